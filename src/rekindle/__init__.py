@@ -1,0 +1,58 @@
+"""Train PyTorch models inside a memory budget given in bytes.
+
+Only the public names are here, and each is imported when it is first asked for: `import rekindle`
+is quick and does not load torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rekindle import policies as policies
+    from rekindle._errors import InvalidBudget as InvalidBudget
+    from rekindle._errors import OutOfBudget as OutOfBudget
+    from rekindle._errors import RekindleError as RekindleError
+    from rekindle.pytorch import budget as budget
+
+__all__ = [
+    "InvalidBudget",
+    "OutOfBudget",
+    "RekindleError",
+    "__version__",
+    "budget",
+    "policies",
+]
+__version__ = "0.1.0"
+
+# Where each public name lives: the module that has it, or the module that it is.
+_HOME = {
+    "InvalidBudget": "rekindle._errors",
+    "OutOfBudget": "rekindle._errors",
+    "RekindleError": "rekindle._errors",
+    "budget": "rekindle.pytorch",
+    "policies": "rekindle.policies",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(_unknown(name), name=name)
+    module = import_module(_HOME[name])
+    value: object = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = value  # this function is not asked again
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, n=1)
+    hint = f"; did you mean rekindle.{close[0]}?" if close else ""
+    return f"module 'rekindle' has no attribute {name!r}{hint}"

@@ -1,0 +1,78 @@
+"""Every error that this library raises on purpose.
+
+RekindleError
+ +- InvalidBudget (ValueError)      a budget that is no amount of bytes
+ +- InvalidTrace (ValueError)       a trace that breaks a rule
+ +- InvalidSchedule (ValueError)    a schedule that cannot be performed
+ +- OutOfBudget (MemoryError)       the budget cannot be kept
+ +- Unsupported (RuntimeError)      what cannot work is refused, with what to do instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rekindle._types import Bytes
+
+
+class RekindleError(Exception):
+    """The base of all errors of this library."""
+
+
+class InvalidBudget(RekindleError, ValueError):
+    """A budget that is no amount of bytes; the message shows the line to write instead."""
+
+
+class InvalidTrace(RekindleError, ValueError):
+    """A trace that breaks a rule: `rule` names it, `complaint` says where."""
+
+    def __init__(self, rule: str, complaint: str) -> None:
+        super().__init__(f"{complaint} [rule: {rule}]")
+        self.rule = rule
+        self.complaint = complaint
+
+
+class InvalidSchedule(RekindleError, ValueError):
+    """A schedule that cannot be performed: `action` number `index`, and the `reason`."""
+
+    def __init__(self, index: int, action: object, reason: str) -> None:
+        super().__init__(f"action {index}, {action}: {reason}")
+        self.index = index
+        self.action = action
+        self.reason = reason
+
+
+class OutOfBudget(RekindleError, MemoryError):
+    """The budget cannot be kept: everything that may be let go has been, and it is not enough.
+
+    All figures in bytes. Nothing is lost: weights, optimizer state and batch are as they were.
+
+    needed: room asked for at this moment.
+    budget: the budget in force.
+    held: what cannot be let go, by category.
+    smallest_budget: the smallest budget that gets past this operator.
+    operator: the operator that asked; where: the user's source line, as "file:line".
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: Bytes,
+        budget: Bytes,
+        held: Mapping[str, Bytes],
+        smallest_budget: Bytes,
+        operator: str = "",
+        where: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.budget = budget
+        self.held = dict(held)
+        self.smallest_budget = smallest_budget
+        self.operator = operator
+        self.where = where
+
+
+class Unsupported(RekindleError, RuntimeError):
+    """What cannot work under a budget; the message says what to do instead."""

@@ -1,0 +1,12 @@
+"""The units and names that all parts share. Integers only, so that equality is exact."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+StorageId = NewType("StorageId", int)
+ValueId = NewType("ValueId", int)
+OpId = NewType("OpId", int)
+
+Bytes = int
+Nanoseconds = int

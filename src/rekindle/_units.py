@@ -1,0 +1,157 @@
+"""Amounts of bytes and times, from and to text: the only place that formats a quantity."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+from reprlib import repr as short_repr
+from typing import SupportsIndex
+
+from rekindle._errors import InvalidBudget
+from rekindle._types import Bytes, Nanoseconds
+
+# What a user may write, in small letters: case is ignored.
+_BYTES_IN = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+_SIZE = re.compile(
+    r"(?P<sign>[+-]?)(?P<number>\d+(?:_\d+)*(?:\.\d+)?)\s*(?P<unit>[^\d\s].*)?", re.ASCII
+)
+_LONGEST = 40  # characters: far more than any size needs, far less than int() refuses to read
+
+# Each unit, what it holds, the decimals it shows: always the same, so that columns line up.
+_SHOWN_BYTES = (
+    ("B", 1, 0),
+    ("KiB", 1024, 1),
+    ("MiB", 1024**2, 1),
+    ("GiB", 1024**3, 2),
+    ("TiB", 1024**4, 2),
+)
+_SHOWN_NS = (("ns", 1, 0), ("us", 10**3, 1), ("ms", 10**6, 1), ("s", 10**9, 2))
+
+_ANY_UNIT = "B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)"
+
+
+def parse_bytes(value: str | int, *, line: str = "rekindle.budget({})") -> Bytes:
+    """The bytes in an int, or in text such as "6GiB", "1.5 gb", "200_000_000", "64 KiB".
+
+    A fraction of a byte is cut off: a budget is a cap. Anything else raises `InvalidBudget`, whose
+    message shows `line`, what the user wrote with {} for the size, as it should have been written.
+    """
+    return _Reader(value, line).read()
+
+
+def format_bytes(n: Bytes) -> str:
+    """Bytes for people: "0 B", "312.0 MiB", "1.50 GiB"."""
+    return _scaled(n, _SHOWN_BYTES)
+
+
+def format_ns(ns: Nanoseconds) -> str:
+    """Nanoseconds for people: "850 ns", "3.2 ms", "12.50 s", "2 min 05 s", "1 h 02 min"."""
+    if abs(ns) < 59_995_000_000:  # the first that would show as "60.00 s"
+        return _scaled(ns, _SHOWN_NS)
+    sign = "-" if ns < 0 else ""
+    minutes, seconds = divmod(round(abs(ns) / 1e9), 60)
+    if minutes < 60:
+        return f"{sign}{minutes} min {seconds:02} s"
+    hours, minutes = divmod(round(abs(ns) / 60e9), 60)
+    return f"{sign}{hours} h {minutes:02} min"
+
+
+def _scaled(n: int, units: tuple[tuple[str, int, int], ...]) -> str:
+    """`n` in the smallest unit that does not show as much as one of the next unit."""
+    for (unit, size, decimals), (_, next_size, _) in pairwise(units):
+        shown = f"{n / size:.{decimals}f}"
+        if abs(float(shown)) * size < next_size:  # asked of what is shown: never "1024.0 KiB"
+            return f"{shown} {unit}"
+    unit, size, decimals = units[-1]
+    return f"{n / size:.{decimals}f} {unit}"
+
+
+class _Reader:
+    """One value on its way to bytes: the value and the line to show when it is refused."""
+
+    def __init__(self, value: object, line: str) -> None:
+        self.value = value
+        self.line = line
+
+    def read(self) -> Bytes:
+        value = self.value
+        if isinstance(value, str):
+            return self._text(value.strip())
+        if isinstance(value, bool):
+            raise self._refused("a bool", "an int or text", '"6GiB"')
+        if isinstance(value, float):
+            raise self._refused("a float", "an int or text", *_instead_of(value))
+        if isinstance(value, SupportsIndex):  # an int, or one of NumPy's
+            with suppress(TypeError):  # arrays promise an index too, and most cannot give it
+                return self._positive(operator.index(value))
+        raise self._refused(f"an object of type {type(value).__name__}", "an int or text", '"6GiB"')
+
+    def _text(self, text: str) -> Bytes:
+        match = _SIZE.fullmatch(text[:_LONGEST])
+        if match is None:
+            got = "text that does not start with a number" if text else "empty text"
+            raise self._refused(got, f"a number and a unit: {_ANY_UNIT}", '"6GiB"')
+        if len(text) > _LONGEST:
+            raise self._refused(f"{len(text)} characters", "a size of this world", '"6GiB"')
+        number, unit = match["number"], match["unit"] or "B"
+        if match["unit"] is None and "." in number:
+            instead = f'"{number}GiB"' if _amount(number, "B") else '"6GiB"'
+            raise self._refused("a fraction and no unit", f"a unit: {_ANY_UNIT}", instead)
+        if unit.lower() not in _BYTES_IN:
+            raise self._unknown_unit(number, unit)
+        n = _amount(number, unit)
+        if n > 0 and match["sign"] == "-":
+            raise self._refused("a negative size", "more than 0 bytes", f'"{text[1:].strip()}"')
+        return self._positive(n)
+
+    def _positive(self, n: int) -> Bytes:
+        if n > 0:
+            return n
+        got = "a negative size" if n < 0 else "0 bytes"
+        raise self._refused(got, "more than 0 bytes", str(-n) if n < 0 else '"6GiB"')
+
+    def _unknown_unit(self, number: str, unit: str) -> InvalidBudget:
+        letter = unit[0].upper()
+        if letter not in "KMGT" or not _amount(number, f"{letter}B"):
+            return self._refused(f"the unknown unit {unit!r}", _ANY_UNIT, '"6GiB"')
+        binary, decimal = f"{letter}iB", f"{letter}B"
+        if len(unit) > 1:
+            return self._refused(f"the unknown unit {unit!r}", _ANY_UNIT, f'"{number}{binary}"')
+        return self._refused(
+            f"the unit {unit!r}, which has two meanings",
+            " or ".join(f"{u} ({_amount(number, u)} bytes)" for u in (binary, decimal)),
+            f'"{number}{binary}"',
+            f'"{number}{decimal}"',
+        )
+
+    def _refused(self, got: str, wanted: str, *write: str) -> InvalidBudget:
+        lines = " or ".join(self.line.format(instead) for instead in write)
+        return InvalidBudget(
+            f"{self.line.format(short_repr(self.value))}: got {got}, wanted {wanted}; write {lines}"
+        )
+
+
+def _amount(number: str, unit: str) -> Bytes:
+    """Exactly that many bytes, the last fraction cut off."""
+    return math.floor(Fraction(number) * _BYTES_IN[unit.lower()])
+
+
+def _instead_of(value: float) -> tuple[str, ...]:
+    """What may be written for a float: its whole bytes, and a round figure if that is the same."""
+    if not math.isfinite(value) or value < 1:
+        return ('"6GiB"',)  # nothing near it makes sense, nor would a fraction of the memory
+    n = int(value)
+    for letter, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        figure = f"{Decimal(n) / size:f}"
+        if n >= size and len(figure) <= 5:
+            return str(n), f'"{figure}{letter}B"'
+    return (str(n),)

@@ -1,0 +1,149 @@
+"""The engine's picture of the program: storages, values in them, and the calls that made them.
+
+A storage knows the calls that read it (`consumers`), a call the values it reads: the graph holds
+itself together by strong references in both directions, and `Engine` takes it apart when nobody can
+ask for a storage any more. A driver hangs what it needs on `payload`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+
+
+@final
+class Storage:
+    """A piece of memory: the unit of eviction."""
+
+    __slots__ = (
+        "consumers",
+        "cost",
+        "held",
+        "id",
+        "last_access",
+        "locks",
+        "makers",
+        "nbytes",
+        "order",
+        "payload",
+        "pinned",
+        "references",
+        "replayable",
+        "resident",
+        "values",
+    )
+
+    def __init__(self, storage_id: StorageId, nbytes: Bytes) -> None:
+        self.id = storage_id
+        self.nbytes = nbytes
+        self.cost: Nanoseconds = 0  #: of all calls that made it, views included
+        self.last_access: Nanoseconds = 0
+        self.order = -1  #: when it became a candidate; negative: it is none
+        self.locks = 0  #: calls in progress that read it
+        self.references = 0  #: references that permit eviction
+        self.held = False  #: the program's own variables keep the memory
+        self.pinned = False  #: must stay until it is dead
+        self.resident = False
+        self.replayable = True  #: every call that made it can be run again
+        self.values: list[Value] = []  #: root first, then views
+        self.makers: list[Call] = []  #: of the values; empty once it is out of the graph
+        self.consumers: dict[Call, None] = {}  #: replayable calls that read it, its own views not
+        self.payload: Any = None
+
+    def parents(self) -> Iterator[Storage]:
+        for call in self.makers:
+            for value in call.inputs:
+                if value.storage is not self:
+                    yield value.storage
+
+    def children(self) -> Iterator[Storage]:
+        for call in self.consumers:
+            for value in call.outputs:
+                if value.storage.makers:  # else nobody can ask for it any more
+                    yield value.storage
+
+    @property
+    def dead(self) -> bool:
+        """Nobody can ask for it any more; it may still be needed to recompute others."""
+        return self.references == 0 and not self.held
+
+    def __repr__(self) -> str:
+        flags = [
+            name for name in ("resident", "held", "pinned", "replayable") if getattr(self, name)
+        ]
+        return f"<storage {self.id}: {self.nbytes} B, {self.references} refs, {' '.join(flags)}>"
+
+
+@final
+class Value:
+    """What one call wrote into a storage."""
+
+    __slots__ = ("call", "defined", "storage")
+
+    def __init__(self, storage: Storage, call: Call) -> None:
+        self.storage = storage
+        self.call = call
+        self.defined = False
+
+
+@final
+class Call:
+    """One execution of an operator: what it reads and what it makes."""
+
+    __slots__ = (
+        "cost",
+        "id",
+        "inputs",
+        "made",
+        "name",
+        "nbytes",
+        "outputs",
+        "overwrites",
+        "payload",
+        "ran",
+        "replayable",
+    )
+
+    def __init__(
+        self,
+        call_id: OpId,
+        name: str,
+        cost: Nanoseconds,
+        inputs: Sequence[Value],
+        replayable: bool = True,
+    ) -> None:
+        self.id = call_id
+        self.name = name
+        self.cost = cost
+        self.inputs = inputs
+        self.outputs: list[Value] = []
+        self.made: list[Storage] = []  #: the storages whose root is an output
+        self.nbytes: Bytes = 0  #: of those
+        self.overwrites: Sequence[tuple[Value, Value]] = ()  #: (output, input it takes over)
+        self.replayable = replayable
+        self.ran = False
+        self.payload: Any = None
+
+    def makes(self, storage_id: StorageId, nbytes: Bytes) -> Value:
+        """Adds an output in a storage of its own."""
+        storage = Storage(storage_id, nbytes)
+        value = Value(storage, self)
+        storage.values.append(value)
+        storage.makers.append(self)
+        self.made.append(storage)
+        self.outputs.append(value)
+        self.nbytes += nbytes
+        return value
+
+    def views(self, storage: Storage) -> Value:
+        """Adds an output that is a view of `storage`."""
+        value = Value(storage, self)
+        storage.values.append(value)
+        storage.makers.append(self)
+        self.outputs.append(value)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<call {self.id}: {self.name}>"

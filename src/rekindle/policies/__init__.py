@@ -1,0 +1,11 @@
+"""What to let go: one file a heuristic, with its formula and its paper."""
+
+from rekindle.policies._base import Candidate as Candidate
+from rekindle.policies._base import Chooser as Chooser
+from rekindle.policies._base import Policy as Policy
+from rekindle.policies.ablation import Ablation as Ablation
+from rekindle.policies.dtr import DTR as DTR
+from rekindle.policies.largest import Largest as Largest
+from rekindle.policies.lru import LRU as LRU
+from rekindle.policies.msps import MSPS as MSPS
+from rekindle.policies.random import Random as Random

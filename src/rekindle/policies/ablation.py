@@ -1,0 +1,25 @@
+"""The ablation family h(s, m, c) of the DTR paper (appendix D.1): each factor on or off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from rekindle.policies._base import Chooser, Policy
+from rekindle.policies._neighborhood import Classes, Exact, Local, Nothing
+from rekindle.policies._scored import ScoredChooser
+
+COSTS = {"exact": Exact, "classes": Classes, "local": Local, "none": Nothing}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ablation(Policy):
+    """score = cost / (bytes if `size`) / (staleness if `staleness`)."""
+
+    staleness: bool
+    size: bool
+    cost: Literal["exact", "classes", "local", "none"]
+
+    def bind(self) -> Chooser:
+        return ScoredChooser(COSTS[self.cost](), by_size=self.size, by_staleness=self.staleness)

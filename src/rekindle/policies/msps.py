@@ -1,0 +1,22 @@
+"""MSPS: (c(s) + evicted ancestors) / m(s), from Capuchin (Peng et al., ASPLOS 2020).
+
+Memory saving per second of recomputation, the greatest first; no staleness, no descendants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from rekindle.policies._base import Chooser, Policy
+from rekindle.policies._neighborhood import Exact
+from rekindle.policies._scored import ScoredChooser
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MSPS(Policy):
+    """Lets go what saves most bytes per second of recomputation."""
+
+    def bind(self) -> Chooser:
+        return ScoredChooser(Exact(descendants=False), by_size=True, by_staleness=False)

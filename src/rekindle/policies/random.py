@@ -1,0 +1,37 @@
+"""Any candidate, with equal chances: the baseline that shows what a score is worth."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import final
+
+from rekindle._types import Nanoseconds
+from rekindle.policies._base import Candidate, Chooser, Policy
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Random(Policy):
+    """Lets go a storage at random; the same seed chooses alike."""
+
+    seed: int = 0
+
+    def bind(self) -> Chooser:
+        return _RandomChooser(random.Random(self.seed))
+
+
+@final
+class _RandomChooser(Chooser):
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._pool: dict[Candidate, None] = {}
+
+    def add(self, storage: Candidate) -> None:
+        self._pool[storage] = None
+
+    def remove(self, storage: Candidate) -> None:
+        del self._pool[storage]
+
+    def choose(self, now: Nanoseconds) -> Candidate | None:
+        return self._rng.choice(list(self._pool)) if self._pool else None

@@ -1,0 +1,10 @@
+"""What to do: actions, schedules, the verifier that judges them, and records of runs."""
+
+from rekindle.schedule._actions import Action as Action
+from rekindle.schedule._actions import Compute as Compute
+from rekindle.schedule._actions import Free as Free
+from rekindle.schedule._record import Record as Record
+from rekindle.schedule._record import Recorder as Recorder
+from rekindle.schedule._schedule import Schedule as Schedule
+from rekindle.schedule._verify import Cost as Cost
+from rekindle.schedule._verify import verify as verify

@@ -1,0 +1,202 @@
+"""Judges a schedule: an interpreter of actions that shares no code with any producer of them.
+
+The program's events (references, holds, uses) take place as early as the schedule permits: every
+event up to the next that needs something (a use, a pin, a call) happens before the next action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from rekindle._errors import InvalidSchedule
+from rekindle._types import Bytes, Nanoseconds, OpId
+from rekindle.schedule._actions import Compute, Free
+from rekindle.schedule._schedule import Schedule
+from rekindle.trace import Call, Drop, Op, Pin, Release, Retain, Trace, Use
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a valid schedule costs: time in ns, memory in bytes."""
+
+    compute_ns: Nanoseconds
+    recompute_ns: Nanoseconds
+    recomputations: int
+    peak: Bytes
+
+    @property
+    def overhead(self) -> float:
+        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
+        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+
+
+def verify(trace: Trace, schedule: Schedule, budget: Bytes | None = None) -> Cost:
+    """Returns the cost of `schedule` if it runs `trace` within `budget` bytes.
+
+    Raises `InvalidSchedule(index, action, reason)` at the first action that is not allowed: an
+    operator whose inputs are not resident, memory over the budget, freeing what is not resident or
+    what the program holds, an operator run early or never, a value missing where it is used.
+    """
+    interpreter = _Interpreter(trace, budget)
+    for index, action in enumerate(schedule.actions):
+        reason = interpreter.perform(action)
+        if reason:
+            raise InvalidSchedule(index, action, reason)
+    reason = interpreter.finish()
+    if reason:
+        raise InvalidSchedule(len(schedule.actions), None, reason)
+    return interpreter.cost()
+
+
+class _Interpreter:
+    def __init__(self, trace: Trace, budget: Bytes | None) -> None:
+        self.trace = trace
+        self.budget = budget
+        self.position = 0  # of the next event
+        self.memory = self.peak = 0
+        self.compute_ns = self.recompute_ns = self.recomputations = 0
+        self.defined = [False] * len(trace.values)
+        self.resident = [False] * len(trace.storages)
+        self.held = [False] * len(trace.storages)
+        self.pinned = [False] * len(trace.storages)
+        self.references = [0] * len(trace.storages)
+        self.ran = [False] * len(trace.ops)
+        self.contents: list[list[int]] = [[] for _ in trace.storages]
+        for value, storage in enumerate(trace.values):
+            self.contents[storage].append(value)
+
+    def perform(self, action: Compute | Free) -> str:
+        """Performs one action; returns why it is not allowed, or nothing."""
+        self._let_events_happen()
+        match action:
+            case Free(storage):
+                return self._free(storage)
+            case Compute(op, in_place):
+                return self._compute(op, in_place)
+
+    def finish(self) -> str:
+        self._let_events_happen()
+        if self.position == len(self.trace.events):
+            return ""
+        return f"the schedule ends before event {self.trace.events[self.position]}"
+
+    def cost(self) -> Cost:
+        return Cost(self.compute_ns, self.recompute_ns, self.recomputations, self.peak)
+
+    def _let_events_happen(self) -> None:
+        while self.position < len(self.trace.events):
+            event = self.trace.events[self.position]
+            if isinstance(event, Call):
+                return
+            storage = self.trace.values[event.value]
+            match event:
+                case Use() | Pin():
+                    if not self.defined[event.value]:
+                        return
+                    if isinstance(event, Use):
+                        self.held[storage] = True
+                    else:
+                        self.pinned[storage] = True
+                case Retain():
+                    self.references[storage] += 1
+                case Release():
+                    self.references[storage] -= 1
+                case Drop():
+                    self.held[storage] = False
+            self.position += 1
+
+    def _free(self, storage: int) -> str:
+        if not 0 <= storage < len(self.resident):
+            return f"there is no storage {storage}"
+        if not self.resident[storage]:
+            return f"storage {storage} is not resident"
+        if self.held[storage]:
+            return f"the program holds storage {storage}"
+        if self.pinned[storage] and self.references[storage] > 0:
+            return f"storage {storage} is pinned"
+        self._vanish(storage)
+        self.memory -= self.trace.storages[storage]
+        return ""
+
+    def _vanish(self, storage: int) -> None:
+        self.resident[storage] = False
+        for value in self.contents[storage]:
+            self.defined[value] = False
+
+    def _compute(self, op_id: OpId, in_place: bool) -> str:
+        if not 0 <= op_id < len(self.ran):
+            return f"there is no op {op_id}"
+        op = self.trace.ops[op_id]
+        first = not self.ran[op_id]
+        if first and self._next_call() != op_id:
+            return f"op {op_id} ({op.name}) runs out of order: next is {self._next_event()}"
+        if not first and not op.replayable:
+            return f"op {op_id} ({op.name}) cannot be run again"
+        if first and op.overwrites and not in_place:
+            return f"op {op_id} ({op.name}) is run by the program itself, in place"
+        for value in op.inputs:
+            if not self.defined[value]:
+                return f"op {op_id} ({op.name}) reads value {value}, which is not resident"
+        reason = self._take_memory(op_id, op, in_place, first)
+        if reason:
+            return reason
+        if first:
+            self.ran[op_id] = True
+            event = self.trace.events[self.position]
+            assert isinstance(event, Call)
+            self._hand_out(op, event)
+            self.compute_ns += op.cost
+            self.position += 1
+        else:
+            self.recompute_ns += op.cost
+            self.recomputations += 1
+        return ""
+
+    def _take_memory(self, op_id: OpId, op: Op, in_place: bool, first: bool) -> str:
+        made = set(self.trace.new_storages(op))
+        lent: set[int] = set()
+        if in_place:
+            lent = {self.trace.values[source] for _, source in op.overwrites}
+        for storage in lent:
+            if not first and (self.held[storage] or self.pinned[storage]):
+                return f"op {op_id} ({op.name}) would overwrite storage {storage}, still in use"
+        fresh = sum(self.trace.storages[storage] for storage in made)
+        fresh -= sum(self.trace.storages[storage] for storage in lent)
+        if self.budget is not None and self.memory + fresh > self.budget:
+            over = self.memory + fresh - self.budget
+            return f"op {op_id} ({op.name}) exceeds the budget of {self.budget} by {over} bytes"
+        self.peak = max(self.peak, self.memory + fresh)
+        self.memory += fresh
+        for storage in lent:
+            self._vanish(storage)
+        for storage in made:  # a second copy of what is resident already is given back at once
+            if self.resident[storage]:
+                self.memory -= self.trace.storages[storage]
+            self.resident[storage] = True
+        for value in op.outputs:
+            self.defined[value] = self.resident[self.trace.values[value]]
+        return ""
+
+    def _hand_out(self, op: Op, call: Call) -> None:
+        for value in op.outputs:
+            if call.held:
+                self.held[self.trace.values[value]] = True
+            else:
+                self.references[self.trace.values[value]] += 1
+        for _, source in op.overwrites:
+            self.held[self.trace.values[source]] = False
+            self.pinned[self.trace.values[source]] = False
+
+    def _next_event(self) -> str:
+        if self.position == len(self.trace.events):
+            return "the end"
+        return str(self.trace.events[self.position])
+
+    def _next_call(self) -> int:
+        if self.position < len(self.trace.events):
+            event = self.trace.events[self.position]
+            if isinstance(event, Call):
+                return event.op
+        return -1

@@ -1,0 +1,3 @@
+"""Replays what a program did under any budget and any policy."""
+
+from rekindle.simulator._replay import replay as replay

@@ -1,0 +1,81 @@
+"""Replays a trace under a budget and a policy on a virtual clock: the same decisions, no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rekindle import trace as t
+from rekindle._types import Bytes, StorageId
+from rekindle.engine import Call, Engine, Value
+from rekindle.policies import Policy
+from rekindle.schedule import Action, Compute, Record, Recorder
+
+
+def replay(
+    trace: t.Trace,
+    *,
+    budget: Bytes | None,
+    policy: Policy,
+    watch: Callable[[Engine], None] | None = None,
+) -> Record:
+    """What the engine does for `trace` within `budget` bytes (None: no limit).
+
+    Raises `rekindle.engine.NoRoom` where the budget cannot be kept. `watch(engine)` is called after
+    every event.
+    """
+    engine = Engine(budget, policy)
+    recorder = Recorder()
+    evictions = recomputations = 0
+    ran: set[int] = set()
+    for actions in _drive(trace, engine):
+        for action in actions:
+            recorder.acted(action, engine.clock, engine.memory)
+            if isinstance(action, Compute):
+                recomputations += action.op in ran
+                ran.add(action.op)
+            else:
+                evictions += 1
+        if watch is not None:
+            watch(engine)
+    return Record(
+        tuple(recorder.actions),
+        tuple(recorder.clock),
+        tuple(recorder.memory),
+        budget,
+        engine.peak,
+        engine.compute_ns,
+        engine.recompute_ns,
+        evictions,
+        recomputations,
+        made_by=repr(policy),
+    )
+
+
+def _drive(trace: t.Trace, engine: Engine) -> Iterator[Iterable[Action]]:
+    """Turns events of the trace into calls of the engine; yields the actions of each."""
+    by_id: dict[int, Value] = {}
+    for event in trace.events:
+        match event:
+            case t.Call(op_id, held):
+                op = trace.ops[op_id]
+                call = Call(
+                    op_id, op.name, op.cost, [by_id[value] for value in op.inputs], op.replayable
+                )
+                for value in op.outputs:
+                    storage = trace.values[value]
+                    if trace.is_root(value):
+                        by_id[value] = call.makes(StorageId(storage), trace.storages[storage])
+                    else:
+                        by_id[value] = call.views(by_id[trace.root[storage]].storage)
+                call.overwrites = [(by_id[output], by_id[old]) for output, old in op.overwrites]
+                yield engine.call(call, held=held)
+            case t.Use(value):
+                yield engine.use(by_id[value])
+            case t.Pin(value):
+                yield engine.pin(by_id[value])
+            case t.Retain(value):
+                engine.retain(by_id[value].storage)
+            case t.Release(value):
+                yield engine.release(by_id[value].storage)
+            case t.Drop(value):
+                yield engine.drop(by_id[value].storage)

@@ -1,0 +1,99 @@
+"""What must be in memory when: the figures between which a budget makes sense."""
+
+from __future__ import annotations
+
+from rekindle._types import Bytes
+from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
+
+
+class _References:
+    """Follows references and holds of every storage along the events of a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._references = [0] * len(trace.storages)
+        self._held = [False] * len(trace.storages)
+
+    def called(self, event: Call) -> None:
+        op = self._trace.ops[event.op]
+        for value in op.outputs:
+            if event.held:
+                self._held[self._trace.values[value]] = True
+            else:
+                self._references[self._trace.values[value]] += 1
+        for _, source in op.overwrites:
+            self._held[self._trace.values[source]] = False
+
+    def other(self, event: Use | Retain | Release | Drop | Pin) -> None:
+        storage = self._trace.values[event.value]
+        match event:
+            case Use():
+                self._held[storage] = True
+            case Drop():
+                self._held[storage] = False
+            case Retain():
+                self._references[storage] += 1
+            case Release():
+                self._references[storage] -= 1
+            case Pin():
+                pass
+
+    def is_dead(self, storage: int) -> bool:
+        return self._references[storage] == 0 and not self._held[storage]
+
+
+def keep_all_peak(trace: Trace) -> Bytes:
+    """Peak bytes when nothing is evicted and every storage is freed as soon as it is dead."""
+    references = _References(trace)
+    resident: set[int] = set()
+    memory = peak = 0
+    for event in trace.events:
+        if isinstance(event, Call):
+            op = trace.ops[event.op]
+            taken_over = {trace.values[output]: source for output, source in op.overwrites}
+            for storage in trace.new_storages(op):
+                resident.add(storage)
+                if storage in taken_over:
+                    resident.discard(trace.values[taken_over[storage]])
+                else:
+                    memory += trace.storages[storage]
+            peak = max(peak, memory)
+            references.called(event)
+        else:
+            references.other(event)
+            storage = trace.values[event.value]
+            if storage in resident and references.is_dead(storage):
+                resident.discard(storage)
+                memory -= trace.storages[storage]
+    return peak
+
+
+def largest_need(trace: Trace) -> Bytes:
+    """A floor under every feasible budget: the most that one operator needs beside the sources.
+
+    Bytes of the live sources, of the operator's other inputs and of its outputs.
+    """
+    references = _References(trace)
+    sources: dict[int, Bytes] = {}
+    most = 0
+    for event in trace.events:
+        if isinstance(event, Call):
+            op = trace.ops[event.op]
+            taken_over = {source for _, source in op.overwrites}
+            inputs = {trace.values[value] for value in op.inputs if value not in taken_over}
+            need = sum(sources.values()) + trace.output_bytes(op)
+            need += sum(trace.storages[storage] for storage in inputs if storage not in sources)
+            need -= sum(sources.get(trace.values[value], 0) for value in taken_over)
+            most = max(most, need)
+            for value in taken_over:
+                sources.pop(trace.values[value], None)
+            if not op.replayable:
+                for storage in trace.new_storages(op):
+                    sources[storage] = trace.storages[storage]
+            references.called(event)
+        else:
+            references.other(event)
+            storage = trace.values[event.value]
+            if references.is_dead(storage):
+                sources.pop(storage, None)
+    return most

@@ -1,0 +1,145 @@
+"""What a program did: operators over values in storages, and the order of events. Frozen data.
+
+A **storage** is a piece of memory, the unit of eviction. A **value** is what a storage holds after
+one operator wrote it: the first value of a storage is its root, further ones are views (aliases),
+which cost no bytes but vanish when the storage is evicted. An in-place write makes a *new* storage
+that takes over the memory of the old one (`Op.overwrites`), so every value is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId, ValueId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One execution of an operator. `cost` in ns; ids are positions in the trace's tuples.
+
+    `replayable` says whether the outputs can be computed again. Sources (parameters, batches) are
+    operators without inputs that are not replayable. `overwrites` pairs an output with the input
+    whose memory it takes over when the program itself runs the operator: `((output, input), ...)`.
+    """
+
+    name: str
+    cost: Nanoseconds
+    inputs: tuple[ValueId, ...]
+    outputs: tuple[ValueId, ...]
+    replayable: bool = True
+    overwrites: tuple[tuple[ValueId, ValueId], ...] = ()
+    is_backward: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The program runs `op` for the first time; operators are called in the order of their ids.
+
+    Every output starts with one reference. With `held` it is a hold of the program's own variables
+    (the memory cannot be let go until `Drop`), without it a reference that permits eviction.
+    """
+
+    op: OpId
+    held: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The program reads `value` outside any operator: it must be resident, and is held from now."""
+
+    value: ValueId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """One more reference to `value` that permits eviction (a handle of autograd, a copy)."""
+
+    value: ValueId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One reference less. A storage without references and holds is dead: nobody can ask for it."""
+
+    value: ValueId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The program's own variables no longer hold the storage of `value`."""
+
+    value: ValueId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """`value` must be resident from now on, until it is dead: an output, or a decision to keep."""
+
+    value: ValueId
+
+
+Event = Call | Use | Retain | Release | Drop | Pin
+
+
+@final
+@dataclass(frozen=True)
+class Trace:
+    """A program: `storages[i]` is the size in bytes of storage i, `values[v]` the storage of v.
+
+    `valid(trace)` holds for every trace that this library makes or reads: see `_rules`.
+    """
+
+    storages: tuple[Bytes, ...]
+    values: tuple[StorageId, ...]
+    ops: tuple[Op, ...]
+    events: tuple[Event, ...]
+    name: str = ""
+
+    @cached_property
+    def maker(self) -> tuple[OpId, ...]:
+        """The operator that made each value."""
+        makers = [OpId(-1)] * len(self.values)
+        for op_id, op in enumerate(self.ops):
+            for value in op.outputs:
+                makers[value] = OpId(op_id)
+        return tuple(makers)
+
+    @cached_property
+    def root(self) -> tuple[ValueId, ...]:
+        """The first value of each storage."""
+        roots = [ValueId(-1)] * len(self.storages)
+        for value, storage in enumerate(self.values):
+            if roots[storage] < 0:
+                roots[storage] = ValueId(value)
+        return tuple(roots)
+
+    def storage_of(self, value: ValueId) -> StorageId:
+        return self.values[value]
+
+    def is_root(self, value: ValueId) -> bool:
+        return self.root[self.values[value]] == value
+
+    def new_storages(self, op: Op) -> Iterator[StorageId]:
+        """The storages that `op` makes: those of which an output is the root."""
+        for value in op.outputs:
+            if self.is_root(value):
+                yield self.values[value]
+
+    def output_bytes(self, op: Op) -> Bytes:
+        """Bytes of all storages that `op` makes, whether or not some are resident already."""
+        return sum(self.storages[storage] for storage in self.new_storages(op))
+
+    @cached_property
+    def compute_ns(self) -> Nanoseconds:
+        """Cost of running every operator once: the denominator of every overhead."""
+        return sum(op.cost for op in self.ops)

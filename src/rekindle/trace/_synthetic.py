@@ -1,0 +1,130 @@
+"""Made-up programs: for tests, benchmarks and documentation. The same seed, the same trace."""
+
+from __future__ import annotations
+
+import random
+
+from rekindle._types import ValueId
+from rekindle.trace._builder import TraceBuilder
+from rekindle.trace._model import Trace
+
+
+def chain(length: int, *, nbytes: int = 1, cost: int = 1) -> Trace:
+    """A linear network of `length` layers, forward and backward, of equal sizes and costs.
+
+    The backward step of layer i reads the input of layer i and the gradient of its output, as in
+    DTR (Kirisame et al., ICLR 2021), appendix A; the gradient of the loss starts from nothing.
+    """
+    builder = TraceBuilder(f"chain-{length}")
+    forward: list[ValueId] = []
+    for layer in range(length):
+        inputs = forward[-1:]
+        forward += builder.call(f"forward{layer}", cost, inputs, [nbytes])
+    builder.release(forward[-1])
+    (gradient,) = builder.call(f"backward{length - 1}", cost, (), [nbytes], is_backward=True)
+    for layer in reversed(range(length - 1)):
+        inputs = [forward[layer - 1], gradient] if layer else [gradient]
+        (new,) = builder.call(f"backward{layer}", cost, inputs, [nbytes], is_backward=True)
+        builder.release(forward[layer])
+        builder.release(gradient)
+        gradient = new
+    return builder.build()
+
+
+def random_dag(
+    length: int,
+    rng: random.Random,
+    *,
+    sources: int = 2,
+    largest: int = 8,
+    backward: bool = True,
+) -> Trace:
+    """A random program of `length` operators with everything that real ones have.
+
+    Operators with several outputs, views, in-place writes, values that the program holds for a
+    while, zero-byte storages, early releases, and (with `backward`) a second half that uses what
+    is left in reverse order. `rng` decides; hypothesis can drive it through `st.randoms()`.
+    """
+    builder = TraceBuilder("random")
+    alive: list[ValueId] = []  # with one reference each, their storage not overwritten
+    held: list[ValueId] = []
+    sizes: dict[ValueId, int] = {}
+    parameters: list[ValueId] = []
+    for _ in range(sources):
+        nbytes = rng.randint(0, largest)
+        parameters.append(builder.source(nbytes, held=True))
+        sizes[parameters[-1]] = nbytes
+    storages: dict[ValueId, int] = {}
+
+    def forget(value: ValueId) -> None:
+        builder.release(value)
+        alive.remove(value)
+
+    for number in range(length):
+        choice = rng.random()
+        inputs = [rng.choice(alive) for _ in range(rng.randint(0, 2)) if alive]
+        inputs += [rng.choice(parameters)] if parameters and rng.random() < 0.3 else []
+        cost = rng.randint(0, 9)
+        if choice < 0.12 and alive:
+            base = rng.choice(alive)
+            (view,) = builder.call(f"view{number}", cost, [base], [0], aliases=[base])
+            alive.append(view)
+            sizes[view], storages[view] = sizes[base], storages[base]
+        elif choice < 0.24 and alive:
+            base = rng.choice(alive)
+            old = [value for value in alive if storages[value] == storages[base]]
+            (new,) = builder.call(
+                f"write_{number}", cost, [base, *inputs], [sizes[base]], overwrites=[(0, base)]
+            )
+            for value in old:  # nobody can ask for the old content any more
+                if value in held:
+                    held.remove(value)
+                forget(value)
+            alive.append(new)
+            sizes[new], storages[new] = sizes[base], number
+        else:
+            wanted = [rng.randint(0, largest) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
+            hold = rng.random() < 0.2
+            outputs = builder.call(f"op{number}", cost, inputs, wanted, held=hold)
+            for position, (value, nbytes) in enumerate(zip(outputs, wanted, strict=True)):
+                sizes[value], storages[value] = nbytes, (number << 4) + position
+                if hold:
+                    builder.retain(value)
+                    held.append(value)
+                alive.append(value)
+        if parameters and rng.random() < 0.04:  # an optimizer step
+            old = parameters.pop(0)
+            nbytes = sizes[old]
+            parameters += builder.call(
+                f"step{number}",
+                1,
+                [old],
+                [nbytes],
+                overwrites=[(0, old)],
+                replayable=False,
+                held=True,
+            )
+            sizes[parameters[-1]] = nbytes
+        if held and rng.random() < 0.5:
+            builder.drop(held.pop(rng.randrange(len(held))))
+        if len(alive) > 3 and rng.random() < 0.25:
+            forget_at = rng.choice(alive)
+            if forget_at not in held:
+                forget(forget_at)
+    for value in held:
+        builder.drop(value)
+    if backward:
+        for number, value in enumerate(reversed(list(alive))):
+            if rng.random() < 0.3:
+                builder.use(value)
+                builder.call(f"read{number}", rng.randint(0, 9), [value], [], replayable=False)
+                builder.drop(value)
+            else:
+                gradient = builder.call(f"grad{number}", rng.randint(0, 9), [value], [sizes[value]])
+                forget_gradient = rng.random() < 0.8
+                if forget_gradient:
+                    builder.release(gradient[0])
+                else:
+                    builder.pin(gradient[0])
+            forget(value)
+    return builder.build()

@@ -1,0 +1,180 @@
+"""The engine decides soundly: the verifier judges it, where the budget is tight."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rekindle._types import StorageId
+from rekindle.engine import Engine, NoRoom
+from rekindle.policies import DTR, LRU, Policy
+from rekindle.schedule import Compute, Free, verify
+from rekindle.simulator import replay
+from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak
+from tests.helpers import ALL_POLICIES
+from tests.strategies import problems, traces
+
+
+def _check(engine: Engine) -> None:
+    engine.check()
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_what_the_engine_does_is_a_valid_schedule_within_the_budget(
+    policy: Policy, problem: tuple[Trace, int]
+) -> None:
+    trace, budget = problem
+    try:
+        record = replay(trace, budget=budget, policy=policy, watch=_check)
+    except NoRoom:
+        assume(False)
+        raise
+    cost = verify(trace, record.schedule, budget)
+    assert (cost.compute_ns, cost.recompute_ns) == (record.compute_ns, record.recompute_ns)
+    assert (cost.peak, cost.recomputations) == (record.peak, record.recomputations)
+    assert record.compute_ns == trace.compute_ns
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
+@given(trace=traces())
+@settings(max_examples=40, deadline=None)
+def test_with_room_for_everything_nothing_is_recomputed(policy: Policy, trace: Trace) -> None:
+    room = replay(trace, budget=None, policy=policy).peak
+    record = replay(trace, budget=room, policy=policy, watch=_check)
+    assert record.recomputations == 0
+    assert record.peak == room >= keep_all_peak(trace)
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
+@given(problem=problems())
+@settings(max_examples=25, deadline=None)
+def test_the_same_events_give_the_same_actions(policy: Policy, problem: tuple[Trace, int]) -> None:
+    trace, budget = problem
+    try:
+        first = replay(trace, budget=budget, policy=policy)
+    except NoRoom:
+        assume(False)
+        raise
+    assert replay(trace, budget=budget, policy=policy) == first
+
+
+@given(problem=problems(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_budget_that_was_enough_stays_enough_one_byte_less_than_its_peak_is_not(
+    problem: tuple[Trace, int], data: st.DataObject
+) -> None:
+    trace, budget = problem
+    try:
+        record = replay(trace, budget=budget, policy=DTR())
+    except NoRoom:
+        assume(False)
+        raise
+    verify(trace, record.schedule, record.peak)
+    if record.peak:
+        with pytest.raises(ValueError, match="exceeds the budget"):
+            verify(trace, record.schedule, record.peak - 1)
+
+
+def test_a_chain_of_twelve_in_room_for_four_is_recomputed_from_its_start() -> None:
+    trace = chain(12)
+    record = replay(trace, budget=5, policy=DTR(), watch=_check)
+    assert record.peak == 5
+    assert record.recomputations > 0
+    verify(trace, record.schedule, 5)
+
+
+def test_recomputing_one_of_two_outputs_needs_room_for_both() -> None:
+    builder = TraceBuilder()
+    kept, let_go = builder.call("pair", 1, (), [4, 4])
+    builder.call("use", 1, [kept], [0])
+    builder.pin(kept)
+    (large,) = builder.call("large", 1, (), [6])
+    builder.release(large)
+    builder.use(let_go)
+    trace = builder.build()
+    actions = replay(trace, budget=12, policy=LRU(), watch=_check).actions
+    assert actions[-2:] == (Free(trace.values[large]), Compute(trace.maker[let_go]))
+    with pytest.raises(NoRoom) as caught:  # 4 kept, and 8 for the pair, although only 4 remain
+        replay(trace, budget=11, policy=LRU())
+    assert caught.value.needed == 8
+
+
+def test_a_chain_of_writes_is_replayed_on_one_private_copy() -> None:
+    # As in dropout on a CPU: empty_like, bernoulli_, div_; the mask is wanted, its stages are not.
+    builder = TraceBuilder()
+    (empty,) = builder.call("empty_like", 1, (), [8])
+    (drawn,) = builder.call("bernoulli_", 1, [empty], [8], overwrites=[(0, empty)])
+    builder.release(empty)
+    (mask,) = builder.call("div_", 1, [drawn], [8], overwrites=[(0, drawn)])
+    builder.release(drawn)
+    (other,) = builder.call("other", 1, (), [8])
+    builder.release(other)
+    builder.use(mask)
+    trace = builder.build()
+    record = replay(trace, budget=8, policy=DTR(), watch=_check)
+    again = [action for action in record.actions if isinstance(action, Compute)][-3:]
+    assert [(trace.ops[action.op].name, action.in_place) for action in again] == [
+        ("empty_like", False),
+        ("bernoulli_", True),
+        ("div_", True),
+    ]
+    assert record.peak == 8
+
+
+def test_a_written_value_that_is_still_wanted_is_copied_not_consumed() -> None:
+    builder = TraceBuilder()
+    (old,) = builder.call("make", 1, (), [8])
+    (new,) = builder.call("add_", 1, [old], [8], overwrites=[(0, old)])  # `old` keeps a reference
+    (other,) = builder.call("other", 1, (), [8])
+    builder.release(other)
+    builder.use(new)
+    builder.use(old)
+    record = replay(builder.build(), budget=16, policy=DTR(), watch=_check)
+    assert [a.in_place for a in record.actions if isinstance(a, Compute) and a.op == 1] == [True]
+
+
+def test_what_needs_a_source_is_saved_before_the_source_is_overwritten() -> None:
+    builder = TraceBuilder()
+    weight = builder.source(4, held=True)
+    (early,) = builder.call("mm", 1, [weight], [4])
+    (late,) = builder.call("mm", 1, [weight], [4])
+    builder.call("other", 1, (), [4])
+    builder.release(builder.call("more", 1, (), [4])[0])
+    builder.call("step", 1, [weight], [4], overwrites=[(0, weight)], replayable=False, held=True)
+    builder.use(early)
+    builder.use(late)
+    trace = builder.build()
+    record = replay(trace, budget=16, policy=LRU(), watch=_check)
+    verify(trace, record.schedule, 16)
+    step = record.actions.index(Compute(trace.maker[-1], in_place=True))
+    assert Compute(trace.maker[early]) in record.actions[:step][3:]
+
+
+def test_no_room_leaves_no_lock_behind() -> None:
+    builder = TraceBuilder()
+    a, b = (builder.call("make", 1, (), [4])[0] for _ in range(2))
+    builder.call("join", 1, [a, b], [8])
+    engine_seen: list[Engine] = []
+    with pytest.raises(NoRoom) as caught:
+        replay(builder.build(), budget=12, policy=DTR(), watch=engine_seen.append)
+    assert (caught.value.needed, caught.value.budget) == (8, 12)
+    engine_seen[-1].check()
+
+
+def test_hold_and_drop_decide_what_may_be_let_go() -> None:
+    builder = TraceBuilder()
+    (mine,) = builder.call("make", 1, (), [8], held=True)
+    builder.retain(mine)
+    builder.call("other", 1, (), [8])
+    with pytest.raises(NoRoom):
+        replay(builder.build(), budget=8, policy=DTR())
+    builder = TraceBuilder()
+    (mine,) = builder.call("make", 1, (), [8], held=True)
+    builder.retain(mine)
+    builder.drop(mine)
+    builder.call("other", 1, (), [8])
+    record = replay(builder.build(), budget=8, policy=DTR(), watch=_check)
+    assert Free(StorageId(0)) in record.actions

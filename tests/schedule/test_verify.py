@@ -1,0 +1,90 @@
+"""The verifier names every fault by action and reason; one byte under the peak is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rekindle._errors import InvalidSchedule
+from rekindle._types import OpId, StorageId
+from rekindle.schedule import Action, Compute, Free, Schedule, verify
+from rekindle.trace import Trace, TraceBuilder
+
+
+def _trace() -> Trace:
+    builder = TraceBuilder()
+    weight = builder.source(2, held=True)
+    (a,) = builder.call("a", 3, [weight], [4])
+    (b,) = builder.call("b", 5, [a], [4])
+    builder.call("c_", 7, [b], [4], overwrites=[(0, b)])
+    builder.use(a)
+    return builder.build()
+
+
+def _actions(*steps: str) -> tuple[Action, ...]:
+    words: dict[str, Action] = {
+        "w": Compute(OpId(0)),
+        "a": Compute(OpId(1)),
+        "b": Compute(OpId(2)),
+        "c": Compute(OpId(3)),
+        "c_": Compute(OpId(3), in_place=True),
+        "-w": Free(StorageId(0)),
+        "-a": Free(StorageId(1)),
+        "-b": Free(StorageId(2)),
+        "-c": Free(StorageId(3)),
+        "?": Compute(OpId(9)),
+        "-?": Free(StorageId(9)),
+    }
+    return tuple(words[step] for step in steps)
+
+
+def test_keep_everything() -> None:
+    cost = verify(_trace(), Schedule(_actions("w", "a", "b", "c_")), 10)
+    assert (cost.compute_ns, cost.recompute_ns, cost.recomputations, cost.peak) == (15, 0, 0, 10)
+    assert cost.overhead == 0.0
+
+
+def test_one_recomputation_is_counted() -> None:
+    cost = verify(_trace(), Schedule(_actions("w", "a", "b", "-a", "c_", "a")), 10)
+    assert (cost.recompute_ns, cost.recomputations, cost.peak) == (3, 1, 10)
+    assert cost.overhead == 3 / 15
+
+
+@pytest.mark.parametrize(
+    ("steps", "budget", "index", "reason"),
+    [
+        (["w", "a", "b", "c_"], 9, 2, "exceeds the budget of 9 by 1 bytes"),
+        (["w", "b"], 99, 1, "op 2 \\(b\\) runs out of order"),
+        (["w", "a", "-a", "b"], 99, 3, "reads value 1, which is not resident"),
+        (["w", "a", "b", "c"], 99, 3, "is run by the program itself, in place"),
+        (["w", "w"], 99, 1, "cannot be run again"),
+        (["w", "-w"], 99, 1, "the program holds storage 0"),
+        (["w", "-a"], 99, 1, "storage 1 is not resident"),
+        (["w", "a", "b", "c_", "-a"], 99, 4, "the program holds storage 1"),
+        (["w", "a", "b", "-a", "c_"], 99, 5, "the schedule ends before event Use"),
+        (["w", "a", "b"], 99, 3, "the schedule ends before event Call"),
+        (["?"], 99, 0, "there is no op 9"),
+        (["-?"], 99, 0, "there is no storage 9"),
+    ],
+)
+def test_each_fault_is_named_by_its_action(
+    steps: list[str], budget: int, index: int, reason: str
+) -> None:
+    with pytest.raises(InvalidSchedule, match=reason) as caught:
+        verify(_trace(), Schedule(_actions(*steps)), budget)
+    assert caught.value.index == index
+
+
+def test_a_written_value_can_be_had_again_on_a_copy_or_in_place() -> None:
+    builder = TraceBuilder()
+    (a,) = builder.call("a", 1, (), [4])
+    (b,) = builder.call("b_", 1, [a], [4], overwrites=[(0, a)])
+    builder.release(a)
+    builder.call("other", 1, (), [0])
+    builder.use(b)
+    trace = builder.build()
+    first = (Compute(OpId(0)), Compute(OpId(1), in_place=True), Free(StorageId(1)))
+    first += (Compute(OpId(2)),)
+    again = (Compute(OpId(0)), Compute(OpId(1), in_place=True))
+    assert verify(trace, Schedule(first + again), 4).peak == 4
+    copied = (Compute(OpId(0)), Compute(OpId(1)))
+    assert verify(trace, Schedule(first + copied), 8).peak == 8

@@ -1,0 +1,310 @@
+"""The rules of the house: who imports whom, no cycles, no long files, a light `import rekindle`.
+
+Each rule is a function from a tree of files to complaints. It is asked about the real tree, and
+about small trees with one planted fault each, which shows that it can fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Who may import whom. A part is a folder or a file right under src/rekindle; a dotted name is one
+# module of a part. To draw a new arrow, change this table and say why in the same commit.
+SHARED = {"_types", "_errors", "_units"}
+ALLOWED = {
+    "_types": set[str](),
+    "_errors": {"_types"},
+    "_units": {"_types", "_errors"},
+    "trace": SHARED,
+    "schedule": SHARED | {"trace"},
+    "policies": SHARED,
+    "engine": SHARED | {"trace", "schedule", "policies"},
+    "simulator": SHARED | {"trace", "schedule", "policies", "engine"},
+    # Neither engine nor simulator: a planner does not judge itself.
+    "planners": SHARED | {"trace", "schedule"},
+    # Of planners only what a planner returns.
+    "pytorch": SHARED | {"trace", "schedule", "policies", "engine", "planners._result"},
+    "report": SHARED | {"trace", "schedule"},
+}
+ALLOWED_EVERYTHING = {"__init__", "_facade", "cli"}
+
+# Third parties: by part, or by the one file that is their adapter.
+THIRD_PARTIES = {
+    "policies": {"numpy"},
+    "planners": {"numpy"},
+    "planners._milp": {"numpy", "highspy"},
+    "pytorch": {"torch"},
+    "report._plot": {"matplotlib"},
+    "cli": {"click", "rich"},
+}
+
+HEAVY = ("torch", "numpy", "scipy", "matplotlib", "highspy")
+MOST_LINES = 500
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its full dotted name, and the line that imports it."""
+
+    module: str
+    line: int
+    when_loaded: bool
+    """Whether it stands at the top level of its module and not inside a function."""
+
+
+# Reading a tree of files. `modules` maps dotted names to files, packages to their __init__.py.
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    modules = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+def imports_of(module: str, modules: dict[str, Path]) -> Iterator[Import]:
+    """All imports: in functions and under TYPE_CHECKING, relative, by literal name."""
+    path = modules[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+    def visit(node: ast.AST, when_loaded: bool) -> Iterator[Import]:
+        for name in _named(node, package, modules):
+            yield Import(name, getattr(node, "lineno", 0), when_loaded)
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, when_loaded and not inside)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), True)
+
+
+def _named(node: ast.AST, package: str, modules: dict[str, Path]) -> Iterator[str]:
+    match node:
+        case ast.Import():
+            yield from (alias.name for alias in node.names)
+        case ast.ImportFrom():
+            ancestors = package.split(".")
+            up = ancestors[: len(ancestors) - node.level + 1] if node.level else []
+            base = ".".join([*up, *([node.module] if node.module else [])])
+            for alias in node.names:  # `from package import module` names a module too
+                inner = f"{base}.{alias.name}"
+                yield inner if inner in modules else base
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__")
+            | ast.Attribute(attr="import_module" | "__import__"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            yield name
+
+
+# The rules. Each yields its complaints.
+
+
+def layering(package: Path) -> Iterator[str]:
+    modules = modules_of(package)
+    for module, path in modules.items():
+        inside = module.partition(".")[2] or "__init__"
+        part = inside.partition(".")[0]
+        if part not in ALLOWED and part not in ALLOWED_EVERYTHING:
+            yield f"{path.relative_to(package)}: {part} is not in the table of this test"
+            continue
+        third_parties = _of(THIRD_PARTIES, inside) or _of(THIRD_PARTIES, part)
+        for found in imports_of(module, modules):
+            top, _, rest = found.module.partition(".")
+            if top == package.name:
+                fine = _may(part, rest or "__init__")
+            else:
+                fine = top in sys.stdlib_module_names or top in third_parties
+            if not fine:
+                yield f"{path.relative_to(package)}:{found.line}: {part} imports {found.module}"
+
+
+def _of(table: dict[str, set[str]], key: str) -> set[str]:
+    return table.get(key, set())
+
+
+def _may(part: str, target: str) -> bool:
+    """Whether a part may import a target such as "trace._model"."""
+    if part in ALLOWED_EVERYTHING or target.partition(".")[0] == part:
+        return True
+    return target in ALLOWED[part] or target.partition(".")[0] in ALLOWED[part]
+
+
+def cycles(package: Path) -> Iterator[str]:
+    """Modules that import each other when loaded, or would if TYPE_CHECKING were true."""
+    modules = modules_of(package)
+    graph = {
+        module: {found.module for found in imports_of(module, modules) if found.when_loaded}
+        & modules.keys()
+        for module in modules
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield "import cycle: " + " -> ".join(reversed(error.args[1]))
+
+
+def long_files(root: Path) -> Iterator[str]:
+    for folder in ("src", "tests", "benchmarks", "examples"):
+        for path in sorted((root / folder).rglob("*.py")):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MOST_LINES:
+                yield f"{path.relative_to(root)}: {lines} lines, at most {MOST_LINES}"
+
+
+def heavy_imports(path: Path | None = None) -> list[str]:
+    """What `import rekindle` loads that it should not; `path` comes before what is installed."""
+    program = f"import sys, rekindle; print(*sorted(sys.modules.keys() & set({HEAVY!r})))"
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    return result.stdout.split()
+
+
+# The real tree keeps them.
+
+
+@pytest.mark.parametrize("rule", [layering, cycles])
+def test_the_package_keeps(rule) -> None:
+    assert list(rule(ROOT / "src" / "rekindle")) == []
+
+
+def test_no_file_is_long() -> None:
+    assert list(long_files(ROOT)) == []
+
+
+def test_import_rekindle_is_light() -> None:
+    assert heavy_imports() == []
+
+
+# And each can fail.
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    """A package of these files, with the __init__.py files that are missing."""
+    package = root / "rekindle"
+    for name, text in files.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
+        (folder / "__init__.py").touch()
+    return package
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("trace/a.py", "import rekindle.engine", "trace/a.py:1: trace imports rekindle.engine"),
+        ("trace/a.py", "import rekindle", "trace/a.py:1: trace imports rekindle"),
+        (
+            "trace/a.py",
+            "from rekindle import engine",
+            "trace/a.py:1: trace imports rekindle.engine",
+        ),
+        ("trace/a.py", "from .. import engine", "trace/a.py:1: trace imports rekindle.engine"),
+        ("trace/a.py", "from ..engine import x", "trace/a.py:1: trace imports rekindle.engine"),
+        ("trace/b/a.py", "from ... import cli", "trace/b/a.py:1: trace imports rekindle.cli"),
+        (
+            "trace/__init__.py",
+            "from ..engine import x",
+            "trace/__init__.py:1: trace imports rekindle.engine",
+        ),
+        (
+            "planners/a.py",
+            "def f():\n    from rekindle.simulator import replay",
+            "planners/a.py:2: planners imports rekindle.simulator",
+        ),
+        (
+            "engine/a.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+            "engine/a.py:3: engine imports torch",
+        ),
+        (
+            "report/a.py",
+            "import importlib\nimportlib.import_module('rekindle.pytorch')",
+            "report/a.py:2: report imports rekindle.pytorch",
+        ),
+        ("_types.py", "import rekindle._errors", "_types.py:1: _types imports rekindle._errors"),
+        (
+            "pytorch/a.py",
+            "from rekindle import planners",
+            "pytorch/a.py:1: pytorch imports rekindle.planners",
+        ),
+        (
+            "pytorch/a.py",
+            "import rekindle.report",
+            "pytorch/a.py:1: pytorch imports rekindle.report",
+        ),
+        ("trace/a.py", "import numpy as np", "trace/a.py:1: trace imports numpy"),
+        ("planners/a.py", "import highspy", "planners/a.py:1: planners imports highspy"),
+        (
+            "report/a.py",
+            "import matplotlib.pyplot",
+            "report/a.py:1: report imports matplotlib.pyplot",
+        ),
+        ("cli/a.py", "import torch", "cli/a.py:1: cli imports torch"),
+        ("__init__.py", "import torch", "__init__.py:1: __init__ imports torch"),
+        ("utils.py", "", "utils.py: utils is not in the table of this test"),
+    ],
+)
+def test_layering_complains(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    others = {
+        f"{part}/__init__.py": "" for part in ("engine", "cli", "planners", "simulator", "pytorch")
+    }
+    assert list(layering(plant(tmp_path, others | {name: text}))) == [complaint]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trace/a.py", "import json\nfrom rekindle._units import x\nfrom . import b"),
+        ("pytorch/a.py", "import torch.nn\nfrom rekindle.planners._result import Plan"),
+        ("planners/_milp.py", "import highspy\nimport numpy"),
+        ("report/_plot.py", "import matplotlib.pyplot as plt"),
+        ("cli/a.py", "import click\ndef f():\n    import rekindle.pytorch"),
+        ("__init__.py", "def f():\n    from rekindle.pytorch import budget"),
+    ],
+)
+def test_layering_allows(tmp_path: Path, name: str, text: str) -> None:
+    assert list(layering(plant(tmp_path, {"planners/_result.py": "", name: text}))) == []
+
+
+@pytest.mark.parametrize("text", ["from .b import x", "if True:\n    import rekindle.trace.b"])
+def test_cycles_complains(tmp_path: Path, text: str) -> None:
+    files = {"trace/a.py": text, "trace/b.py": "from rekindle.trace import a"}
+    (complaint,) = cycles(plant(tmp_path, files))
+    assert complaint.startswith("import cycle: rekindle.trace.")
+
+
+def test_cycles_allows_what_a_function_imports(tmp_path: Path) -> None:
+    files = {"trace/a.py": "def f():\n    from . import b", "trace/b.py": "from . import a"}
+    assert list(cycles(plant(tmp_path, files))) == []
+
+
+def test_long_files_complains(tmp_path: Path) -> None:
+    package = plant(tmp_path / "src", {"a.py": "x = 1\n" * 500, "b.py": "x = 1\n" * 501})
+    assert list(long_files(tmp_path)) == ["src/rekindle/b.py: 501 lines, at most 500"]
+    assert package.name == "rekindle"
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+def test_heavy_imports_complains(tmp_path: Path, heavy: str) -> None:
+    plant(
+        tmp_path,
+        {"__init__.py": "from rekindle import trace", "trace/__init__.py": f"import {heavy}"},
+    )
+    (tmp_path / f"{heavy}.py").touch()  # a stand-in: quick, and there without the extras
+    assert heavy_imports(tmp_path) == [heavy]

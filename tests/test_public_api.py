@@ -1,0 +1,76 @@
+"""The public names: listed, sorted, visible, loaded when asked for."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rekindle
+
+PACKAGE = Path(rekindle.__file__).parent
+
+
+def test_names_are_sorted_and_each_has_a_home() -> None:
+    assert rekindle.__all__ == sorted(rekindle.__all__)
+    assert {*rekindle.__all__} == {*rekindle._HOME, "__version__"}
+
+
+def test_editors_see_the_same_names_in_the_same_homes() -> None:
+    tree = ast.parse(inspect.getsource(rekindle))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {}
+    for node in ast.walk(block):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                assert alias.asname == alias.name  # what type checkers take for "exported"
+                is_module = node.module == "rekindle"
+                seen[alias.name] = f"rekindle.{alias.name}" if is_module else node.module
+    assert seen == rekindle._HOME
+
+
+@pytest.mark.parametrize("name", rekindle.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(rekindle, name) is not None
+    assert name in vars(rekindle)  # kept, so that it is looked up once
+
+
+def test_a_function_is_not_hidden_by_a_folder_of_its_name() -> None:
+    # Importing rekindle.x sets the attribute x of rekindle: a function x would be gone.
+    for name, home in rekindle._HOME.items():
+        taken = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+        assert taken == (home == f"rekindle.{name}"), name
+
+
+def test_dir_shows_all_of_them_before_they_are_loaded() -> None:
+    program = "import rekindle as r; print({*r.__all__} <= {*dir(r)}, {*r.__all__} <= {*vars(r)})"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.split() == ["True", "False"]
+
+
+def test_an_unknown_name_is_an_attribute_error_with_a_hint() -> None:
+    with pytest.raises(AttributeError) as caught:
+        rekindle.buget  # noqa: B018
+    assert str(caught.value) == (
+        "module 'rekindle' has no attribute 'buget'; did you mean rekindle.budget?"
+    )
+    assert caught.value.name == "buget"
+
+
+def test_a_name_like_no_other_gets_no_hint() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'rekindle' has no attribute 'xyzzy'$"):
+        rekindle.xyzzy  # noqa: B018
+    assert not hasattr(rekindle, "__wrapped__")  # what inspect and doctest ask every module
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert importlib.metadata.version("rekindle") == rekindle.__version__
+
+
+def test_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()

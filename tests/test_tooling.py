@@ -1,0 +1,100 @@
+"""The files around the code agree with each other and with what is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import ALLOWED, ALLOWED_EVERYTHING
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
+
+SCRIPTS = sorted(
+    path for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"] if path.name[0] != "_"
+)
+DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
+
+
+def declared() -> list[str]:
+    """Every dependency in pyproject.toml, of all extras."""
+    extras = PROJECT["optional-dependencies"].values()
+    return [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+
+
+def pins() -> dict[str, str]:
+    """What constraints.txt pins; any other kind of line is an error."""
+    found = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            match = re.fullmatch(r"([a-z0-9._-]+)==([0-9][0-9a-z.]*)", line)
+            assert match, f"constraints.txt: {line!r} is not name==version"
+            found[_normal(match[1])] = match[2]
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("requirement", declared())
+def test_every_dependency_is_pinned(requirement: str) -> None:
+    match = re.fullmatch(r"([\w.-]+)(?:\[[\w,-]+\])?(?:==(.*)|>=.*)", requirement)
+    assert match, f"{requirement!r} says neither == nor >="
+    version = pins()[_normal(match[1])]
+    assert match[2] in (None, version)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        PROJECT["readme"],
+        *PROJECT["license-files"],
+        TOOL["hatch"]["version"]["path"],
+        *TOOL["hatch"]["build"]["targets"]["wheel"]["packages"],
+        *TOOL["pytest"]["ini_options"]["testpaths"],
+        *TOOL["ruff"]["src"],
+        *TOOL["pyright"]["include"],
+    ],
+)
+def test_what_pyproject_names_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_types_are_strict_everywhere_but_in_pytorch() -> None:
+    parts = {part for part in ALLOWED.keys() | ALLOWED_EVERYTHING if not part.startswith("_")}
+    listed = {f"src/rekindle/{part}" for part in parts - {"pytorch"}}
+    assert {*TOOL["pyright"]["strict"]} == listed | {"src/rekindle/*.py"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_run_from_anywhere_and_stop_at_the_first_failure(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert lines[1].startswith("# ")  # what it is for
+    assert "set -euo pipefail" in lines
+    assert any(line.startswith("CDPATH='' cd -- ") for line in lines)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_name_scripts_that_exist(document: str) -> None:
+    named = re.findall(r"scripts/(\w+)", (ROOT / document).read_text(encoding="utf-8"))
+    assert named
+    assert {*named} <= {script.name for script in SCRIPTS}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_link_to_files_that_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_changelog_has_room_for_the_next_change() -> None:
+    assert "\n## [Unreleased]\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
