@@ -171,6 +171,17 @@ class Engine:
             freed += self._prune(source.storage)
         return freed
 
+    def account(self, cost: Nanoseconds) -> None:
+        """An operator ran that made nothing."""
+        self.clock += cost
+        self.compute_ns += cost
+
+    def resize(self, storage: Storage, nbytes: Bytes) -> None:
+        """The program itself changed the size of `storage`, which it holds."""
+        self.memory += nbytes - storage.nbytes
+        self.peak = max(self.peak, self.memory)
+        storage.nbytes = nbytes
+
     @property
     def storages(self) -> Iterator[Storage]:
         """Every storage that is resident or may be recomputed."""
