@@ -147,8 +147,8 @@ def test_trains_the_same_within_a_budget(
 
 @each_case
 def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
-    plain = plainly(case)
-    trained = within(case, plain.measured.budget(1.0))
+    # A recipe keeps the sources it was made from, which the program may have dropped: some scalars.
+    trained = within(case, plainly(case).measured.peak + 64)
     assert trained.refused == ()
     assert (trained.evictions, trained.recomputations) == (0, 0)
 

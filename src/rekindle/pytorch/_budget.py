@@ -35,7 +35,10 @@ class _Mode(TorchDispatchMode):
     ) -> Any:
         runtime = self._runtime
         facts = operator(func)
-        if facts.view or runtime.busy:
+        if runtime.busy:
+            return func(*args, **(kwargs or {}))
+        if facts.view:
+            runtime.meet(args[0])
             return func(*args, **(kwargs or {}))
         return runtime.run(facts, args, kwargs or {})
 

@@ -112,19 +112,15 @@ def out_of_budget(
     now = snapshot(engine, table, optimizers)
     smallest = shortage.memory + shortage.needed
     where = now.where
-    message = "\n".join(
-        [
-            f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more, and nothing is "
-            f"left to let go: {format_bytes(shortage.memory)} of a budget of "
-            f"{format_bytes(shortage.budget)} cannot be recomputed or is in use",
-            f"  at {where}" if where else "  (in the backward pass)",
-            *table_of(now.categories),
-            (
-                f"The smallest budget that gets past this operator: rekindle.budget({smallest})"
-                f"  # {format_bytes(smallest)}"
-            ),
-        ]
-    )
+    needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
+    used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
+    lines = [
+        f"{needs}, and nothing is left to let go: {used} cannot be recomputed or is in use",
+        f"  at {where}" if where else "  (in the backward pass)",
+        *table_of(now.categories),
+        f"The smallest budget that gets past this: rekindle.budget({smallest})",
+    ]
+    message = "\n".join(lines)
     return OutOfBudget(
         message,
         needed=shortage.needed,

@@ -60,6 +60,14 @@ class Memory:
         #: What made it, for reports.
         self.site = ""
 
+    def home(self) -> torch.UntypedStorage:
+        """The torch storage of a value that is in memory, whoever keeps it."""
+        home = self.owned
+        if home is None and self.watch is not None:
+            home = self.watch()
+        assert home is not None, "a value that should be in memory is not; please report this"
+        return home
+
     def current_version(self) -> int:
         """The version counter now; negative if no tensor of the program is left to tell."""
         origin = self.origin() if self.origin is not None else None

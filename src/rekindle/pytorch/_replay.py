@@ -118,8 +118,7 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
 def _home(storage: Storage) -> torch.UntypedStorage:
     """The memory of a resident input, after making sure that it still is what it was."""
     memory: Memory = storage.payload
-    home = memory.owned
-    assert home is not None, "an input of a replay is not in memory; please report this"
+    home = memory.home()
     if home.nbytes() != storage.nbytes:
         raise Unsupported(
             f"a tensor of {storage.nbytes} bytes that recomputation needs now has {home.nbytes()}: "

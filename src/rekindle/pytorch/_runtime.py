@@ -272,9 +272,7 @@ class Runtime:
 
     def _resized(self, storage: Storage) -> None:
         memory: Memory = storage.payload
-        home = memory.watch() if memory.watch is not None else None
-        if home is not None and self._counted(home) != storage.nbytes:
-            self.engine.resize(storage, self._counted(home))
+        self.engine.resize(storage, self._counted(memory.home()))
 
     def _call(self, operator: Operator, signature: Signature, replayable: bool) -> Call:
         self._next_op += 1
@@ -311,6 +309,15 @@ class Runtime:
                 self._held[storage] = None
 
     # -- tensors --------------------------------------------------------------------------------
+
+    def meet(self, tensor: Tensor) -> None:
+        """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
+        if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
+            home = tensor.untyped_storage()
+            if self.table.find(home._cdata) is None:
+                with self.lock:
+                    self._settle_deaths()
+                    self._adopt(tensor, home)
 
     def _known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one that was never seen is a source."""
