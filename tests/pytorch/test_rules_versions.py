@@ -47,6 +47,8 @@ WRITES: dict[str, Write] = {
     "detach of data": lambda x: x.data.detach().fill_(0.5),
     "out": lambda x: torch.add(x.data, 1, out=x.detach()),
     "out, data": lambda x: torch.add(x.data, 1, out=x.data),
+    "foreach": lambda x: torch._foreach_add_([x.detach()], 1),
+    "foreach, data": lambda x: torch._foreach_add_([x.data, x.data[:3]], 1),
     "shape of an alias": lambda x: x.detach().unsqueeze_(0),
     "copy_": lambda x: x.detach().copy_(torch.ones(WIDTH)),
     "random": lambda x: x.detach().bernoulli_(0.5, generator=torch.Generator().manual_seed(1)),
