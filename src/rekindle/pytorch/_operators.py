@@ -5,7 +5,7 @@ The schema says most of it. Where it is silent or wrong, the tables below say so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -125,8 +125,9 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
-        self.func: Callable[..., Any] = func
         self.name: str = schema.name
+        each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
+        self.func: Callable[..., Any] = _counted(func) if each_in_place else func
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
         #: Positions and names of the arguments that are written.
@@ -165,6 +166,22 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
+
+
+def _counted(func: Any) -> Callable[..., Any]:
+    """`func`, which writes all of its first argument, and a step of their version counters.
+
+    Without a mode the kernel for one tensor after the other takes that step; below one it does not.
+    """
+
+    def call(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        counters = [(each, each._version) for each in tensors if not each.is_inference()]
+        result = func(tensors, *args, **kwargs)
+        late = [each for each, version in counters if each._version == version]
+        torch._C._increment_version(late)  # type: ignore[attr-defined]
+        return result
+
+    return call
 
 
 _known: dict[Any, Operator] = {}
