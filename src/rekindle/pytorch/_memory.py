@@ -35,7 +35,6 @@ class Memory:
         "origin",
         "overwritten",
         "owned",
-        "site",
         "successor",
         "version",
         "watch",
@@ -57,8 +56,6 @@ class Memory:
         self.overwritten = False
         #: The storage whose value now lives where this one did, unnoticed by version counters.
         self.successor: Storage | None = None
-        #: What made it, for reports.
-        self.site = ""
 
     def home(self) -> torch.UntypedStorage:
         """The torch storage of a value that is in memory, whoever keeps it."""
@@ -72,6 +69,11 @@ class Memory:
         """The version counter now; negative if no tensor of the program is left to tell."""
         origin = self.origin() if self.origin is not None else None
         return -1 if origin is None else version_of(origin)
+
+
+def site(storage: Storage) -> str:
+    """The operator that made `storage`, for messages."""
+    return storage.makers[0].name if storage.makers else "a tensor"
 
 
 def version_of(tensor: Tensor) -> int:

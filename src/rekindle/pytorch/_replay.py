@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rekindle._errors import Unsupported
 from rekindle.engine import Call, Storage
-from rekindle.pytorch._memory import Memory
+from rekindle.pytorch._memory import Memory, site
 from rekindle.pytorch._signature import Geometry, Signature, tensors_in
 
 _KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     if memory.version >= 0 and memory.current_version() not in (-1, memory.version):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {memory.site or 'a tensor'} that recomputation needs is at version "
+            f"operation: {site(storage)} that recomputation needs is at version "
             f"{memory.current_version()}; expected version {memory.version} instead. It was "
             "modified where the budget does not see it. Do that inside `with rekindle.budget(...)`"
         )

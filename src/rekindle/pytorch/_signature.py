@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import Storage
 from rekindle.pytorch._operators import Operator
 
 PLAIN_TENSORS = (Tensor, Parameter)
@@ -111,15 +112,33 @@ _HASHABLE = (
 
 
 @final
-class Arguments:
-    """The arguments of one call taken apart: a key, its tensors in order, and the extras."""
+class Invocation:
+    """One call of an operator by the program: its arguments, taken apart, and what is known."""
 
-    __slots__ = ("extras", "key", "opaque", "tensors")
+    __slots__ = (
+        "extras",
+        "fixed",
+        "inputs",
+        "key",
+        "opaque",
+        "operator",
+        "random",
+        "signature",
+        "tensors",
+        "written",
+    )
+
+    signature: Signature
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.tensors: list[Tensor] = []
-        self.extras: list[Any] = []
-        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among them
+        self.operator = operator
+        self.tensors: list[Tensor] = []  #: in order
+        self.extras: list[Any] = []  #: what is not in the key: floats, generators
+        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
+        self.inputs: list[Storage] = []  #: of the tensors
+        self.written: tuple[int, ...] = ()  #: which tensors are written
+        self.fixed: list[Storage] = []  #: sources among those that something was made from
+        self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
         parts: list[Any] = [operator, len(args)]
         take = self._take
         sees_requires_grad = operator.sees_requires_grad and torch.is_grad_enabled()
@@ -168,7 +187,7 @@ class Arguments:
 class Signature:
     """What calls of one operator with equal geometries and plain arguments have in common."""
 
-    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator")
+    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator", "priced")
 
     def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
         self.operator = operator
@@ -178,6 +197,7 @@ class Signature:
         #: Which of the tensors returned have storages of their own; None until known.
         self.fresh: tuple[int, ...] | None = None
         self.cost: Nanoseconds = 0
+        self.priced = False
         self._samples = 0
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
@@ -191,14 +211,12 @@ class Signature:
         if not self.operator.dynamic:
             self.needed = nbytes
 
-    def priced(self) -> bool:
-        return self._samples >= 3
-
     def sample(self, started: Nanoseconds) -> None:
         """Takes the time since `started` into the price: the least of the first three."""
         elapsed = perf_counter_ns() - started
         self.cost = elapsed if not self._samples else min(self.cost, elapsed)
         self._samples += 1
+        self.priced = self._samples == 3
 
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
