@@ -17,11 +17,12 @@ How this differs from the authors' prototype and simulator:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._graph import Call, Storage, Value
+from rekindle.engine._rules import Rules
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Free
 
@@ -39,10 +40,16 @@ class NoRoom(Exception):
 
 
 @final
+class Thrashed(Exception):
+    """Recomputation took longer than `Rules.recompute_limit`."""
+
+
+@final
 class Engine:
     """Keeps `memory` within `budget` bytes. `budget` None: no limit."""
 
-    def __init__(self, budget: Bytes | None, policy: Policy) -> None:
+    def __init__(self, budget: Bytes | None, policy: Policy, rules: Rules = Rules()) -> None:
+        self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
         self.peak: Bytes = 0
@@ -141,6 +148,25 @@ class Engine:
             self.peak = self.memory
         for storage in call.made:
             storage.resident = True
+        if not self.rules.quirks:
+            self._link(call)
+        for value in _asked_for_last(call):
+            storage = value.storage
+            value.defined = True
+            storage.last_access = self.clock
+            if held:
+                storage.held = True
+            else:
+                storage.references += 1
+            self._classify(storage)
+        freed: list[Free] = []
+        for _, source in call.overwrites:
+            freed += self._prune(source.storage)
+        return freed
+
+    def _link(self, call: Call) -> None:
+        """Enters `call` and what it makes into the graph."""
+        for storage in call.made:
             self._storages[storage] = None
         if call.replayable:
             made = {value.storage for value in call.outputs}
@@ -149,21 +175,10 @@ class Engine:
                     value.storage.consumers[call] = None
         for value in call.outputs:
             storage = value.storage
-            value.defined = True
             storage.cost += call.cost
-            storage.last_access = self.clock
             storage.replayable = storage.replayable and call.replayable
-            if held:
-                storage.held = True
-            else:
-                storage.references += 1
             if storage.makers[0] is not call:
                 self._chooser.repriced(storage)
-            self._classify(storage)
-        freed: list[Free] = []
-        for _, source in call.overwrites:
-            freed += self._prune(source.storage)
-        return freed
 
     @property
     def storages(self) -> Iterator[Storage]:
@@ -173,12 +188,17 @@ class Engine:
     # -- bringing back --------------------------------------------------------------------------
 
     def _require(self, value: Value) -> Iterator[Action]:
-        value.storage.last_access = self.clock
+        self._touch(value.storage)
         if not value.defined:
             yield from self._materialize(value.call, value, False)
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Runs `call`, after whatever must run to have its inputs."""
+        if self.rules.quirks:  # before it runs: its outputs count as evicted until then
+            if not call.ran:
+                self._link(call)
+            yield from self._climb(call, wanted, held, eager_locks=True)  # and no second attempt
+            return
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:
@@ -205,20 +225,20 @@ class Engine:
                     continue
                 yield from self._run(frame, held)
                 frames.pop()
-                read = tuple(frame.locked)
                 self._close(frame)
-                for storage in read:
-                    yield from self._prune(storage)
+                for value in frame.call.inputs:
+                    yield from self._prune(value.storage)
         finally:
             for frame in reversed(frames):
                 self._close(frame)
 
     def _open(self, frame: _Frame, eager_locks: bool) -> None:
         for value in frame.call.inputs:
-            value.storage.last_access = self.clock
+            storage = value.storage
+            self._touch(storage)
             if eager_locks and value.defined:
-                self._lock(value.storage)
-                frame.locked.append(value.storage)
+                self._lock(storage)
+                frame.locked.append(storage)
             else:
                 frame.pending.append(value)
         frame.pending.reverse()
@@ -234,9 +254,11 @@ class Engine:
         return None
 
     def _close(self, frame: _Frame) -> None:
-        for storage in frame.locked:
+        """Unlocks, in the order of the inputs if all are locked: they become candidates so."""
+        done = not frame.pending
+        locked = [value.storage for value in frame.call.inputs] if done else frame.locked
+        for storage in locked:
             self._unlock(storage)
-        frame.locked.clear()
 
     def _run(self, frame: _Frame, held: bool) -> Iterator[Action]:
         call = frame.call
@@ -268,6 +290,9 @@ class Engine:
         call = frame.call
         self.clock += call.cost
         self.recompute_ns += call.cost
+        limit = self.rules.recompute_limit
+        if limit is not None and self.recompute_ns > limit:
+            raise Thrashed(f"recomputation took {self.recompute_ns} ns of at most {limit}")
         self.memory += call.nbytes
         if in_place:
             for output, source in call.overwrites:
@@ -283,11 +308,9 @@ class Engine:
                     self._chooser.returned(storage)
         for value in call.outputs:
             value.defined = value.storage.resident
-        for value in call.outputs:  # siblings first, then what was asked for
-            if value is not frame.wanted and value.storage in self._storages:
+        for value in _asked_for_last(call, frame.wanted):
+            if value.storage in self._storages:
                 self._classify(value.storage)
-        if frame.wanted is not None:
-            self._classify(frame.wanted.storage)
 
     def _take_over(self, output: Value, source: Value) -> Bytes:
         """The memory of `source` now holds `output`. Returns its size."""
@@ -325,6 +348,8 @@ class Engine:
         A dead source stays as long as something was made from it.
         """
         freed: list[Free] = []
+        if self.rules.quirks and not self.rules.banish:
+            return freed  # the authors' graph only grows
         unneeded = [storage]
         while unneeded:
             storage = unneeded.pop()
@@ -380,6 +405,11 @@ class Engine:
                 freed += self._prune(value.storage)
         return freed
 
+    def _touch(self, storage: Storage) -> None:
+        storage.last_access = self.clock
+        if storage.order >= 0 and storage.makers[1:]:  # it may stay a candidate: its view is gone
+            self._chooser.touched(storage)
+
     # -- candidates -----------------------------------------------------------------------------
 
     def _lock(self, storage: Storage) -> None:
@@ -399,7 +429,7 @@ class Engine:
             and storage.locks == 0
             and not storage.held
             and not storage.pinned
-            and storage.nbytes > 0
+            and (storage.nbytes > 0 or self.rules.quirks)  # the authors' let go nothing, too
         )
 
     def _classify(self, storage: Storage) -> None:
@@ -433,6 +463,15 @@ class Engine:
                     for value in call.inputs:
                         at_home = value.storage in self._storages
                         assert at_home, f"{storage} needs {value.storage}, which is gone"
+
+
+def _asked_for_last(call: Call, wanted: Value | None = None) -> Sequence[Value]:
+    """The outputs in the order in which they become candidates, `wanted` (None: the first) last."""
+    outputs = call.outputs
+    if len(outputs) < 2:
+        return outputs
+    wanted = wanted or outputs[0]
+    return [*(value for value in outputs if value is not wanted), wanted]
 
 
 class _Frame:

@@ -55,6 +55,9 @@ class Chooser(ABC):
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""
 
+    def touched(self, storage: Candidate) -> None:  # noqa: B027
+        """The last access of the candidate `storage` changed."""
+
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
         """The cost or the parents of `storage` changed (a view of it was made)."""
 

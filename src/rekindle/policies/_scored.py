@@ -21,8 +21,8 @@ from rekindle.policies._neighborhood import Neighborhood
 class ScoredChooser(Chooser):
     """Follows candidates in arrays; ties go to the storage that last became a candidate.
 
-    A candidate's last access does not change while it is a candidate: whatever reads a storage
-    locks or holds it first.
+    A candidate's last access seldom changes while it is a candidate, and then the engine says so:
+    whatever reads a storage locks or holds it first.
     """
 
     def __init__(self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool) -> None:
@@ -57,6 +57,9 @@ class ScoredChooser(Chooser):
         self._last[slot] = -1.0
         self._vacant.append(slot)
         self._stale.pop(storage, None)
+
+    def touched(self, storage: Candidate) -> None:
+        self._last[self._slot[storage]] = storage.last_access
 
     def evicted(self, storage: Candidate) -> None:
         self._note(self._neighborhood.evicted(storage))

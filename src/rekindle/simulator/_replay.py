@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rekindle import trace as t
 from rekindle._types import Bytes, StorageId
-from rekindle.engine import Call, Engine, Value
+from rekindle.engine import Call, Engine, Rules, Value
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Record, Recorder
 
@@ -16,6 +16,7 @@ def replay(
     *,
     budget: Bytes | None,
     policy: Policy,
+    rules: Rules = Rules(),
     watch: Callable[[Engine], None] | None = None,
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).
@@ -23,7 +24,7 @@ def replay(
     Raises `rekindle.engine.NoRoom` where the budget cannot be kept. `watch(engine)` is called after
     every event.
     """
-    engine = Engine(budget, policy)
+    engine = Engine(budget, policy, rules)
     recorder = Recorder()
     evictions = recomputations = 0
     ran: set[int] = set()
