@@ -17,7 +17,7 @@ How this differs from the authors' prototype and simulator:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
@@ -56,6 +56,8 @@ class Engine:
         self.clock: Nanoseconds = 0
         self.compute_ns: Nanoseconds = 0  #: first executions
         self.recompute_ns: Nanoseconds = 0  #: all others
+        self.subject: Storage | Call | None = None  #: what the action just yielded is about
+        self.idle: list[Storage] = []  #: held, but nothing that was made from them remains
         self._chooser = policy.bind()
         self._order = 0
         self._storages: dict[Storage, None] = {}  # all that are in the graph or resident
@@ -76,7 +78,7 @@ class Engine:
         self._classify(value.storage)
 
     def pin(self, value: Value) -> Iterator[Action]:
-        """`value` is brought back if need be, and stays until it is dead."""
+        """`value` is brought back if need be, and stays until nobody needs it."""
         yield from self._require(value)
         value.storage.pinned = True
         self._classify(value.storage)
@@ -117,7 +119,12 @@ class Engine:
             for made in saved:
                 self._unlock(made)
         for call in list(storage.consumers):
-            yield from self._lose_recipe(call)
+            yield from self._free(self._lose_recipe(call))
+
+    def seal(self, storage: Storage) -> Iterator[Action]:
+        """Nobody knows how the content of `storage`, which is resident, came about: it is kept."""
+        for call in list(storage.makers):
+            yield from self._free(self._lose_recipe(call))
 
     # -- what drivers may ask for ---------------------------------------------------------------
 
@@ -128,13 +135,12 @@ class Engine:
             if victim is None:
                 raise NoRoom(nbytes, self.memory, int(self.budget), call)
             assert isinstance(victim, Storage)
-            yield self._evict(victim)
-            yield from self._prune(victim)
+            yield from self._evict(victim)
 
-    def admit(self, call: Call, *, held: bool) -> list[Free]:
+    def admit(self, call: Call, *, held: bool) -> list[Storage]:
         """`call` ran for the first time, and room was made for it before. Links its outputs.
 
-        Returns what it made superfluous, to be freed.
+        Returns what it made superfluous: no longer in the graph, to be freed by the driver.
         """
         call.ran = True
         self.clock += call.cost
@@ -159,7 +165,7 @@ class Engine:
             else:
                 storage.references += 1
             self._classify(storage)
-        freed: list[Free] = []
+        freed: list[Storage] = []
         for _, source in call.overwrites:
             freed += self._prune(source.storage)
         return freed
@@ -205,8 +211,7 @@ class Engine:
             # What is locked may be in the way of what must come first. Once more, empty-handed.
             while (victim := self._chooser.choose(self.clock)) is not None:
                 assert isinstance(victim, Storage)
-                yield self._evict(victim)
-                yield from self._prune(victim)
+                yield from self._evict(victim)
             yield from self._climb(call, wanted, held, eager_locks=False)
 
     def _climb(
@@ -227,7 +232,7 @@ class Engine:
                 frames.pop()
                 self._close(frame)
                 for value in frame.call.inputs:
-                    yield from self._prune(value.storage)
+                    yield from self._free(self._prune(value.storage))
         finally:
             for frame in reversed(frames):
                 self._close(frame)
@@ -265,16 +270,17 @@ class Engine:
         in_place = bool(call.overwrites) and (not call.ran or self._may_consume(frame))
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
         yield from self.make_room(call.nbytes - lent, call)
+        self.subject = call
         yield Compute(call.id, in_place)
         if not call.ran:
-            yield from self.admit(call, held=held)
+            yield from self._free(self.admit(call, held=held))
         else:
             self._readmit(frame, in_place)
-            for storage in call.made:  # nobody can ask for it: brought back by its siblings
-                if storage not in self._storages:
-                    storage.resident = False
-                    self.memory -= storage.nbytes
-                    yield Free(storage.id)
+            unasked = [storage for storage in call.made if storage not in self._storages]
+            for storage in unasked:  # brought back with its siblings
+                storage.resident = False
+                self.memory -= storage.nbytes
+            yield from self._free(unasked)
 
     def _may_consume(self, frame: _Frame) -> bool:
         """Whether nobody but this call can ask for the inputs that it overwrites."""
@@ -322,10 +328,16 @@ class Engine:
 
     # -- letting go -----------------------------------------------------------------------------
 
-    def _evict(self, storage: Storage) -> Free:
+    def _evict(self, storage: Storage) -> Iterator[Action]:
         self.memory -= storage.nbytes
         self._vanish(storage)
-        return Free(storage.id)
+        yield from self._free([storage])
+        yield from self._free(self._prune(storage))
+
+    def _free(self, storages: Iterable[Storage]) -> Iterator[Action]:
+        for storage in storages:
+            self.subject = storage
+            yield Free(storage.id)
 
     def _vanish(self, storage: Storage) -> None:
         storage.resident = False
@@ -337,28 +349,35 @@ class Engine:
 
     def _let_go_if_dead(self, storage: Storage) -> Iterator[Action]:
         if storage.dead:
-            storage.pinned = False
-            if storage.resident and storage.replayable and not storage.locks:
-                yield self._evict(storage)
-            yield from self._prune(storage)
+            if self._is_candidate(storage):
+                yield from self._evict(storage)
+            else:
+                yield from self._free(self._prune(storage))
 
-    def _prune(self, storage: Storage) -> list[Free]:
+    def _prune(self, storage: Storage) -> list[Storage]:
         """Takes `storage` out of the graph if it will never be needed, and what it alone needed.
 
-        A dead source stays as long as something was made from it.
+        A dead source, or one that is pinned, stays as long as something was made from it. Returns
+        those that were resident, for the driver to free.
         """
-        freed: list[Free] = []
+        freed: list[Storage] = []
         if self.rules.quirks and not self.rules.banish:
             return freed  # the authors' graph only grows
         unneeded = [storage]
         while unneeded:
             storage = unneeded.pop()
-            if not storage.dead or storage.consumers or storage not in self._storages:
+            if storage.consumers or storage not in self._storages:
+                continue
+            if not storage.dead:
+                if storage.held and not storage.references:
+                    self.idle.append(storage)
                 continue
             if storage.resident:
                 if storage.locks:
                     continue
-                freed.append(self._evict(storage))
+                self.memory -= storage.nbytes
+                self._vanish(storage)
+                freed.append(storage)
             del self._storages[storage]
             if storage.replayable:
                 self._chooser.forgotten(storage)
@@ -384,9 +403,9 @@ class Engine:
                         stack.append(child)
         return sorted(found, key=lambda made: made.id)
 
-    def _lose_recipe(self, call: Call) -> list[Free]:
+    def _lose_recipe(self, call: Call) -> list[Storage]:
         """`call` can never run again, nor what can only be had through it."""
-        freed: list[Free] = []
+        freed: list[Storage] = []
         lost = [call]
         while lost:
             call = lost.pop()

@@ -44,7 +44,7 @@ class Storage:
         self.locks = 0  #: calls in progress that read it
         self.references = 0  #: references that permit eviction
         self.held = False  #: the program's own variables keep the memory
-        self.pinned = False  #: must stay until it is dead
+        self.pinned = False  #: must stay as long as anybody needs it
         self.resident = False
         self.replayable = True  #: every call that made it can be run again
         self.values: list[Value] = []  #: root first, then views

@@ -36,6 +36,7 @@ def replay(
                 ran.add(action.op)
             else:
                 evictions += 1
+        engine.idle.clear()  # nothing to do: a simulated program holds no memory of its own
         if watch is not None:
             watch(engine)
     return Record(

@@ -83,7 +83,7 @@ class Drop:
 @final
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`value` must be resident from now on, until it is dead: an output, or a decision to keep."""
+    """`value` is resident from now on, until nobody needs it: an output, a decision to keep."""
 
     value: ValueId
 
