@@ -179,8 +179,7 @@ class Engine:
             for value in call.inputs:
                 if value.storage not in made:
                     value.storage.consumers[call] = None
-        for value in call.outputs:
-            storage = value.storage
+        for storage in _distinct([value.storage for value in call.outputs]):
             storage.cost += call.cost
             storage.replayable = storage.replayable and call.replayable
             if storage.makers[0] is not call:
@@ -482,6 +481,10 @@ class Engine:
                     for value in call.inputs:
                         at_home = value.storage in self._storages
                         assert at_home, f"{storage} needs {value.storage}, which is gone"
+
+
+def _distinct(storages: Sequence[Storage]) -> Iterable[Storage]:
+    return storages if len(storages) < 2 else dict.fromkeys(storages)
 
 
 def _asked_for_last(call: Call, wanted: Value | None = None) -> Sequence[Value]:

@@ -48,7 +48,7 @@ class Storage:
         self.resident = False
         self.replayable = True  #: every call that made it can be run again
         self.values: list[Value] = []  #: root first, then views
-        self.makers: list[Call] = []  #: of the values; empty once it is out of the graph
+        self.makers: list[Call] = []  #: of the values, each once; empty once it is out of the graph
         self.consumers: dict[Call, None] = {}  #: replayable calls that read it, its own views not
         self.payload: Any = None
 
@@ -141,7 +141,8 @@ class Call:
         """Adds an output that is a view of `storage`."""
         value = Value(storage, self)
         storage.values.append(value)
-        storage.makers.append(self)
+        if storage.makers[-1] is not self:
+            storage.makers.append(self)
         self.outputs.append(value)
         return value
 
