@@ -21,27 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._rules import Rules
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Free
-
-
-@final
-class NoRoom(Exception):
-    """Everything that may be let go has been, and `needed` bytes do not fit."""
-
-    def __init__(self, needed: Bytes, memory: Bytes, budget: Bytes, call: Call | None) -> None:
-        super().__init__(f"{needed} bytes needed, {memory} of {budget} in use, none can be let go")
-        self.needed = needed
-        self.memory = memory
-        self.budget = budget
-        self.call = call
-
-
-@final
-class Thrashed(Exception):
-    """Recomputation took longer than `Rules.recompute_limit`."""
 
 
 @final
@@ -89,8 +73,9 @@ class Engine:
 
     def release(self, storage: Storage) -> Iterator[Action]:
         """One reference less."""
-        storage.references -= 1
-        yield from self._let_go_if_dead(storage)
+        if self.rules.dead != "ignore":
+            storage.references -= 1
+            yield from self._let_go_if_dead(storage)
 
     def drop(self, storage: Storage) -> Iterator[Action]:
         """The program's own variables hold the storage no longer."""
@@ -175,10 +160,10 @@ class Engine:
         for storage in call.made:
             self._storages[storage] = None
         if call.replayable:
-            made = {value.storage for value in call.outputs}
             for value in call.inputs:
-                if value.storage not in made:
-                    value.storage.consumers[call] = None
+                storage = value.storage
+                if any(output.storage is not storage for output in call.outputs):
+                    storage.consumers[call] = None
         for storage in _distinct([value.storage for value in call.outputs]):
             storage.cost += call.cost
             storage.replayable = storage.replayable and call.replayable
@@ -217,14 +202,14 @@ class Engine:
         self, call: Call, wanted: Value | None, held: bool, *, eager_locks: bool
     ) -> Iterator[Action]:
         """Depth first over the inputs, in their order; a stack instead of recursion."""
-        frames = [_Frame(call, wanted)]
+        frames = [Frame(call, wanted)]
         self._open(frames[0], eager_locks)
         try:
             while frames:
                 frame = frames[-1]
                 missing = self._next_missing(frame)
                 if missing is not None:
-                    frames.append(_Frame(missing.call, missing))
+                    frames.append(Frame(missing.call, missing))
                     self._open(frames[-1], eager_locks)
                     continue
                 yield from self._run(frame, held)
@@ -236,7 +221,7 @@ class Engine:
             for frame in reversed(frames):
                 self._close(frame)
 
-    def _open(self, frame: _Frame, eager_locks: bool) -> None:
+    def _open(self, frame: Frame, eager_locks: bool) -> None:
         for value in frame.call.inputs:
             storage = value.storage
             self._touch(storage)
@@ -247,7 +232,7 @@ class Engine:
                 frame.pending.append(value)
         frame.pending.reverse()
 
-    def _next_missing(self, frame: _Frame) -> Value | None:
+    def _next_missing(self, frame: Frame) -> Value | None:
         """Locks the inputs that are there, in order, up to the first that is not."""
         while frame.pending:
             if not frame.pending[-1].defined:
@@ -257,14 +242,14 @@ class Engine:
             frame.locked.append(value.storage)
         return None
 
-    def _close(self, frame: _Frame) -> None:
+    def _close(self, frame: Frame) -> None:
         """Unlocks, in the order of the inputs if all are locked: they become candidates so."""
         done = not frame.pending
         locked = [value.storage for value in frame.call.inputs] if done else frame.locked
         for storage in locked:
             self._unlock(storage)
 
-    def _run(self, frame: _Frame, held: bool) -> Iterator[Action]:
+    def _run(self, frame: Frame, held: bool) -> Iterator[Action]:
         call = frame.call
         in_place = bool(call.overwrites) and (not call.ran or self._may_consume(frame))
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
@@ -281,7 +266,7 @@ class Engine:
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
 
-    def _may_consume(self, frame: _Frame) -> bool:
+    def _may_consume(self, frame: Frame) -> bool:
         """Whether nobody but this call can ask for the inputs that it overwrites."""
         for output, source in frame.call.overwrites:
             storage = source.storage
@@ -291,7 +276,7 @@ class Engine:
                 return False
         return True
 
-    def _readmit(self, frame: _Frame, in_place: bool) -> None:
+    def _readmit(self, frame: Frame, in_place: bool) -> None:
         call = frame.call
         self.clock += call.cost
         self.recompute_ns += call.cost
@@ -348,7 +333,7 @@ class Engine:
 
     def _let_go_if_dead(self, storage: Storage) -> Iterator[Action]:
         if storage.dead:
-            if self._is_candidate(storage):
+            if self._is_candidate(storage) and self.rules.dead == "evict":
                 yield from self._evict(storage)
             else:
                 yield from self._free(self._prune(storage))
@@ -359,8 +344,10 @@ class Engine:
         A dead source, or one that is pinned, stays as long as something was made from it. Returns
         those that were resident, for the driver to free.
         """
+        if self.rules.dead == "banish":
+            return self._banish(storage)
         freed: list[Storage] = []
-        if self.rules.quirks and not self.rules.banish:
+        if self.rules.quirks:
             return freed  # the authors' graph only grows
         unneeded = [storage]
         while unneeded:
@@ -377,17 +364,49 @@ class Engine:
                 self.memory -= storage.nbytes
                 self._vanish(storage)
                 freed.append(storage)
-            del self._storages[storage]
-            if storage.replayable:
-                self._chooser.forgotten(storage)
-            for call in storage.makers:
-                if any(made in self._storages for made in call.made):
-                    continue  # a sibling may still need the call
-                for value in call.inputs:
-                    value.storage.consumers.pop(call, None)
-                    unneeded.append(value.storage)
-            storage.makers.clear()
-            storage.values.clear()
+            unneeded += self._leave_graph(storage)
+        return freed
+
+    def _leave_graph(self, storage: Storage) -> list[Storage]:
+        """Returns what one thing less needs."""
+        del self._storages[storage]
+        if storage.replayable:
+            self._chooser.forgotten(storage)
+        less_needed: list[Storage] = []
+        for call in storage.makers:
+            if any(made in self._storages for made in call.made):
+                continue  # a sibling may still need the call
+            for value in call.inputs:
+                value.storage.consumers.pop(call, None)
+                less_needed.append(value.storage)
+        storage.makers.clear()
+        storage.values.clear()
+        return less_needed
+
+    def _banish(self, storage: Storage) -> list[Storage]:
+        """Frees `storage` for good if it is dead and nothing evicted needs it; then what it needed.
+
+        What was made from it loses its recipe.
+        """
+        freed: list[Storage] = []
+        unneeded = [storage]
+        while unneeded:
+            storage = unneeded.pop()
+            if not storage.dead or storage.locks or storage not in self._storages:
+                continue
+            if any(not v.defined for call in storage.consumers for v in call.living_outputs()):
+                continue
+            for call in list(storage.consumers):
+                for child in self._disown(call):
+                    child.replayable = False
+                    self._classify(child)
+            if storage.resident:
+                self.memory -= storage.nbytes
+                self._vanish(storage)
+                freed.append(storage)
+            parents = self._leave_graph(storage)
+            if not self.rules.quirks:  # the authors forget to look at those
+                unneeded += parents
         return freed
 
     def _made_through(self, source: Storage) -> list[Storage]:
@@ -408,10 +427,7 @@ class Engine:
         lost = [call]
         while lost:
             call = lost.pop()
-            call.replayable = False
-            for value in call.inputs:
-                value.storage.consumers.pop(call, None)
-            for storage in {value.storage: None for value in call.outputs}:
+            for storage in self._disown(call):
                 if not storage.resident:
                     lost.extend(storage.consumers)
                     if storage.replayable:
@@ -423,7 +439,17 @@ class Engine:
                 freed += self._prune(value.storage)
         return freed
 
+    @staticmethod
+    def _disown(call: Call) -> Iterable[Storage]:
+        """`call` cannot run again. Returns the storages of its outputs."""
+        call.replayable = False
+        for value in call.inputs:
+            value.storage.consumers.pop(call, None)
+        return dict.fromkeys(value.storage for value in call.outputs)
+
     def _touch(self, storage: Storage) -> None:
+        if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
+            return
         storage.last_access = self.clock
         if storage.order >= 0 and storage.makers[1:]:  # it may stay a candidate: its view is gone
             self._chooser.touched(storage)
@@ -494,15 +520,3 @@ def _asked_for_last(call: Call, wanted: Value | None = None) -> Sequence[Value]:
         return outputs
     wanted = wanted or outputs[0]
     return [*(value for value in outputs if value is not wanted), wanted]
-
-
-class _Frame:
-    """A call in progress: its inputs still to be had (last first), and those locked for it."""
-
-    __slots__ = ("call", "locked", "pending", "wanted")
-
-    def __init__(self, call: Call, wanted: Value | None) -> None:
-        self.call = call
-        self.wanted = wanted
-        self.pending: list[Value] = []
-        self.locked: list[Storage] = []

@@ -49,7 +49,7 @@ class Storage:
         self.replayable = True  #: every call that made it can be run again
         self.values: list[Value] = []  #: root first, then views
         self.makers: list[Call] = []  #: of the values, each once; empty once it is out of the graph
-        self.consumers: dict[Call, None] = {}  #: replayable calls that read it, its own views not
+        self.consumers: dict[Call, None] = {}  #: replayable calls that read it, but those that only view it
         self.payload: Any = None
 
     def parents(self) -> Iterator[Storage]:
@@ -60,8 +60,8 @@ class Storage:
 
     def children(self) -> Iterator[Storage]:
         for call in self.consumers:
-            for value in call.outputs:
-                if value.storage.makers:  # else nobody can ask for it any more
+            for value in call.living_outputs():
+                if value.storage is not self:
                     yield value.storage
 
     @property
@@ -145,6 +145,12 @@ class Call:
             storage.makers.append(self)
         self.outputs.append(value)
         return value
+
+    def living_outputs(self) -> Iterator[Value]:
+        """The outputs that are in the graph: somebody may yet ask for them."""
+        for value in self.outputs:
+            if value.storage.makers:
+                yield value
 
     def __repr__(self) -> str:
         return f"<call {self.id}: {self.name}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from rekindle._types import Nanoseconds
 
@@ -13,20 +13,22 @@ from rekindle._types import Nanoseconds
 class Rules:
     """What is not for a policy to decide. The defaults are what is right for a real run.
 
-    banish: a dead storage that no evicted one needs is freed for good, and what was made from it
-        can then never be let go (DTR paper, appendix C.4). Otherwise it is evicted at once and may
-        be recomputed for others.
+    dead: what happens to a storage that nobody can ask for (DTR paper, section 2 and appendix C):
+        "evict": it is let go at once, and may be recomputed if others need it.
+        "ignore": nothing; it stays a candidate as if it were wanted.
+        "banish": it is freed for good as soon as nothing evicted needs it. What was made from it
+        can then never be let go.
     recompute_limit: `Thrashed` is raised once recomputation took longer than this.
     quirks: as the DTR paper's own simulator does it, to reproduce its figures. Each place that asks
         for it says what is odd there:
-        sources stay for good, also when nobody can ask for them;
-        dead storages stay in the graph for good, and count as evicted neighbors;
+        dead storages and dead sources stay in the graph for good, as evicted neighbors;
         so do the outputs of a call that has not run yet;
         storages of no bytes are let go too;
         when all is locked the first attempt is the last;
-        a banished storage does not take along what only it needed.
+        banishing a storage does not banish what only it needed, and reading what is dead does not
+        count as an access.
     """
 
-    banish: bool = False
+    dead: Literal["evict", "ignore", "banish"] = "evict"
     recompute_limit: Nanoseconds | None = None
     quirks: bool = False

@@ -38,6 +38,16 @@ def _region(start: Candidate, direction: Direction) -> Iterator[Candidate]:
                     stack.append(neighbor)
 
 
+def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
+    """e*(s): the evicted storages that `storage` needs, or that need it, through evicted ones."""
+    return {
+        neighbor
+        for direction in (_parents, _children)
+        for neighbor in _region(storage, direction)
+        if not neighbor.resident
+    }
+
+
 class Neighborhood(ABC):
     """The cost in a score, and which storages' costs change when one is evicted or returns."""
 
