@@ -139,6 +139,8 @@ class Engine:
             self.peak = self.memory
         for storage in call.made:
             storage.resident = True
+            if self.rules.quirks:
+                self._chooser.returned(storage)
         if not self.rules.quirks:
             self._link(call)
         for value in _asked_for_last(call):
@@ -187,6 +189,8 @@ class Engine:
         if self.rules.quirks:  # before it runs: its outputs count as evicted until then
             if not call.ran:
                 self._link(call)
+                for storage in call.made:
+                    self._chooser.expected(storage)
             yield from self._climb(call, wanted, held, eager_locks=True)  # and no second attempt
             return
         try:
@@ -308,6 +312,8 @@ class Engine:
         new.held, old.held = old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)
+        if old.replayable:
+            self._chooser.evicted(old)
         return old.nbytes
 
     # -- letting go -----------------------------------------------------------------------------
@@ -315,6 +321,7 @@ class Engine:
     def _evict(self, storage: Storage) -> Iterator[Action]:
         self.memory -= storage.nbytes
         self._vanish(storage)
+        self._chooser.evicted(storage)
         yield from self._free([storage])
         yield from self._free(self._prune(storage))
 
@@ -328,12 +335,11 @@ class Engine:
         for value in storage.values:
             value.defined = False
         self._classify(storage)
-        if storage.replayable:
-            self._chooser.evicted(storage)
 
     def _let_go_if_dead(self, storage: Storage) -> Iterator[Action]:
         if storage.dead:
-            if self._is_candidate(storage) and self.rules.dead == "evict":
+            useful = storage.consumers or self.rules.quirks
+            if useful and self.rules.dead == "evict" and self._is_candidate(storage):
                 yield from self._evict(storage)
             else:
                 yield from self._free(self._prune(storage))
@@ -358,11 +364,9 @@ class Engine:
                 if storage.held and not storage.references:
                     self.idle.append(storage)
                 continue
+            if storage.locks:
+                continue
             if storage.resident:
-                if storage.locks:
-                    continue
-                self.memory -= storage.nbytes
-                self._vanish(storage)
                 freed.append(storage)
             unneeded += self._leave_graph(storage)
         return freed
@@ -370,7 +374,10 @@ class Engine:
     def _leave_graph(self, storage: Storage) -> list[Storage]:
         """Returns what one thing less needs."""
         del self._storages[storage]
-        if storage.replayable:
+        if storage.resident:
+            self.memory -= storage.nbytes
+            self._vanish(storage)
+        elif storage.replayable:
             self._chooser.forgotten(storage)
         less_needed: list[Storage] = []
         for call in storage.makers:
@@ -401,8 +408,6 @@ class Engine:
                     child.replayable = False
                     self._classify(child)
             if storage.resident:
-                self.memory -= storage.nbytes
-                self._vanish(storage)
                 freed.append(storage)
             parents = self._leave_graph(storage)
             if not self.rules.quirks:  # the authors forget to look at those
@@ -441,11 +446,11 @@ class Engine:
 
     @staticmethod
     def _disown(call: Call) -> Iterable[Storage]:
-        """`call` cannot run again. Returns the storages of its outputs."""
+        """`call` cannot run again. Returns the storages of its outputs, if in the graph."""
         call.replayable = False
         for value in call.inputs:
             value.storage.consumers.pop(call, None)
-        return dict.fromkeys(value.storage for value in call.outputs)
+        return dict.fromkeys(value.storage for value in call.living_outputs())
 
     def _touch(self, storage: Storage) -> None:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:

@@ -46,11 +46,14 @@ class Chooser(ABC):
     def choose(self, now: Nanoseconds) -> Candidate | None:
         """The storage to let go at clock `now`; nothing if there is no candidate."""
 
-    def evicted(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
+    def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
+        """A call that will make `storage` is in progress, and it counts as evicted until then."""
+
+    def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """`storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again, or is made for the first time."""
+        """`storage` is in memory again, or was made as expected."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""
@@ -59,7 +62,7 @@ class Chooser(ABC):
         """The last access of the candidate `storage` changed."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """The cost or the parents of `storage` changed (a view of it was made)."""
+        """The cost or the parents of `storage` changed (a view of it is made)."""
 
 
 class Policy(ABC):
