@@ -17,13 +17,14 @@ How this differs from the authors' prototype and simulator:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine._check import check
 from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
-from rekindle.engine._rules import Rules
+from rekindle.engine._rules import RIGHT, Rules
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Free
 
@@ -32,7 +33,7 @@ from rekindle.schedule import Action, Compute, Free
 class Engine:
     """Keeps `memory` within `budget` bytes. `budget` None: no limit."""
 
-    def __init__(self, budget: Bytes | None, policy: Policy, rules: Rules = Rules()) -> None:
+    def __init__(self, budget: Bytes | None, policy: Policy, rules: Rules = RIGHT) -> None:
         self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
@@ -89,7 +90,7 @@ class Engine:
         Wanted storages whose recomputation would read it are brought back; from then on nothing
         that was made from it can be recomputed.
         """
-        needy = self._made_through(storage)
+        needy = storage.made_through()
         saved = [made for made in needy if made.resident]  # these must not make way for the others
         for made in saved:
             self._lock(made)
@@ -143,7 +144,7 @@ class Engine:
                 self._chooser.returned(storage)
         if not self.rules.quirks:
             self._link(call)
-        for value in _asked_for_last(call):
+        for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
             storage.last_access = self.clock
@@ -157,6 +158,17 @@ class Engine:
             freed += self._prune(source.storage)
         return freed
 
+    def account(self, cost: Nanoseconds) -> None:
+        """An operator ran that made nothing."""
+        self.clock += cost
+        self.compute_ns += cost
+
+    def resize(self, storage: Storage, nbytes: Bytes) -> None:
+        """The program itself changed the size of `storage`, which it holds."""
+        self.memory += nbytes - storage.nbytes
+        self.peak = max(self.peak, self.memory)
+        storage.nbytes = nbytes
+
     def _link(self, call: Call) -> None:
         """Enters `call` and what it makes into the graph."""
         for storage in call.made:
@@ -166,7 +178,7 @@ class Engine:
                 storage = value.storage
                 if any(output.storage is not storage for output in call.outputs):
                     storage.consumers[call] = None
-        for storage in _distinct([value.storage for value in call.outputs]):
+        for storage in call.storages():
             storage.cost += call.cost
             storage.replayable = storage.replayable and call.replayable
             if storage.makers[0] is not call:
@@ -176,6 +188,10 @@ class Engine:
     def storages(self) -> Iterator[Storage]:
         """Every storage that is resident or may be recomputed."""
         return iter(self._storages)
+
+    def check(self) -> None:
+        """Asserts every invariant; between events, not during one."""
+        check(self)
 
     # -- bringing back --------------------------------------------------------------------------
 
@@ -302,7 +318,7 @@ class Engine:
                     self._chooser.returned(storage)
         for value in call.outputs:
             value.defined = value.storage.resident
-        for value in _asked_for_last(call, frame.wanted):
+        for value in call.outputs_but_last(frame.wanted):
             if value.storage in self._storages:
                 self._classify(value.storage)
 
@@ -339,7 +355,7 @@ class Engine:
     def _let_go_if_dead(self, storage: Storage) -> Iterator[Action]:
         if storage.dead:
             useful = storage.consumers or self.rules.quirks
-            if useful and self.rules.dead == "evict" and self._is_candidate(storage):
+            if useful and self.rules.dead == "evict" and self.is_candidate(storage):
                 yield from self._evict(storage)
             else:
                 yield from self._free(self._prune(storage))
@@ -414,18 +430,6 @@ class Engine:
                 unneeded += parents
         return freed
 
-    def _made_through(self, source: Storage) -> list[Storage]:
-        """What cannot be recomputed without `source` unless a resident helps; oldest first."""
-        found: dict[Storage, None] = {}
-        stack = [source]
-        while stack:
-            for child in stack.pop().children():
-                if child not in found:
-                    found[child] = None
-                    if not child.resident:
-                        stack.append(child)
-        return sorted(found, key=lambda made: made.id)
-
     def _lose_recipe(self, call: Call) -> list[Storage]:
         """`call` can never run again, nor what can only be had through it."""
         freed: list[Storage] = []
@@ -471,7 +475,8 @@ class Engine:
         if storage.locks == 0:
             self._classify(storage)
 
-    def _is_candidate(self, storage: Storage) -> bool:
+    def is_candidate(self, storage: Storage) -> bool:
+        """Whether the policy may choose `storage`."""
         return (
             storage.resident
             and storage.replayable
@@ -483,7 +488,7 @@ class Engine:
 
     def _classify(self, storage: Storage) -> None:
         """Brings the policy's view of `storage` up to date."""
-        candidate = self._is_candidate(storage)
+        candidate = self.is_candidate(storage)
         if candidate and storage.order < 0:
             self._order += 1
             storage.order = self._order
@@ -491,37 +496,3 @@ class Engine:
         elif not candidate and storage.order >= 0:
             storage.order = -1
             self._chooser.remove(storage)
-
-    def check(self) -> None:
-        """Asserts every invariant; between events, not during one."""
-        resident = [storage for storage in self._storages if storage.resident]
-        assert self.memory == sum(storage.nbytes for storage in resident), "memory is miscounted"
-        assert self.memory <= self.budget, f"{self.memory} bytes over a budget of {self.budget}"
-        assert self.peak <= self.budget, "the peak was over the budget"
-        for storage in self._storages:
-            assert storage.locks == 0, f"{storage} is still locked"
-            assert (storage.order >= 0) == self._is_candidate(storage), (
-                f"{storage} is misclassified"
-            )
-            assert storage.references >= 0, f"{storage}"
-            for value in storage.values:
-                assert storage.resident or not value.defined, f"{storage} is gone, its value not"
-            assert storage.resident or not storage.dead or storage.consumers, f"{storage} leaks"
-            if storage.replayable:
-                for call in storage.makers:
-                    for value in call.inputs:
-                        at_home = value.storage in self._storages
-                        assert at_home, f"{storage} needs {value.storage}, which is gone"
-
-
-def _distinct(storages: Sequence[Storage]) -> Iterable[Storage]:
-    return storages if len(storages) < 2 else dict.fromkeys(storages)
-
-
-def _asked_for_last(call: Call, wanted: Value | None = None) -> Sequence[Value]:
-    """The outputs in the order in which they become candidates, `wanted` (None: the first) last."""
-    outputs = call.outputs
-    if len(outputs) < 2:
-        return outputs
-    wanted = wanted or outputs[0]
-    return [*(value for value in outputs if value is not wanted), wanted]

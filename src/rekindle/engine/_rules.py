@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from rekindle._types import Nanoseconds
 
@@ -32,3 +32,6 @@ class Rules:
     dead: Literal["evict", "ignore", "banish"] = "evict"
     recompute_limit: Nanoseconds | None = None
     quirks: bool = False
+
+
+RIGHT: Final = Rules()

@@ -51,7 +51,7 @@ class Envelope:
         self._top = wider(get("_top"), 0.0, rows).astype(np.intp)  # the column of each row's top
         self._until = wider(get("_until"), np.inf, rows)
 
-    def add(self, nbytes: Bytes, cost: Nanoseconds, last: Nanoseconds, order: int) -> int:
+    def add(self, nbytes: Bytes, cost: float, last: Nanoseconds, order: int) -> int:
         """Returns the slot of the new line."""
         if self._vacant:
             slot = self._vacant.pop()
@@ -96,7 +96,8 @@ class Envelope:
             return self._greatest(benefit, self._order[0, used])
         due = np.flatnonzero(self._until <= now)
         if len(due) or self._dirty:
-            self._find_tops(np.unique([*due, *self._dirty]).astype(np.intp), now)
+            rows = {*due.tolist(), *self._dirty}
+            self._find_tops(np.fromiter(rows, np.intp, len(rows)), now)
             self._dirty.clear()
         rows = np.arange(len(self._top))
         tops = (rows, self._top)

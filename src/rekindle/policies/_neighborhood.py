@@ -15,6 +15,7 @@ from typing import final
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate
 
+
 def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
     """e*(s): the evicted storages that `storage` needs, or that need it, through evicted ones."""
     found: set[Candidate] = set()
@@ -153,11 +154,14 @@ class Exact(Neighborhood):
         above = _reach(self._up, (*(p for s in back for p in s.parents()), *lost))
         below = _reach(self._down, (c for s in back for c in s.children()))
         fall = _sum(back) + sum(lost.values())
+        loss_above, loss_below = fall + _sum(below), fall + _sum(above)
         if self._descendants:
             border = (s for group in (back, above) for member in group for s in member.parents())
-            yield from dict.fromkeys(((s, fall + _sum(below)) for s in (*border, *lost)))
+            for storage in dict.fromkeys((*border, *lost)):
+                yield storage, loss_above
         border = (s for group in (back, below) for member in group for s in member.children())
-        yield from dict.fromkeys((s, fall + _sum(above)) for s in border)
+        for storage in dict.fromkeys(border):
+            yield storage, loss_below
 
 
 def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:

@@ -1,9 +1,9 @@
-"""The score behind the banishing curve of the DTR paper: not h_DTR, although it stands for it there.
+"""The score behind the banishing curve of the DTR paper; it is not quite h_DTR.
 
-score = (c0(s) + cost of e*(s)) / (m(s) * staleness), as the authors' simulator has it for the runtime
-that banishes (`DTRUnopt`). It differs from h_DTR twice: a storage that is both ancestor and
-descendant is counted once, and the staleness is that of the least stale storage of the neighborhood.
-Only here to reproduce that curve: every candidate is scored afresh each time.
+score = (c0(s) + cost of e*(s)) / (m(s) * staleness), as the authors' simulator has it for the
+runtime that banishes (`DTRUnopt`). It differs from h_DTR twice: what is both ancestor and
+descendant is counted once, and the staleness is that of the least stale of s and e*(s). Only here
+to reproduce that curve: every candidate is scored afresh each time.
 """
 
 from __future__ import annotations

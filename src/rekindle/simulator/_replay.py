@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rekindle import trace as t
 from rekindle._types import Bytes, StorageId
-from rekindle.engine import Call, Engine, Rules, Value
+from rekindle.engine import RIGHT, Call, Engine, Rules, Value
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Record, Recorder
 
@@ -16,7 +16,7 @@ def replay(
     *,
     budget: Bytes | None,
     policy: Policy,
-    rules: Rules = Rules(),
+    rules: Rules = RIGHT,
     watch: Callable[[Engine], None] | None = None,
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).

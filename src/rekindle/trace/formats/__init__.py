@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -39,21 +39,21 @@ def load(path: str | Path) -> Trace:
         raise InvalidFile(1, "", "a gzip file", message, path=str(path)) from None
 
 
-def save(trace: Trace, path: str | Path, format: str = native.NAME) -> None:
+def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> None:
     """Writes `trace` in the format "native" or "dtr"; gzipped if the name ends in .gz.
 
     Raises `Unsupported` for what the format cannot hold; then there is no file.
     """
-    chosen = {module.NAME: module for module in FORMATS}[format]
-    text = "".join(chosen.write(trace)) if chosen is not native else None
+    (chosen,) = (module for module in FORMATS if as_format == module.NAME)
+    for _ in chosen.write(trace):  # all of it once, before there is a file
+        pass
     path = Path(path)
-    opened = gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w")
-    with opened as file:
-        file.writelines([text] if text is not None else native.write(trace))
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.writelines(chosen.write(trace))
 
 
 @contextmanager
-def _lines(path: Path) -> Iterator[Iterator[str]]:
+def _lines(path: Path) -> Generator[Iterator[str]]:
     with path.open("rb") as file:
         start = file.read(2)
         file.seek(0)

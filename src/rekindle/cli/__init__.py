@@ -1,0 +1,47 @@
+"""The command line: one file a command, loaded when it is asked for.
+
+A file `<name>.py` in this folder holds one click command called `command`. Nothing here or at the
+top of such a file imports torch, so that `rekindle --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+
+import click
+
+from rekindle import __version__
+
+
+class _Commands(click.Group):
+    """The commands are the files of this folder."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        return importlib.import_module(f"{__name__}.{cmd_name}").command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known, asked = self.list_commands(ctx), args[0]
+        if asked not in known and not asked.startswith("-"):
+            close = difflib.get_close_matches(asked, known, n=1)
+            hint = f"did you mean 'rekindle {close[0]}'?" if close else f"there is: {_all(known)}."
+            raise click.UsageError(f"No such command {asked!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _all(names: list[str]) -> str:
+    return ", ".join(names)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rekindle")
+def main() -> None:
+    """Train PyTorch models inside a memory budget given in bytes."""

@@ -1,0 +1,119 @@
+"""What `rekindle demo` shows: a live line for each run, then a table of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text as Line
+
+from rekindle._types import Bytes
+from rekindle._units import format_bytes, format_ns
+from rekindle.pytorch.demo import Identical, Settings, Step, Text, Trained
+
+
+class _Memory(ProgressColumn):
+    """The most memory of the last step, against the scale of the view."""
+
+    def render(self, task: Task) -> ProgressBar:
+        scale, peak = task.fields["scale"], task.fields["peak"]
+        return ProgressBar(max(scale, 1), peak, width=10, style="grey23", complete_style="magenta")
+
+
+class View:
+    """`scale`: the memory that is a full bar; until it is known, the most there was."""
+
+    def __init__(self, settings: Settings, console: Console, progress: Progress) -> None:
+        self.settings = settings
+        self.console = console
+        self.progress = progress
+        self.scale: Bytes = 0
+
+    def watch(self, title: str, budget: Bytes | None = None) -> Callable[[Step], None]:
+        """A new line, and what updates it after each step."""
+        if budget is not None:
+            title = f"within {format_bytes(budget)}"
+        line = self.progress.add_task(
+            title, total=self.settings.steps, loss="", speed="", memory="", peak=0, scale=1
+        )
+        self.progress.refresh()
+
+        def update(step: Step) -> None:
+            self.scale = max(self.scale, step.peak)
+            self.progress.update(
+                line,
+                advance=1,
+                loss=f"{step.loss:.3f}",
+                speed=f"{self.settings.tokens / step.ns * 1e9:,.0f}",
+                memory=format_bytes(step.peak),
+                peak=step.peak,
+                scale=self.scale,
+            )
+            self.progress.refresh()
+
+        return update
+
+    def compare(self, free: Trained, tight: Trained, same: Identical) -> None:
+        """The table of both runs."""
+        table = Table(title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column()
+        for title in ("without a budget", "with a budget", "ratio"):
+            table.add_column(title, justify="right")
+        for row in _rows(free, tight):
+            table.add_row(*row)
+        table.add_section()
+        table.add_row("final weights", "", _verdict(same.weights))
+        table.add_row("all losses", "", _verdict(same.losses))
+        self.console.print(table)
+        self.console.print(
+            "Constants: weights, gradients, optimizer state, text. Time per step: the median.",
+            style="dim",
+        )
+
+
+def _rows(free: Trained, tight: Trained) -> Iterator[tuple[str, ...]]:
+    """Name, without a budget, with one, ratio."""
+    yield "budget", "none", format_bytes(tight.budget or 0)
+    yield "peak memory", *_both(format_bytes, free.peak, tight.peak)
+    yield "- constants", *_both(format_bytes, free.constants, tight.constants)
+    yield "time per step", *_both(format_ns, free.step_ns, tight.step_ns)
+    steps = len(tight.steps)
+    yield "evictions per step", "0", f"{tight.evictions / steps:,.0f}"
+    yield "recomputations per step", "0", f"{tight.recomputations / steps:,.0f}"
+    yield "last loss", *(f"{run.steps[-1].loss:.6f}" for run in (free, tight))
+
+
+def _both(shown: Callable[[int], str], one: int, other: int) -> tuple[str, str, str]:
+    return shown(one), shown(other), f"{other / max(one, 1):.2f}"
+
+
+def _verdict(same: bool) -> Line:
+    return Line("identical", style="green") if same else Line("different", style="bold red")
+
+
+@contextmanager
+def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
+    """A view whose lines are updated in place on a terminal, and printed at the end elsewhere."""
+    console = Console(quiet=quiet, highlight=False)
+    progress = Progress(
+        TextColumn("{task.description:<17}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:<5}"),
+        TextColumn("{task.fields[speed]:>6} tokens/s"),
+        _Memory(),
+        TextColumn("{task.fields[memory]:>10}"),
+        console=console,
+        auto_refresh=False,  # a thread that draws would be in the way of what is timed
+    )
+    console.print(
+        f"A GPT of {settings.layers} layers learns Python's standard library: "
+        f"{settings.tokens:,} characters a step,\n{len(text.alphabet)} different ones."
+    )
+    with progress:
+        yield View(settings, console, progress)

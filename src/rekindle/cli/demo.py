@@ -1,0 +1,117 @@
+"""`rekindle demo`: the same training with and without a budget, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from rekindle._errors import OutOfBudget
+from rekindle._types import Bytes
+from rekindle.cli._options import multiple_of, size
+
+if TYPE_CHECKING:
+    from rekindle.pytorch.demo import Identical, Settings, Trained
+
+
+def _number(name: str, default: int, text: str, least: int = 1, **more: Any) -> Callable[..., Any]:
+    return click.option(
+        name,
+        type=click.IntRange(min=least),
+        metavar="N",
+        default=default,
+        show_default=True,
+        help=text,
+        **more,
+    )
+
+
+@click.command
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    callback=size,
+    help="The budget, such as 200MB or 1.5GiB, instead of --fraction.",
+)
+@click.option(
+    "--fraction",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="X",
+    default=0.4,
+    show_default=True,
+    help="The budget as a part of the activation memory, on top of what cannot be let go "
+    "(weights, gradients, optimizer state).",
+)
+@_number("--layers", 12, "Blocks of the model.")
+@_number("--width", 128, "Numbers for a character between blocks.", callback=multiple_of(4))
+@_number("--context", 128, "Characters that the model sees at once.")
+@_number("--batch", 16, "Pieces of text in one step.")
+@_number("--steps", 24, "Steps of each of the two runs.")
+@_number("--seed", 0, "Decides weights, dropout and pieces of text.", least=0)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, nothing else.")
+@click.pass_context
+def command(
+    ctx: click.Context, budget: Bytes | None, fraction: float, as_json: bool, **sizes: int
+) -> None:
+    """Train a small GPT without a budget and within one, and compare.
+
+    It learns Python's own standard library, character by character. The first run measures how
+    much memory that takes. The second one is given less, and has to arrive at the same losses and
+    the same weights, bit for bit; if it does not, the exit code is 1.
+    """
+    given = ctx.get_parameter_source("fraction") is not ParameterSource.DEFAULT
+    if budget is not None and given:
+        raise click.UsageError("--budget and --fraction say the same thing: write only one")
+
+    from rekindle.cli import _demo_view
+    from rekindle.pytorch import demo
+
+    settings = demo.Settings(**sizes)
+    try:
+        text = demo.read_text(settings.context)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    with _demo_view.live(settings, text, quiet=as_json) as view:
+        free = demo.train(settings, text, watch=view.watch("without a budget"))
+        budget = budget or free.budget_at(fraction)
+        view.scale = free.peak
+        try:
+            tight = demo.train(settings, text, budget, view.watch("with a budget", budget))
+        except OutOfBudget as error:
+            raise click.ClickException(f"{error}\n{_larger(error)}") from None
+    same = demo.compare(free, tight)
+    if as_json:
+        click.echo(json.dumps(_data(settings, free, tight, same), indent=2))
+    else:
+        view.compare(free, tight, same)
+    ctx.exit(0 if same.losses and same.weights else 1)
+
+
+def _larger(error: OutOfBudget) -> str:
+    return f"This far it would have taken: rekindle demo --budget {error.smallest_budget}"
+
+
+def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) -> dict[str, Any]:
+    """All figures, in bytes and nanoseconds."""
+    return {
+        "settings": vars(settings),
+        "free": _figures(free),
+        "tight": _figures(tight),
+        "identical": vars(same),
+    }
+
+
+def _figures(run: Trained) -> dict[str, Any]:
+    return {
+        "budget": run.budget,
+        "peak": run.peak,
+        "constants": run.constants,
+        "step_ns": run.step_ns,
+        "evictions": run.evictions,
+        "recomputations": run.recomputations,
+        "recompute_ns": run.recompute_ns,
+        "losses": [step.loss for step in run.steps],
+    }

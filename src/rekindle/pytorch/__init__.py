@@ -1,0 +1,5 @@
+"""Runs PyTorch programs within a budget. The only part that imports torch."""
+
+from rekindle.pytorch._budget import Run as Run
+from rekindle.pytorch._budget import budget as budget
+from rekindle.pytorch._budget import never_recompute as never_recompute

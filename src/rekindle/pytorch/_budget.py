@@ -1,0 +1,216 @@
+"""`with rekindle.budget("6GiB"):` - the context, and what it tells afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, Nanoseconds
+from rekindle._units import parse_bytes
+from rekindle.policies import DTR, Policy
+from rekindle.pytorch._explain import report
+from rekindle.pytorch._operators import operator
+from rekindle.pytorch._runtime import Runtime
+from rekindle.schedule import Record, Recorder
+
+
+class _Mode(TorchDispatchMode):
+    """Hands every operator to the runtime. Views make no memory and pass."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        runtime = self._runtime
+        facts = operator(func)
+        if runtime.busy:
+            return func(*args, **(kwargs or {}))
+        if facts.view:
+            runtime.meet(args[0])
+            return func(*args, **(kwargs or {}))
+        return runtime.run(facts, args, kwargs or {})
+
+
+@final
+class Run:
+    """What one `rekindle.budget(...)` did so far; stays readable after the context."""
+
+    def __init__(self, runtime: Runtime, budget: Bytes, policy: Policy, *, record: bool) -> None:
+        self.budget = budget
+        self._runtime = runtime
+        self._policy = policy
+        runtime.recorder = Recorder() if record else None
+
+    @property
+    def peak(self) -> Bytes:
+        """The most bytes in use at any moment, as counted by the runtime."""
+        return self._runtime.engine.peak
+
+    @property
+    def memory(self) -> Bytes:
+        """Bytes in use now, as counted by the runtime."""
+        return self._runtime.engine.memory
+
+    @property
+    def evictions(self) -> int:
+        """How often something was let go that somebody could still ask for."""
+        return self._runtime.evictions
+
+    @property
+    def recomputations(self) -> int:
+        """How many operators ran again."""
+        return self._runtime.recomputations
+
+    @property
+    def compute_ns(self) -> Nanoseconds:
+        """Time in operators that the program asked for, at their measured prices."""
+        return self._runtime.engine.compute_ns
+
+    @property
+    def recompute_ns(self) -> Nanoseconds:
+        """Time lost to recomputation, at the operators' measured prices."""
+        return self._runtime.engine.recompute_ns
+
+    @property
+    def record(self) -> Record:
+        """The run as data. With `budget(..., record=True)` it holds every action."""
+        recorder = self._runtime.recorder or Recorder()
+        return Record(
+            tuple(recorder.actions),
+            tuple(recorder.clock),
+            tuple(recorder.memory),
+            self.budget,
+            self.peak,
+            self.compute_ns,
+            self.recompute_ns,
+            self.evictions,
+            self.recomputations,
+            made_by=repr(self._policy),
+        )
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Never lets go of the memory of `tensor`; returns it."""
+        self._runtime.keep(tensor)
+        return tensor
+
+    def report(self) -> str:
+        """Peak and when, who held memory at the peak, evictions, recomputation, time lost."""
+        runtime = self._runtime
+        counts = (runtime.evictions, runtime.recomputations)
+        return report(runtime.engine, self.budget, runtime.at_peak, *counts)
+
+
+@final
+class budget:
+    """Keeps everything run inside within an amount of memory, recomputing what does not fit.
+
+    >>> with rekindle.budget("6GiB") as run:  # doctest: +SKIP
+    ...     loss = model(batch)
+    ...     loss.backward()
+    ...     optimizer.step()
+
+    amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
+        seen inside: parameters, gradients, optimizer state, batches, activations.
+    policy: what to let go, one of `rekindle.policies`; default `DTR()`.
+    device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
+    record: keep every action in `run.record` (grows with the run).
+
+    Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
+    kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
+    entered once; contexts do not nest.
+    """
+
+    _active: budget | None = None
+
+    def __init__(
+        self,
+        amount: str | int,
+        *,
+        policy: Policy | None = None,
+        device: str | torch.device | None = None,
+        record: bool = False,
+    ) -> None:
+        self._budget = parse_bytes(amount)
+        self._policy = DTR() if policy is None else policy
+        self._device = _device(device)
+        self._record = record
+        self._stack: ExitStack | None = None
+
+    def __enter__(self) -> Run:
+        if budget._active is not None:
+            raise Unsupported(
+                "rekindle.budget(...) inside rekindle.budget(...): a program has one budget. Leave "
+                "the outer context first, or give the outer one the smaller amount"
+            )
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
+            raise Unsupported(
+                "rekindle.budget(...) inside a torch.func transform (grad, vmap, jvp), which has "
+                "no graph to recompute from. Enter the budget outside and use loss.backward()"
+            )
+        if self._stack is not None:
+            raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
+        runtime = Runtime(self._budget, self._policy, self._device)
+        run = Run(runtime, self._budget, self._policy, record=self._record)
+        with ExitStack() as stack:
+            stack.enter_context(_Mode(runtime))
+            stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
+            step = register_optimizer_step_post_hook(
+                lambda optimizer, *_: runtime.optimizers.add(optimizer)
+            )
+            stack.callback(step.remove)
+            stack.callback(_leave)
+            self._stack = stack.pop_all()
+        budget._active = self
+        self._runtime = runtime
+        return run
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._stack is not None
+        self._stack.close()
+        del self._runtime
+
+
+def _leave() -> None:
+    budget._active = None
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.device("cuda" if in_use else "cpu")
+
+
+@contextmanager
+def never_recompute() -> Iterator[None]:
+    """What is computed inside is kept in memory and never computed again.
+
+    For operators whose result depends on more than their arguments. Has no effect outside a budget.
+    """
+    active = budget._active
+    if active is None:
+        yield
+        return
+    runtime = active._runtime
+    runtime.never_recompute += 1
+    try:
+        yield
+    finally:
+        runtime.never_recompute -= 1

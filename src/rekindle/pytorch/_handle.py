@@ -1,0 +1,38 @@
+"""What autograd holds in the place of a tensor."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from rekindle.engine import Storage
+from rekindle.pytorch._signature import Geometry
+
+
+@final
+class Handle:
+    """One reference of autograd to a value: how to find it, and what it must look like.
+
+    It knows no memory itself. Its death is queued in `released`, not acted on: it may come in any
+    thread, amid anything.
+    """
+
+    __slots__ = ("geometry", "released", "storage", "version")
+
+    def __init__(
+        self, released: deque[Storage], storage: Storage, geometry: Geometry, version: int
+    ) -> None:
+        self.released = released
+        self.storage = storage
+        self.geometry = geometry
+        self.version = version  #: of the program's tensor when it was saved; negative: none
+
+    def current(self) -> Storage:
+        """The storage that holds the value now."""
+        storage = self.storage
+        while storage.payload.successor is not None:
+            storage = storage.payload.successor
+        return storage
+
+    def __del__(self) -> None:
+        self.released.append(self.storage)

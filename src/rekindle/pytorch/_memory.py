@@ -1,0 +1,136 @@
+"""The torch side of an engine's storage, and the table that finds it from a tensor.
+
+A `torch.UntypedStorage` lives as long as a tensor or its Python object does. So the runtime owns
+memory by keeping that object, lets it go by dropping it, and learns from a weak reference to it
+when the last tensor is gone. `torch._C._storage_Use_Count` is 1 when nobody but the object is left.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rekindle.engine import Storage
+
+use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
+# What is special about the content of a memory, so that reading it needs a second look.
+EXOTIC = 1  #: conjugated, quantized, ...: an alias cannot be rebuilt from its geometry
+UNWRITTEN = 2  #: made by `empty`, and no operator has written to it
+ZEROED = 4  #: made by `zeros`, and no operator has written to it
+
+
+@final
+class Memory:
+    """Where an engine's storage lives. Hangs on `Storage.payload`."""
+
+    __slots__ = (
+        "address",
+        "flags",
+        "origin",
+        "overwritten",
+        "owned",
+        "site",
+        "successor",
+        "version",
+        "watch",
+    )
+
+    def __init__(self) -> None:
+        #: Kept to keep the memory; None when the program alone keeps it, or when it is evicted.
+        self.owned: torch.UntypedStorage | None = None
+        #: Identity of the torch storage while there is one.
+        self.address = 0
+        #: Dies with the memory.
+        self.watch: Death | None = None
+        #: A tensor of the program that shares its version counter with all its aliases.
+        self.origin: weakref.ref[Tensor] | None = None
+        #: Of that tensor when the content was last known to be this value; negative: not known.
+        self.version = 0
+        self.flags = 0
+        #: The program wrote another value here, so that this one may no longer be asked for.
+        self.overwritten = False
+        #: The storage whose value now lives where this one did, unnoticed by version counters.
+        self.successor: Storage | None = None
+        #: What made it, for reports.
+        self.site = ""
+
+    def home(self) -> torch.UntypedStorage:
+        """The torch storage of a value that is in memory, whoever keeps it."""
+        home = self.owned
+        if home is None and self.watch is not None:
+            home = self.watch()
+        assert home is not None, "a value that should be in memory is not; please report this"
+        return home
+
+    def current_version(self) -> int:
+        """The version counter now; negative if no tensor of the program is left to tell."""
+        origin = self.origin() if self.origin is not None else None
+        return -1 if origin is None else version_of(origin)
+
+
+def version_of(tensor: Tensor) -> int:
+    """The version counter; negative for inference tensors, which have none."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+@final
+class Death(weakref.ref[torch.UntypedStorage]):
+    """A weak reference to a storage that knows which engine's storage lives there."""
+
+    __slots__ = ("storage",)
+
+    storage: Storage
+
+
+@final
+class Table:
+    """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them.
+
+    Callbacks of weak references come at any time and in any thread: they only append to a queue.
+    """
+
+    def __init__(self) -> None:
+        self.deaths: deque[Death] = deque()
+        self.released: deque[Storage] = deque()  #: one entry for each handle that died
+        self._by_address: dict[int, Storage] = {}
+
+    def find(self, address: int) -> Storage | None:
+        return self._by_address.get(address)
+
+    def settle(self, storage: Storage, home: torch.UntypedStorage, address: int) -> None:
+        """`storage` lives in `home` from now on."""
+        memory: Memory = storage.payload
+        memory.address = address
+        memory.watch = watch = Death(home, self.deaths.append)
+        watch.storage = storage
+        self._by_address[address] = storage
+
+    def succeed(self, old: Storage, new: Storage) -> None:
+        """The home of `old` now holds the value of `new`."""
+        before: Memory = old.payload
+        after: Memory = new.payload
+        after.address, after.watch = before.address, before.watch
+        after.owned, before.owned = before.owned, None
+        before.watch = None
+        if after.watch is not None:
+            after.watch.storage = new
+        self._by_address[after.address] = new
+
+    def vacate(self, storage: Storage) -> None:
+        """`storage` has no home any more; the memory goes when nobody else keeps it."""
+        memory: Memory = storage.payload
+        if memory.watch is not None:
+            memory.watch = None
+            if self._by_address.get(memory.address) is storage:
+                del self._by_address[memory.address]
+        memory.owned = None
+
+    def is_held(self, storage: Storage) -> bool:
+        """Whether the program keeps the memory of `storage` beside the runtime."""
+        return use_count(storage.payload.address) > 1

@@ -1,0 +1,178 @@
+"""What the runtime must know about an operator, learned once for each overload.
+
+The schema says most of it. Where it is silent or wrong, the tables below say so, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+
+aten = torch.ops.aten
+
+#: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
+#: and running_var, and of the flag that says whether they are written.
+HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
+    "aten::native_batch_norm": (3, 4, 5),
+    "aten::cudnn_batch_norm": (3, 4, 5),
+    "aten::miopen_batch_norm": (3, 4, 5),
+    "aten::instance_norm": (3, 4, 5),
+    "aten::_native_batch_norm_legit": (3, 4, 5),
+}
+#: The same, but they always write, and their outputs do not depend on what was there before.
+ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
+    "aten::batch_norm_gather_stats": (3, 4),
+    "aten::batch_norm_gather_stats_with_counts": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
+    "aten::_batch_norm_with_update": (3, 4),
+}
+
+#: Decide something: their integer results are kept, never computed again (rule R8).
+ROUTING = {
+    "aten::argmax",
+    "aten::argmin",
+    "aten::argsort",
+    "aten::bincount",
+    "aten::bucketize",
+    "aten::kthvalue",
+    "aten::median",
+    "aten::mode",
+    "aten::multinomial",
+    "aten::nonzero",
+    "aten::nonzero_static",
+    "aten::randperm",
+    "aten::searchsorted",
+    "aten::sort",
+    "aten::topk",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+}
+#: Read an index or a mask whose *values* decide the shape of the result: those are kept as well.
+INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+    "aten::masked_select",
+    "aten::masked_scatter",
+    "aten::masked_scatter_",
+    "aten::repeat_interleave",
+}
+
+#: Make memory without content (rule R4): who reads it first must have had it filled elsewhere.
+EMPTY = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::empty_permuted",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+#: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
+ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros"}
+
+#: Write the whole of their first argument without reading it.
+OVERWRITING = {
+    "aten::bernoulli_",
+    "aten::cauchy_",
+    "aten::copy_",
+    "aten::exponential_",
+    "aten::fill_",
+    "aten::geometric_",
+    "aten::log_normal_",
+    "aten::normal_",
+    "aten::random_",
+    "aten::uniform_",
+    "aten::zero_",
+}
+
+#: Choose a kernel by whether an argument requires a gradient, so replay must look the same.
+SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
+
+#: Never run again: they talk to other processes or to the outside.
+EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "profiler", "debugprims")
+
+#: Draw random numbers although the tag `nondeterministic_seeded` is missing.
+UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
+
+
+@final
+class Operator:
+    """What is fixed for one overload."""
+
+    __slots__ = (
+        "dynamic",
+        "empty",
+        "func",
+        "indexing",
+        "name",
+        "opaque",
+        "overwriting",
+        "random",
+        "resizes",
+        "routing",
+        "sees_requires_grad",
+        "statistics",
+        "view",
+        "written",
+        "zeros",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.func: Callable[..., Any] = func
+        self.name: str = schema.name
+        aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
+        arguments = list(enumerate(schema.arguments))
+        #: Positions and names of the arguments that are written.
+        self.written = tuple(
+            (position, argument.name)
+            for position, argument in arguments
+            if argument.alias_info is not None
+            and argument.alias_info.is_write
+            and not self.name.startswith("aten::set_")  # the tensor moves, its memory stays
+        )
+        #: Returns views only: no memory, no work.
+        self.view = bool(aliased) and not self.written and len(aliased) == len(schema.returns)
+        tags = func.tags
+        self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
+        #: The sizes of the results depend on the content of the arguments.
+        self.dynamic = torch.Tag.dynamic_output_shape in tags
+        self.routing = self.name in ROUTING
+        self.indexing = self.name in INDEXING
+        self.empty = self.name in EMPTY
+        self.zeros = self.name in ZEROS
+        self.overwriting = self.name in OVERWRITING
+        self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
+        self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
+        #: May change the size of a storage: set_, resize_, and whatever writes to `out`.
+        self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
+            argument.kwarg_only for position, argument in arguments if self._writes(position)
+        )
+        self.opaque = self.name.split("::")[0] in EFFECTS or self.resizes
+
+    def _writes(self, position: int) -> bool:
+        return any(position == written for written, _ in self.written)
+
+    def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """The positions of running statistics that this call writes behind the schema's back."""
+        if self.name in ALWAYS_WRITTEN_STATISTICS:
+            return ALWAYS_WRITTEN_STATISTICS[self.name]
+        mean, variance, training = HIDDEN_STATISTICS[self.name]
+        return (mean, variance) if args[training] else ()
+
+
+_known: dict[Any, Operator] = {}
+
+
+def operator(func: Any) -> Operator:
+    """The facts of `func`, an `OpOverload`."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = Operator(func)
+    return found

@@ -1,0 +1,295 @@
+"""Calls that differ only in the content of their tensors share a signature.
+
+A signature holds the arguments with a `Geometry` in the place of each tensor: enough to know the
+sizes of the results before the operator runs, to price it, and, with tensors put back, to run it
+again. Numbers that change from call to call (a float, a generator) stay out of it, as `extras`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter_ns
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch._operators import Operator
+
+PLAIN_TENSORS = (Tensor, Parameter)
+#: Signatures kept; programs with ever new shapes or integers must not grow without end.
+MOST_SIGNATURES = 20_000
+
+
+@final
+class Geometry:
+    """How a tensor lies in its storage."""
+
+    __slots__ = ("dtype", "exotic", "offset", "requires_grad", "size", "span", "stride")
+
+    def __init__(self, size: Any, stride: Any, offset: int, dtype: torch.dtype) -> None:
+        self.size = size
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+        self.requires_grad = False
+        #: A complex tensor may carry a conjugate bit, a quantized one its scale: not to be rebuilt.
+        self.exotic = dtype.is_complex or not (dtype.is_floating_point or _is_integral(dtype))
+        reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        count = size.numel()
+        #: Bytes of the storage from its start if the tensor covers them without gaps, else -1.
+        self.span = dtype.itemsize * count if offset == 0 and reach == count else -1
+
+    def of(self, storage: torch.UntypedStorage) -> Tensor:
+        """The tensor of this geometry in `storage`."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    )
+
+
+_geometries: dict[Any, Geometry] = {}
+
+
+def geometry_of(tensor: Tensor) -> Geometry:
+    """The geometry of `tensor`; equal geometries are one object."""
+    key = (tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+    found = _geometries.get(key)
+    if found is None:
+        if len(_geometries) > MOST_SIGNATURES:
+            _geometries.clear()
+        found = _geometries[key] = Geometry(*key)
+    return found
+
+
+def _requiring_grad(plain: Geometry) -> Geometry:
+    key = (plain.size, plain.stride, plain.offset, plain.dtype, True)
+    found = _geometries.get(key)
+    if found is None:
+        found = _geometries[key] = Geometry(plain.size, plain.stride, plain.offset, plain.dtype)
+        found.requires_grad = True
+    return found
+
+
+@final
+class _Mark:
+    """Stands for something in a key."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+EXTRA = _Mark("extra")
+TRUE, FALSE = _Mark("true"), _Mark("false")  # True == 1, but not for an operator
+_HASHABLE = (
+    int,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+@final
+class Arguments:
+    """The arguments of one call taken apart: a key, its tensors in order, and the extras."""
+
+    __slots__ = ("extras", "key", "opaque", "tensors")
+
+    def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tensors: list[Tensor] = []
+        self.extras: list[Any] = []
+        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among them
+        parts: list[Any] = [operator, len(args)]
+        take = self._take
+        sees_requires_grad = operator.sees_requires_grad and torch.is_grad_enabled()
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is Parameter:
+                if arg.layout is not torch.strided:
+                    self.opaque = True
+                    parts.append(EXTRA)
+                    continue
+                self.tensors.append(arg)
+                geometry = geometry_of(arg)
+                if sees_requires_grad and arg.requires_grad:
+                    geometry = _requiring_grad(geometry)
+                parts.append(geometry)
+            else:
+                parts.append(take(arg))
+        for name, arg in kwargs.items():
+            parts.append(name)
+            parts.append(take(arg))
+        if self.extras and not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
+            parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
+        self.key = tuple(parts)
+
+    def _take(self, arg: Any) -> Any:
+        kind = type(arg)
+        if kind is Tensor or kind is Parameter:
+            if arg.layout is not torch.strided:
+                self.opaque = True
+                return EXTRA
+            self.tensors.append(arg)
+            return geometry_of(arg)
+        if kind is bool:
+            return TRUE if arg else FALSE
+        if kind in _HASHABLE:
+            return arg
+        if kind is list or kind is tuple or kind is torch.Size:
+            return tuple([self._take(item) for item in arg])
+        if isinstance(arg, Tensor):
+            self.opaque = True
+        self.extras.append(arg)
+        return EXTRA
+
+
+@final
+class Signature:
+    """What calls of one operator with equal geometries and plain arguments have in common."""
+
+    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator")
+
+    def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
+        self.operator = operator
+        self.key = key
+        #: Bytes of the storages that a call makes, or an upper bound; negative until known.
+        self.needed: Bytes = -1
+        #: Which of the tensors returned have storages of their own; None until known.
+        self.fresh: tuple[int, ...] | None = None
+        self.cost: Nanoseconds = 0
+        self._samples = 0
+
+    def predict(self, extras: Sequence[Any]) -> Bytes:
+        """Bytes of what a call will make, from the operator's meta kernel: nothing is computed."""
+        self.needed = _predicted_bytes(self, extras)
+        return self.needed
+
+    def learn(self, fresh: tuple[int, ...], nbytes: Bytes) -> None:
+        """Which of the tensors that a call returned are new, and their bytes."""
+        self.fresh = fresh
+        if not self.operator.dynamic:
+            self.needed = nbytes
+
+    def priced(self) -> bool:
+        return self._samples >= 3
+
+    def sample(self, started: Nanoseconds) -> None:
+        """Takes the time since `started` into the price: the least of the first three."""
+        elapsed = perf_counter_ns() - started
+        self.cost = elapsed if not self._samples else min(self.cost, elapsed)
+        self._samples += 1
+
+    def arguments(
+        self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of one call again; a tensor given as None is left out as None."""
+        rest = iter(extras)
+        count: int = self.key[1] if type(self.key[1]) is int else self.key[1][0]
+        args = [_put_back(part, tensors, rest) for part in self.key[2 : 2 + count]]
+        named = self.key[2 + count :]
+        kwargs = {named[i]: _put_back(named[i + 1], tensors, rest) for i in range(0, len(named), 2)}
+        return args, kwargs
+
+    def geometries(self) -> Iterator[Geometry]:
+        """The geometries of the tensor arguments, in order."""
+        return _geometries_in(self.key[2:])
+
+
+# Functions of the module, not closures: one that names itself is a cycle, and keeps what it closes
+# over (here: memory) until the garbage collector comes by.
+
+
+def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]) -> Any:
+    if type(part) is Geometry:
+        return next(tensors)
+    if part is EXTRA:
+        return next(extras)
+    if part is TRUE:
+        return True
+    if part is FALSE:
+        return False
+    if type(part) is tuple:
+        return [_put_back(item, tensors, extras) for item in part]
+    return part
+
+
+def _geometries_in(parts: Any) -> Iterator[Geometry]:
+    for part in parts:
+        if type(part) is Geometry:
+            yield part
+        elif type(part) is tuple:
+            yield from _geometries_in(part)
+
+
+_signatures: dict[tuple[Any, ...], Signature] = {}
+
+
+def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
+    found = _signatures.get(key)
+    if found is None:
+        if len(_signatures) > MOST_SIGNATURES:
+            _signatures.clear()
+        found = _signatures[key] = Signature(operator, key)
+    return found
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors that an operator returned, in order (a sparse or wrapped one counts too)."""
+    if type(result) is Tensor:
+        return [result]
+    if type(result) is tuple or type(result) is list:
+        return [tensor for item in result for tensor in tensors_in(item)]
+    return [result] if isinstance(result, Tensor) else []
+
+
+def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
+    """Runs the operator on meta tensors.
+
+    Where the sizes depend on values (nonzero) or there is no meta kernel: an upper bound that holds
+    for every operator of the first kind, as many 8-byte coordinates as the largest argument has.
+    """
+    metas = [_meta(geometry) for geometry in signature.geometries()]
+    known = {meta.untyped_storage()._cdata for meta in metas}
+    drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
+    args, kwargs = signature.arguments(iter(metas), drawn)
+    if kwargs.get("device") is not None:
+        kwargs["device"] = "meta"
+    try:
+        result = signature.operator.func(*args, **kwargs)
+    except Exception:  # if the arguments are wrong, the operator itself will say so
+        counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
+        return 8 * max(counts, default=0)
+    total = 0
+    for tensor in tensors_in(result):
+        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in known:
+            known.add(tensor.untyped_storage()._cdata)
+            total += tensor.untyped_storage().nbytes()
+    return total
+
+
+def _meta(geometry: Geometry) -> Tensor:
+    reach = sum((n - 1) * s for n, s in zip(geometry.size, geometry.stride, strict=True))
+    length = geometry.offset + reach + 1 if geometry.size.numel() else 0
+    flat = torch.empty(length, dtype=geometry.dtype, device="meta")
+    return flat.as_strided(geometry.size, geometry.stride, geometry.offset)

@@ -1,0 +1,206 @@
+"""`rekindle demo`, tiny, in process; and the group that finds commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from rekindle.cli import main
+from rekindle.pytorch import demo
+from rekindle.pytorch.demo import Meter, Settings, Step, Trained
+
+TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--steps", "3"]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, prog_name="rekindle")
+
+
+def figures(*arguments: str) -> dict[str, Any]:
+    result = call("demo", *TINY, "--json", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return json.loads(result.stdout)
+
+
+# A run that works.
+
+
+def test_json_has_all_figures_of_both_runs() -> None:
+    data = figures()
+    free, tight = data["free"], data["tight"]
+    assert data["identical"] == {"losses": True, "weights": True}
+    assert data["settings"] == {
+        "layers": 2, "width": 16, "context": 32, "batch": 4, "steps": 3, "seed": 0
+    }  # fmt: skip
+    assert free["losses"] == tight["losses"]
+    assert len(free["losses"]) == 3
+    assert (free["budget"], free["evictions"], free["recomputations"]) == (None, 0, 0)
+    assert tight["budget"] == free["constants"] + int(0.4 * (free["peak"] - free["constants"]))
+    assert tight["peak"] <= tight["budget"] < free["peak"]
+    assert tight["evictions"] >= 1
+    assert tight["recomputations"] >= 1
+    assert min(free["step_ns"], tight["step_ns"], tight["recompute_ns"]) > 0
+
+
+def test_a_budget_in_bytes_is_taken_as_it_is() -> None:
+    data = figures("--budget", "1GiB")
+    assert data["tight"]["budget"] == 1024**3
+    assert data["tight"]["evictions"] == 0
+
+
+def test_the_seed_decides() -> None:
+    one, other = figures("--budget", "1GiB"), figures("--budget", "1GiB", "--seed", "1")
+    assert one["free"]["losses"] != other["free"]["losses"]
+    assert one["free"]["losses"] == figures("--fraction", "0.7")["free"]["losses"]
+
+
+def test_the_table_is_aligned_and_says_what_came_out() -> None:
+    result = call("demo", *TINY)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for words in ("without a budget", "peak memory", "time per step", "recomputations per step"):
+        assert words in result.stdout
+    lines = [line for line in result.stdout.splitlines() if "identical" in line]
+    assert [line.split()[:2] for line in lines] == [["final", "weights"], ["all", "losses"]]
+    assert len({line.index("identical") for line in lines}) == 1
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+
+
+# A run that does not.
+
+
+@pytest.mark.parametrize("what", ["losses", "weights"])
+def test_a_difference_is_shown_and_is_exit_code_1(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(one: Trained, other: Trained) -> demo.Identical:
+        return replace(demo.Identical(losses=True, weights=True), **{what: False})
+
+    monkeypatch.setattr(demo, "compare", compare)
+    result = call("demo", *TINY, "--budget", "1GiB")
+    assert result.exit_code == 1
+    assert "different" in result.stdout
+
+
+def test_an_impossible_budget_says_what_to_write() -> None:
+    result = call("demo", *TINY, "--budget", "1KB")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "rekindle demo --budget " in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "6 Gigs"], 'write --budget "6GiB"'),
+        (["--budget", "0"], "--budget '0': got 0 bytes, wanted more than 0 bytes"),
+        (["--budget", "-5MB"], 'write --budget "5MB"'),
+        (["--budget", "1GiB", "--fraction", "0.5"], "write only one"),
+        (["--fraction", "0"], "0.0 is not in the range"),
+        (["--fraction", "1.5"], "1.5 is not in the range"),
+        (["--layers", "0"], "0 is not in the range"),
+        (["--layers", "many"], "'many' is not a valid integer"),
+        (["--width", "30"], "--width 30: wanted a multiple of 4; write --width 32"),
+        (["--width", "1"], "--width 1: wanted a multiple of 4; write --width 4"),
+        (["--layer", "3"], "--layers"),
+        (["extra"], "extra"),
+    ],
+)
+def test_bad_input_is_exit_code_2(arguments: list[str], message: str) -> None:
+    result = call("demo", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_text_that_is_too_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = call("demo", *TINY, "--context", "1000000")
+    assert result.exit_code == 1
+    assert "wanted over 1000000" in result.stderr
+
+
+# The group.
+
+
+def test_help_names_the_commands_and_loads_no_torch() -> None:
+    program = (
+        "import sys\nfrom rekindle.cli import main\n"
+        "main(['{}', '--help'] if '{}' else ['--help'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'rich' not in sys.modules"
+    )
+    for name in ("", "demo"):
+        code = program.replace("{}", name)
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert result.stderr == ""
+        assert "demo" in result.stdout
+
+
+def test_help_explains_each_option() -> None:
+    from rekindle.cli.demo import command
+
+    assert command.help
+    assert all(getattr(parameter, "help", None) for parameter in command.params)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("dmeo", "No such command 'dmeo'; did you mean 'rekindle demo'?"),
+        ("xyzzy", "No such command 'xyzzy'; there is: demo"),
+        ("_options", "No such command '_options'"),
+    ],
+)
+def test_an_unknown_command_gets_a_hint(asked: str, message: str) -> None:
+    result = call(asked)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_every_file_is_a_command() -> None:
+    for name in main.list_commands(None):
+        assert main.get_command(None, name).name == "command" or name  # it loads
+
+
+# The parts of the demo.
+
+
+def test_the_text_is_one_byte_a_character_and_batches_repeat() -> None:
+    text = demo.read_text(100)
+    assert text.characters.dtype == torch.uint8
+    assert int(text.characters.max()) == len(text.alphabet) - 1
+    settings = Settings(context=8, batch=3)
+    pieces, following = text.batch(settings, 5)
+    assert pieces.shape == following.shape == (3, 8)
+    assert torch.equal(pieces[:, 1:], following[:, :-1])
+    assert torch.equal(text.batch(settings, 5)[0], pieces)
+    assert not torch.equal(text.batch(settings, 6)[0], pieces)
+
+
+def test_the_meter_counts_as_the_tracker_of_the_tests_does() -> None:
+    from tests.pytorch.tracker import Tracker
+
+    with Tracker() as tracker, Meter() as meter:
+        x = torch.ones(1000, requires_grad=True)
+        (x[:500] * 2).exp().sum().backward()
+        torch._foreach_mul_([x.detach()], 2)
+    assert (meter.alive, meter.peak) == (tracker.alive, tracker.peak)
+    assert meter.peak > 8_000
+
+
+def run_with(loss: float, weight: torch.Tensor) -> Trained:
+    return Trained(None, (Step(0, loss, 1, 1),), {"w": weight}, peak=1, constants=0)
+
+
+def test_compares_bit_for_bit() -> None:
+    one = run_with(1.0, torch.tensor([0.0]))
+    assert demo.compare(one, run_with(1.0, torch.tensor([0.0]))) == demo.Identical(True, True)
+    near = run_with(1.0 + 2**-52, torch.tensor([-0.0]))
+    assert demo.compare(one, near) == demo.Identical(False, False)
+    double = run_with(1.0, torch.tensor([0.0], dtype=torch.float64))
+    assert demo.compare(one, double) == demo.Identical(True, False)

@@ -1,0 +1,172 @@
+"""Whole models within a budget against plain PyTorch, bit for bit, judged by a tracker of its own.
+
+Three optimizer steps in one `rekindle.budget(...)`. A budget is the constants and a fraction of the
+activation memory of the plain run. Where that is infeasible, `OutOfBudget` names the smallest one
+that gets past where it stopped; the test follows it, from a fresh start each time, until one works.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.policies import Policy
+from tests.helpers import ALL_POLICIES
+from tests.pytorch.models import ALL_CASES, Case, Workload
+from tests.pytorch.tracker import Measured, Tracker, measure
+
+STEPS = 3
+FRACTIONS = (1.0, 0.7, 0.5, 0.3)
+MOST_ATTEMPTS = 12  # an error speaks of what has run so far; each gets past one more place
+
+each_case = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Sums over several threads may be split in another way from run to run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(workload: Workload) -> list[Tensor]:
+    return [loss for number in range(STEPS) for loss in workload.step(number)]
+
+
+def everything(workload: Workload, losses: list[Tensor]) -> dict[str, Tensor]:
+    """All that a training run leaves behind, by name."""
+    model = workload.model
+    found = {f"loss {number}": loss for number, loss in enumerate(losses)}
+    found["generator"] = torch.get_rng_state()
+    for name, parameter in model.named_parameters():
+        found[f"weight {name}"] = parameter.detach()
+        if parameter.grad is not None:
+            found[f"gradient {name}"] = parameter.grad
+    for name, buffer in model.named_buffers():
+        found[f"buffer {name}"] = buffer
+    for number, phase in enumerate(workload.phases):
+        for index, state in phase.optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                found[f"optimizer {number}, parameter {index}, {name}"] = torch.as_tensor(value)
+    return found
+
+
+def differing(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    assert got.keys() == wanted.keys()
+    return [
+        name
+        for name, value in wanted.items()
+        if got[name].dtype != value.dtype or not torch.equal(_bits(got[name]), _bits(value))
+    ]
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.reshape(-1).view(torch.uint8)  # 0.0 and -0.0 are equal as numbers
+
+
+@dataclass(frozen=True)
+class Plain:
+    measured: Measured
+    outcome: dict[str, Tensor]
+
+
+@functools.cache
+def plainly(case: Case) -> Plain:
+    """What plain PyTorch does."""
+    workload = case.build()
+    losses: list[Tensor] = []
+    measured = measure(lambda: losses.extend(train(workload)))
+    return Plain(measured, everything(workload, losses))
+
+
+@dataclass(frozen=True)
+class Within:
+    """A run within a budget, and the smaller budgets that were refused before it."""
+
+    budget: int
+    outcome: dict[str, Tensor]
+    evictions: int
+    recomputations: int
+    refused: tuple[int, ...]
+
+
+def within(case: Case, budget: int, policy: Policy | None = None) -> Within:
+    """Train within the budget, or the smallest feasible one: the cap holds in every attempt."""
+    refused: list[int] = []
+    while len(refused) < MOST_ATTEMPTS:
+        workload = case.build()
+        tracker = Tracker()
+        try:
+            with tracker, rekindle.budget(budget, policy=policy) as run:
+                losses = train(workload)
+        except rekindle.OutOfBudget as error:
+            refused.append(budget)
+            budget = error.smallest_budget
+        else:
+            assert tracker.peak <= budget
+            outcome = everything(workload, losses)
+            return Within(budget, outcome, run.evictions, run.recomputations, tuple(refused))
+        assert refused[-1] >= tracker.peak
+        assert refused[-1] < budget
+    pytest.fail(f"the smallest budget grew too often: {refused}")
+
+
+@each_case
+def test_the_plain_run_is_the_same_each_time(case: Case) -> None:
+    workload = case.build()
+    again = everything(workload, train(workload))
+    assert differing(again, plainly(case).outcome) == []
+    assert all(value.isfinite().all() for value in again.values())
+
+
+@each_case
+def test_activations_are_most_of_the_memory(case: Case) -> None:
+    parameters = sum(p.numel() * p.element_size() for p in case.build().model.parameters())
+    assert plainly(case).measured.activations > 5 * parameters
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@each_case
+def test_trains_the_same_within_a_budget(
+    case: Case, fraction: float, record_property: Callable[[str, object], None]
+) -> None:
+    plain = plainly(case)
+    trained = within(case, plain.measured.budget(fraction))
+    assert differing(trained.outcome, plain.outcome) == []
+    record_property("refused", trained.refused)
+    record_property("budget", trained.budget)
+
+
+@each_case
+def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
+    # A recipe keeps the sources it was made from, which the program may have dropped: some scalars.
+    trained = within(case, plainly(case).measured.peak + 64)
+    assert trained.refused == ()
+    assert (trained.evictions, trained.recomputations) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
+@each_case
+def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
+    plain = plainly(case)
+    trained = within(case, plain.measured.budget(0.5), policy)
+    assert differing(trained.outcome, plain.outcome) == []
+
+
+def test_a_difference_is_noticed() -> None:
+    """The comparison itself: in a value, in the last bit, in the type."""
+    one = {"loss 0": torch.tensor([1.0, 2.0]), "generator": torch.tensor([3])}
+    last_bit = torch.nextafter(one["loss 0"], torch.tensor(9.0))
+    assert differing(dict(one), one) == []
+    assert differing(one | {"loss 0": last_bit}, one) == ["loss 0"]
+    assert differing({"zero": torch.tensor(-0.0)}, {"zero": torch.tensor(0.0)}) == ["zero"]
+    assert differing(one | {"generator": torch.tensor([3.0])}, one) == ["generator"]

@@ -1,0 +1,118 @@
+"""An independent measure of memory: follows every storage that the dispatcher shows it.
+
+It knows nothing of Rekindle. Entered *around* `rekindle.budget(...)` it is the outer dispatch mode,
+so it sees what the runtime dispatches in its turn, recomputations included. It counts a storage
+from the first operator that returns it or is given it, to the moment when its memory is freed: a
+weak reference to the storage's Python object dies then, also when only autograd held it. What
+operators allocate inside themselves and free again is not seen, neither by it nor by a budget.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Measured(NamedTuple):
+    """What a plain run took, in bytes; budgets lie between the two.
+
+    peak: the most that was alive at once.
+    constants: what is alive when the run is over: parameters, buffers, gradients, the state of the
+        optimizer, batches and whatever else its caller keeps. Nothing can be saved there. It is not
+        quite a lower bound of the peak: where gradients are dropped before the forward pass, they
+        are not there at its end.
+    """
+
+    peak: int
+    constants: int
+
+    @property
+    def activations(self) -> int:
+        """Activation memory above the constants: what a budget can save."""
+        return self.peak - self.constants
+
+    def budget(self, fraction: float) -> int:
+        """The constants and this fraction of the activation memory; 1.0 is the plain peak."""
+        return self.constants + int(fraction * self.activations)
+
+
+def measure(step: Callable[[], object]) -> Measured:
+    """Measure a plain run.
+
+    `step` leaves nothing behind but what a training loop keeps; what it returns is kept until the
+    constants are counted. It should take more than one optimizer step: the first one meets neither
+    the optimizer's state nor the gradients of the step before.
+    """
+    with Tracker() as tracker:
+        kept = step()
+        gc.collect()  # cycles would count as constants
+        constants = tracker.alive
+        del kept
+    return Measured(tracker.peak, constants)
+
+
+@dataclass(slots=True)
+class _Seen:
+    storage: weakref.ref[torch.UntypedStorage]
+    size: int
+
+
+class Tracker(TorchDispatchMode):
+    """`alive`: bytes of the storages seen so far that still have memory. `peak`: its maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive = 0
+        self.peak = 0
+        self._seen: dict[int, _Seen] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self.see(args)
+        self.see(kwargs)
+        result = func(*args, **kwargs)
+        self.see(result)
+        if func._schema.is_mutable:  # what was written to may have grown
+            self.see(args)
+            self.see(kwargs)
+        self.peak = max(self.peak, self.alive)
+        return result
+
+    def see(self, values: object) -> None:
+        for tensor in _tensors(values):
+            if tensor.device.type != "meta":  # shapes without memory
+                self._count(tensor.untyped_storage())
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        seen = self._seen.get(key)
+        if seen is None:
+            self._seen[key] = _Seen(weakref.ref(storage, lambda _: self._freed(key)), size)
+            self.alive += size
+        elif seen.size != size:
+            self.alive += size - seen.size
+            seen.size = size
+
+    def _freed(self, key: int) -> None:
+        self.alive -= self._seen.pop(key).size
+
+    def check(self) -> None:
+        """The count against a fresh look at everything that is alive."""
+        assert all(seen.storage() is not None for seen in self._seen.values())
+        assert self.alive == sum(seen.size for seen in self._seen.values())
+
+
+def _tensors(values: object) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
