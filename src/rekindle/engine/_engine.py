@@ -140,10 +140,7 @@ class Engine:
             self.peak = self.memory
         for storage in call.made:
             storage.resident = True
-            if self.rules.quirks:
-                self._chooser.returned(storage)
-        if not self.rules.quirks:
-            self._link(call)
+        self._link(call)
         for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
@@ -202,16 +199,11 @@ class Engine:
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Runs `call`, after whatever must run to have its inputs."""
-        if self.rules.quirks:  # before it runs: its outputs count as evicted until then
-            if not call.ran:
-                self._link(call)
-                for storage in call.made:
-                    self._chooser.expected(storage)
-            yield from self._climb(call, wanted, held, eager_locks=True)  # and no second attempt
-            return
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:
+            if self.rules.quirks:  # the authors give up here
+                raise
             # What is locked may be in the way of what must come first. Once more, empty-handed.
             while (victim := self._chooser.choose(self.clock)) is not None:
                 assert isinstance(victim, Storage)

@@ -46,14 +46,11 @@ class Chooser(ABC):
     def choose(self, now: Nanoseconds) -> Candidate | None:
         """The storage to let go at clock `now`; nothing if there is no candidate."""
 
-    def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
-        """A call that will make `storage` is in progress, and it counts as evicted until then."""
-
-    def evicted(self, storage: Candidate) -> None:  # noqa: B027
+    def evicted(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
         """`storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again, or was made as expected."""
+        """`storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""

@@ -47,14 +47,11 @@ class Neighborhood(ABC):
         """Whose costs may have fallen since this was last asked, and how far at most."""
         return ()
 
-    def expected(self, storage: Candidate) -> None:  # noqa: B027
-        """A call that will make `storage` for the first time is in progress."""
-
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """`storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again, or as expected."""
+        """`storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""
@@ -108,9 +105,6 @@ class Exact(Neighborhood):
         if self._descendants:
             total += _sum(_reach(self._down, storage.children()))
         return total
-
-    def expected(self, storage: Candidate) -> None:
-        self.evicted(storage)
 
     def evicted(self, storage: Candidate) -> None:
         self._back.pop(storage, None)
