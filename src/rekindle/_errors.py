@@ -3,6 +3,7 @@
 RekindleError
  +- InvalidBudget (ValueError)      a budget that is no amount of bytes
  +- InvalidTrace (ValueError)       a trace that breaks a rule
+ +- InvalidFile (ValueError)        a file that cannot be read: line, field, what was expected
  +- InvalidSchedule (ValueError)    a schedule that cannot be performed
  +- OutOfBudget (MemoryError)       the budget cannot be kept
  +- Unsupported (RuntimeError)      what cannot work is refused, with what to do instead
@@ -30,6 +31,27 @@ class InvalidTrace(RekindleError, ValueError):
         super().__init__(f"{complaint} [rule: {rule}]")
         self.rule = rule
         self.complaint = complaint
+
+
+class InvalidFile(RekindleError, ValueError):
+    """A file that cannot be read: in `line` (from 1) the `field` (empty: the line) is not right.
+
+    `expected` says what should stand there, `got` what does.
+    """
+
+    def __init__(self, line: int, field: str, expected: str, got: str, *, path: str = "") -> None:
+        place = f"{path}:{line}" if path else f"line {line}"
+        what = f"{field}: " if field else ""
+        super().__init__(f"{place}: {what}expected {expected}, got {got}")
+        self.line = line
+        self.field = field
+        self.expected = expected
+        self.got = got
+        self.path = path
+
+    def at(self, path: str) -> InvalidFile:
+        """The same complaint about the file `path`."""
+        return InvalidFile(self.line, self.field, self.expected, self.got, path=path)
 
 
 class InvalidSchedule(RekindleError, ValueError):

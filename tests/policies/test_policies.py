@@ -110,7 +110,7 @@ def test_classes_are_the_exact_neighborhood_where_nothing_ever_returns() -> None
     exact, classes = Exact(), Classes()
     for link in rng.sample(links, 20):
         link.resident = False
-        list(exact.evicted(link))
+        exact.evicted(link)
         classes.evicted(link)
         for other in links:
             if other.resident:

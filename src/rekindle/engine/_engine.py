@@ -21,28 +21,20 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine._check import check
+from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
+from rekindle.engine._rules import RIGHT, Rules
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Free
-
-
-@final
-class NoRoom(Exception):
-    """Everything that may be let go has been, and `needed` bytes do not fit."""
-
-    def __init__(self, needed: Bytes, memory: Bytes, budget: Bytes, call: Call | None) -> None:
-        super().__init__(f"{needed} bytes needed, {memory} of {budget} in use, none can be let go")
-        self.needed = needed
-        self.memory = memory
-        self.budget = budget
-        self.call = call
 
 
 @final
 class Engine:
     """Keeps `memory` within `budget` bytes. `budget` None: no limit."""
 
-    def __init__(self, budget: Bytes | None, policy: Policy) -> None:
+    def __init__(self, budget: Bytes | None, policy: Policy, rules: Rules = RIGHT) -> None:
+        self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
         self.peak: Bytes = 0
@@ -82,8 +74,9 @@ class Engine:
 
     def release(self, storage: Storage) -> Iterator[Action]:
         """One reference less."""
-        storage.references -= 1
-        yield from self._let_go_if_dead(storage)
+        if self.rules.dead != "ignore":
+            storage.references -= 1
+            yield from self._let_go_if_dead(storage)
 
     def drop(self, storage: Storage) -> Iterator[Action]:
         """The program's own variables hold the storage no longer."""
@@ -97,7 +90,7 @@ class Engine:
         Wanted storages whose recomputation would read it are brought back; from then on nothing
         that was made from it can be recomputed.
         """
-        needy = self._made_through(storage)
+        needy = storage.made_through()
         saved = [made for made in needy if made.resident]  # these must not make way for the others
         for made in saved:
             self._lock(made)
@@ -147,24 +140,15 @@ class Engine:
             self.peak = self.memory
         for storage in call.made:
             storage.resident = True
-            self._storages[storage] = None
-        if call.replayable:
-            made = {value.storage for value in call.outputs}
-            for value in call.inputs:
-                if value.storage not in made:
-                    value.storage.consumers[call] = None
-        for value in call.outputs:
+        self._link(call)
+        for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
-            storage.cost += call.cost
             storage.last_access = self.clock
-            storage.replayable = storage.replayable and call.replayable
             if held:
                 storage.held = True
             else:
                 storage.references += 1
-            if storage.makers[0] is not call:
-                self._chooser.repriced(storage)
             self._classify(storage)
         freed: list[Storage] = []
         for _, source in call.overwrites:
@@ -177,15 +161,34 @@ class Engine:
         self.peak = max(self.peak, self.memory)
         storage.nbytes = nbytes
 
+    def _link(self, call: Call) -> None:
+        """Enters `call` and what it makes into the graph."""
+        for storage in call.made:
+            self._storages[storage] = None
+        if call.replayable:
+            for value in call.inputs:
+                storage = value.storage
+                if any(output.storage is not storage for output in call.outputs):
+                    storage.consumers[call] = None
+        for storage in call.storages():
+            storage.cost += call.cost
+            storage.replayable = storage.replayable and call.replayable
+            if storage.makers[0] is not call:
+                self._chooser.repriced(storage)
+
     @property
     def storages(self) -> Iterator[Storage]:
         """Every storage that is resident or may be recomputed."""
         return iter(self._storages)
 
+    def check(self) -> None:
+        """Asserts every invariant; between events, not during one."""
+        check(self)
+
     # -- bringing back --------------------------------------------------------------------------
 
     def _require(self, value: Value) -> Iterator[Action]:
-        value.storage.last_access = self.clock
+        self._touch(value.storage)
         if not value.defined:
             yield from self._materialize(value.call, value, False)
 
@@ -194,6 +197,8 @@ class Engine:
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:
+            if self.rules.quirks:  # the authors give up here
+                raise
             # What is locked may be in the way of what must come first. Once more, empty-handed.
             while (victim := self._chooser.choose(self.clock)) is not None:
                 assert isinstance(victim, Storage)
@@ -204,37 +209,37 @@ class Engine:
         self, call: Call, wanted: Value | None, held: bool, *, eager_locks: bool
     ) -> Iterator[Action]:
         """Depth first over the inputs, in their order; a stack instead of recursion."""
-        frames = [_Frame(call, wanted)]
+        frames = [Frame(call, wanted)]
         self._open(frames[0], eager_locks)
         try:
             while frames:
                 frame = frames[-1]
                 missing = self._next_missing(frame)
                 if missing is not None:
-                    frames.append(_Frame(missing.call, missing))
+                    frames.append(Frame(missing.call, missing))
                     self._open(frames[-1], eager_locks)
                     continue
                 yield from self._run(frame, held)
                 frames.pop()
-                read = tuple(frame.locked)
                 self._close(frame)
-                for storage in read:
-                    yield from self._free(self._prune(storage))
+                for value in frame.call.inputs:
+                    yield from self._free(self._prune(value.storage))
         finally:
             for frame in reversed(frames):
                 self._close(frame)
 
-    def _open(self, frame: _Frame, eager_locks: bool) -> None:
+    def _open(self, frame: Frame, eager_locks: bool) -> None:
         for value in frame.call.inputs:
-            value.storage.last_access = self.clock
+            storage = value.storage
+            self._touch(storage)
             if eager_locks and value.defined:
-                self._lock(value.storage)
-                frame.locked.append(value.storage)
+                self._lock(storage)
+                frame.locked.append(storage)
             else:
                 frame.pending.append(value)
         frame.pending.reverse()
 
-    def _next_missing(self, frame: _Frame) -> Value | None:
+    def _next_missing(self, frame: Frame) -> Value | None:
         """Locks the inputs that are there, in order, up to the first that is not."""
         while frame.pending:
             if not frame.pending[-1].defined:
@@ -244,12 +249,14 @@ class Engine:
             frame.locked.append(value.storage)
         return None
 
-    def _close(self, frame: _Frame) -> None:
-        for storage in frame.locked:
+    def _close(self, frame: Frame) -> None:
+        """Unlocks, in the order of the inputs if all are locked: they become candidates so."""
+        done = not frame.pending
+        locked = [value.storage for value in frame.call.inputs] if done else frame.locked
+        for storage in locked:
             self._unlock(storage)
-        frame.locked.clear()
 
-    def _run(self, frame: _Frame, held: bool) -> Iterator[Action]:
+    def _run(self, frame: Frame, held: bool) -> Iterator[Action]:
         call = frame.call
         in_place = bool(call.overwrites) and (not call.ran or self._may_consume(frame))
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
@@ -266,7 +273,7 @@ class Engine:
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
 
-    def _may_consume(self, frame: _Frame) -> bool:
+    def _may_consume(self, frame: Frame) -> bool:
         """Whether nobody but this call can ask for the inputs that it overwrites."""
         for output, source in frame.call.overwrites:
             storage = source.storage
@@ -276,10 +283,13 @@ class Engine:
                 return False
         return True
 
-    def _readmit(self, frame: _Frame, in_place: bool) -> None:
+    def _readmit(self, frame: Frame, in_place: bool) -> None:
         call = frame.call
         self.clock += call.cost
         self.recompute_ns += call.cost
+        limit = self.rules.recompute_limit
+        if limit is not None and self.recompute_ns > limit:
+            raise Thrashed(f"recomputation took {self.recompute_ns} ns of at most {limit}")
         self.memory += call.nbytes
         if in_place:
             for output, source in call.overwrites:
@@ -295,11 +305,9 @@ class Engine:
                     self._chooser.returned(storage)
         for value in call.outputs:
             value.defined = value.storage.resident
-        for value in call.outputs:  # siblings first, then what was asked for
-            if value is not frame.wanted and value.storage in self._storages:
+        for value in call.outputs_but_last(frame.wanted):
+            if value.storage in self._storages:
                 self._classify(value.storage)
-        if frame.wanted is not None:
-            self._classify(frame.wanted.storage)
 
     def _take_over(self, output: Value, source: Value) -> Bytes:
         """The memory of `source` now holds `output`. Returns its size."""
@@ -307,6 +315,8 @@ class Engine:
         new.held, old.held = old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)
+        if old.replayable:
+            self._chooser.evicted(old)
         return old.nbytes
 
     # -- letting go -----------------------------------------------------------------------------
@@ -314,6 +324,7 @@ class Engine:
     def _evict(self, storage: Storage) -> Iterator[Action]:
         self.memory -= storage.nbytes
         self._vanish(storage)
+        self._chooser.evicted(storage)
         yield from self._free([storage])
         yield from self._free(self._prune(storage))
 
@@ -327,12 +338,11 @@ class Engine:
         for value in storage.values:
             value.defined = False
         self._classify(storage)
-        if storage.replayable:
-            self._chooser.evicted(storage)
 
     def _let_go_if_dead(self, storage: Storage) -> Iterator[Action]:
         if storage.dead:
-            if self._is_candidate(storage):
+            useful = storage.consumers or self.rules.quirks
+            if useful and self.rules.dead == "evict" and self.is_candidate(storage):
                 yield from self._evict(storage)
             else:
                 yield from self._free(self._prune(storage))
@@ -343,7 +353,11 @@ class Engine:
         A dead source, or one that is pinned, stays as long as something was made from it. Returns
         those that were resident, for the driver to free.
         """
+        if self.rules.dead == "banish":
+            return self._banish(storage)
         freed: list[Storage] = []
+        if self.rules.quirks:
+            return freed  # the authors' graph only grows
         unneeded = [storage]
         while unneeded:
             storage = unneeded.pop()
@@ -353,36 +367,55 @@ class Engine:
                 if storage.held and not storage.references:
                     self.idle.append(storage)
                 continue
+            if storage.locks:
+                continue
             if storage.resident:
-                if storage.locks:
-                    continue
-                self.memory -= storage.nbytes
-                self._vanish(storage)
                 freed.append(storage)
-            del self._storages[storage]
-            if storage.replayable:
-                self._chooser.forgotten(storage)
-            for call in storage.makers:
-                if any(made in self._storages for made in call.made):
-                    continue  # a sibling may still need the call
-                for value in call.inputs:
-                    value.storage.consumers.pop(call, None)
-                    unneeded.append(value.storage)
-            storage.makers.clear()
-            storage.values.clear()
+            unneeded += self._leave_graph(storage)
         return freed
 
-    def _made_through(self, source: Storage) -> list[Storage]:
-        """What cannot be recomputed without `source` unless a resident helps; oldest first."""
-        found: dict[Storage, None] = {}
-        stack = [source]
-        while stack:
-            for child in stack.pop().children():
-                if child not in found:
-                    found[child] = None
-                    if not child.resident:
-                        stack.append(child)
-        return sorted(found, key=lambda made: made.id)
+    def _leave_graph(self, storage: Storage) -> list[Storage]:
+        """Returns what one thing less needs."""
+        del self._storages[storage]
+        if storage.resident:
+            self.memory -= storage.nbytes
+            self._vanish(storage)
+        elif storage.replayable:
+            self._chooser.forgotten(storage)
+        less_needed: list[Storage] = []
+        for call in storage.makers:
+            if any(made in self._storages for made in call.made):
+                continue  # a sibling may still need the call
+            for value in call.inputs:
+                value.storage.consumers.pop(call, None)
+                less_needed.append(value.storage)
+        storage.makers.clear()
+        storage.values.clear()
+        return less_needed
+
+    def _banish(self, storage: Storage) -> list[Storage]:
+        """Frees `storage` for good if it is dead and nothing evicted needs it; then what it needed.
+
+        What was made from it loses its recipe.
+        """
+        freed: list[Storage] = []
+        unneeded = [storage]
+        while unneeded:
+            storage = unneeded.pop()
+            if not storage.dead or storage.locks or storage not in self._storages:
+                continue
+            if any(not v.defined for call in storage.consumers for v in call.living_outputs()):
+                continue
+            for call in list(storage.consumers):
+                for child in self._disown(call):
+                    child.replayable = False
+                    self._classify(child)
+            if storage.resident:
+                freed.append(storage)
+            parents = self._leave_graph(storage)
+            if not self.rules.quirks:  # the authors forget to look at those
+                unneeded += parents
+        return freed
 
     def _lose_recipe(self, call: Call) -> list[Storage]:
         """`call` can never run again, nor what can only be had through it."""
@@ -390,10 +423,7 @@ class Engine:
         lost = [call]
         while lost:
             call = lost.pop()
-            call.replayable = False
-            for value in call.inputs:
-                value.storage.consumers.pop(call, None)
-            for storage in {value.storage: None for value in call.outputs}:
+            for storage in self._disown(call):
                 if not storage.resident:
                     lost.extend(storage.consumers)
                     if storage.replayable:
@@ -404,6 +434,21 @@ class Engine:
             for value in call.inputs:
                 freed += self._prune(value.storage)
         return freed
+
+    @staticmethod
+    def _disown(call: Call) -> Iterable[Storage]:
+        """`call` cannot run again. Returns the storages of its outputs, if in the graph."""
+        call.replayable = False
+        for value in call.inputs:
+            value.storage.consumers.pop(call, None)
+        return dict.fromkeys(value.storage for value in call.living_outputs())
+
+    def _touch(self, storage: Storage) -> None:
+        if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
+            return
+        storage.last_access = self.clock
+        if storage.order >= 0 and storage.makers[1:]:  # it may stay a candidate: its view is gone
+            self._chooser.touched(storage)
 
     # -- candidates -----------------------------------------------------------------------------
 
@@ -417,19 +462,20 @@ class Engine:
         if storage.locks == 0:
             self._classify(storage)
 
-    def _is_candidate(self, storage: Storage) -> bool:
+    def is_candidate(self, storage: Storage) -> bool:
+        """Whether the policy may choose `storage`."""
         return (
             storage.resident
             and storage.replayable
             and storage.locks == 0
             and not storage.held
             and not storage.pinned
-            and storage.nbytes > 0
+            and (storage.nbytes > 0 or self.rules.quirks)  # the authors' let go nothing, too
         )
 
     def _classify(self, storage: Storage) -> None:
         """Brings the policy's view of `storage` up to date."""
-        candidate = self._is_candidate(storage)
+        candidate = self.is_candidate(storage)
         if candidate and storage.order < 0:
             self._order += 1
             storage.order = self._order
@@ -437,36 +483,3 @@ class Engine:
         elif not candidate and storage.order >= 0:
             storage.order = -1
             self._chooser.remove(storage)
-
-    def check(self) -> None:
-        """Asserts every invariant; between events, not during one."""
-        resident = [storage for storage in self._storages if storage.resident]
-        assert self.memory == sum(storage.nbytes for storage in resident), "memory is miscounted"
-        assert self.memory <= self.budget, f"{self.memory} bytes over a budget of {self.budget}"
-        assert self.peak <= self.budget, "the peak was over the budget"
-        for storage in self._storages:
-            assert storage.locks == 0, f"{storage} is still locked"
-            assert (storage.order >= 0) == self._is_candidate(storage), (
-                f"{storage} is misclassified"
-            )
-            assert storage.references >= 0, f"{storage}"
-            for value in storage.values:
-                assert storage.resident or not value.defined, f"{storage} is gone, its value not"
-            assert storage.resident or not storage.dead or storage.consumers, f"{storage} leaks"
-            if storage.replayable:
-                for call in storage.makers:
-                    for value in call.inputs:
-                        at_home = value.storage in self._storages
-                        assert at_home, f"{storage} needs {value.storage}, which is gone"
-
-
-class _Frame:
-    """A call in progress: its inputs still to be had (last first), and those locked for it."""
-
-    __slots__ = ("call", "locked", "pending", "wanted")
-
-    def __init__(self, call: Call, wanted: Value | None) -> None:
-        self.call = call
-        self.wanted = wanted
-        self.pending: list[Value] = []
-        self.locked: list[Storage] = []

@@ -7,7 +7,7 @@ ask for a storage any more. A driver hangs what it needs on `payload`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
@@ -48,8 +48,10 @@ class Storage:
         self.resident = False
         self.replayable = True  #: every call that made it can be run again
         self.values: list[Value] = []  #: root first, then views
-        self.makers: list[Call] = []  #: of the values; empty once it is out of the graph
-        self.consumers: dict[Call, None] = {}  #: replayable calls that read it, its own views not
+        self.makers: list[Call] = []  #: of the values, each once; empty once it is out of the graph
+        self.consumers: dict[
+            Call, None
+        ] = {}  #: replayable calls that read it, but those that only view it
         self.payload: Any = None
 
     def parents(self) -> Iterator[Storage]:
@@ -60,9 +62,21 @@ class Storage:
 
     def children(self) -> Iterator[Storage]:
         for call in self.consumers:
-            for value in call.outputs:
-                if value.storage.makers:  # else nobody can ask for it any more
+            for value in call.living_outputs():
+                if value.storage is not self:
                     yield value.storage
+
+    def made_through(self) -> list[Storage]:
+        """What cannot be recomputed without it unless a resident helps; oldest first."""
+        found: dict[Storage, None] = {}
+        stack: list[Storage] = [self]
+        while stack:
+            for child in stack.pop().children():
+                if child not in found:
+                    found[child] = None
+                    if not child.resident:
+                        stack.append(child)
+        return sorted(found, key=lambda made: made.id)
 
     @property
     def dead(self) -> bool:
@@ -141,9 +155,28 @@ class Call:
         """Adds an output that is a view of `storage`."""
         value = Value(storage, self)
         storage.values.append(value)
-        storage.makers.append(self)
+        if storage.makers[-1] is not self:
+            storage.makers.append(self)
         self.outputs.append(value)
         return value
+
+    def storages(self) -> Iterable[Storage]:
+        """Those of the outputs, each once."""
+        return dict.fromkeys([value.storage for value in self.outputs])
+
+    def outputs_but_last(self, wanted: Value | None) -> Sequence[Value]:
+        """The outputs in the order in which they become candidates: `wanted` (None: the first) is
+        the last."""
+        if len(self.outputs) < 2:
+            return self.outputs
+        last = wanted or self.outputs[0]
+        return [*(value for value in self.outputs if value is not last), last]
+
+    def living_outputs(self) -> Iterator[Value]:
+        """The outputs that are in the graph: somebody may yet ask for them."""
+        for value in self.outputs:
+            if value.storage.makers:
+                yield value
 
     def __repr__(self) -> str:
         return f"<call {self.id}: {self.name}>"

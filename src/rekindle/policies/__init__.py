@@ -3,9 +3,14 @@
 from rekindle.policies._base import Candidate as Candidate
 from rekindle.policies._base import Chooser as Chooser
 from rekindle.policies._base import Policy as Policy
+from rekindle.policies._named import ABLATIONS as ABLATIONS
+from rekindle.policies._named import NAMED as NAMED
+from rekindle.policies._named import PAPER as PAPER
+from rekindle.policies._named import named as named
 from rekindle.policies.ablation import Ablation as Ablation
 from rekindle.policies.dtr import DTR as DTR
 from rekindle.policies.largest import Largest as Largest
 from rekindle.policies.lru import LRU as LRU
 from rekindle.policies.msps import MSPS as MSPS
 from rekindle.policies.random import Random as Random
+from rekindle.policies.unoptimized import Unoptimized as Unoptimized

@@ -50,13 +50,16 @@ class Chooser(ABC):
         """`storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again, or is made for the first time."""
+        """`storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""
 
+    def touched(self, storage: Candidate) -> None:  # noqa: B027
+        """The last access of the candidate `storage` changed."""
+
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """The cost or the parents of `storage` changed (a view of it was made)."""
+        """The cost or the parents of `storage` changed (a view of it is made)."""
 
 
 class Policy(ABC):

@@ -7,59 +7,57 @@ those that need s (descendants). Ancestors and descendants are summed apart, as 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate
 
-Direction = Callable[[Candidate], Iterable[Candidate]]
 
-
-def _parents(storage: Candidate) -> Iterable[Candidate]:
-    return storage.parents()
-
-
-def _children(storage: Candidate) -> Iterable[Candidate]:
-    return storage.children()
-
-
-def _region(start: Candidate, direction: Direction) -> Iterator[Candidate]:
-    """Everything reachable from `start` through evicted storages: those, and their border."""
-    seen = {start}
-    stack = [start]
-    while stack:
-        for neighbor in direction(stack.pop()):
-            if neighbor not in seen:
-                seen.add(neighbor)
-                yield neighbor
-                if not neighbor.resident:
-                    stack.append(neighbor)
+def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
+    """e*(s): the evicted storages that `storage` needs, or that need it, through evicted ones."""
+    found: set[Candidate] = set()
+    for upwards in (True, False):
+        seen = {storage}
+        stack = [storage]
+        while stack:
+            last = stack.pop()
+            for other in last.parents() if upwards else last.children():
+                if other not in seen and not other.resident:
+                    seen.add(other)
+                    stack.append(other)
+        found |= seen
+    return found - {storage}
 
 
 class Neighborhood(ABC):
-    """The cost in a score, and which storages' costs change when one is evicted or returns."""
+    """The cost in a score, and whose costs may have fallen since it was last asked."""
 
     @abstractmethod
     def cost(self, storage: Candidate) -> Nanoseconds:
         """The cost (ns) of letting go the resident `storage` now."""
 
-    def evicted(self, storage: Candidate) -> Iterable[Candidate]:
-        """Takes note; returns the storages whose cost may have changed."""
+    def least(self, storage: Candidate) -> Nanoseconds:
+        """A quick lower bound of `cost(storage)`."""
+        return storage.cost
+
+    def fallen(self) -> Iterable[tuple[Candidate, float]]:
+        """Whose costs may have fallen since this was last asked, and how far at most."""
         return ()
 
-    def returned(self, storage: Candidate) -> Iterable[Candidate]:
-        """Takes note; returns the storages whose cost may have changed."""
-        return ()
+    def evicted(self, storage: Candidate) -> None:  # noqa: B027
+        """`storage` left memory and can be recomputed."""
 
-    def forgotten(self, storage: Candidate) -> Iterable[Candidate]:
-        """Takes note that an evicted storage will never be asked for again."""
-        return self.returned(storage)
+    def returned(self, storage: Candidate) -> None:  # noqa: B027
+        """`storage` is in memory again."""
 
-    def repriced(self, storage: Candidate) -> Iterable[Candidate]:
-        """Takes note that the storage's own cost changed."""
-        return (storage,)
+    def forgotten(self, storage: Candidate) -> None:  # noqa: B027
+        """The evicted `storage` will never be asked for again."""
+
+    def repriced(self, storage: Candidate) -> None:  # noqa: B027
+        """The storage's own cost rose, and it may have more parents."""
 
 
 @final
@@ -67,6 +65,9 @@ class Nothing(Neighborhood):
     """Every storage costs the same."""
 
     def cost(self, storage: Candidate) -> Nanoseconds:
+        return 1
+
+    def least(self, storage: Candidate) -> Nanoseconds:
         return 1
 
 
@@ -78,47 +79,111 @@ class Local(Neighborhood):
         return storage.cost
 
 
+_Graph = dict[Candidate, dict[Candidate, None]]
+
+
 @final
 class Exact(Neighborhood):
-    """c0 plus the cost of e*(s), in full; with `descendants=False` only of its ancestors."""
+    """c0 plus the cost of e*(s), in full; with `descendants=False` only of its ancestors.
+
+    Keeps the graph of what is evicted. When storages return, everything that reached them through
+    that graph may have become cheaper, by no more than the cost of what lies on their other side.
+    """
 
     def __init__(self, *, descendants: bool = True) -> None:
-        self._directions = (_parents, _children) if descendants else (_parents,)
+        self._descendants = descendants
+        self._up: _Graph = {}  # the evicted parents of each evicted storage
+        self._down: _Graph = {}  # and its evicted children
+        self._back: dict[Candidate, None] = {}  # what returned since `fallen`
+        self._lost: dict[Candidate, float] = {}  # what it and all above it lost at most since then
+        self._asked = 0  # how often a cost was
+        self._since: dict[Candidate, int] = {}  # what that was when it was evicted
 
     def cost(self, storage: Candidate) -> Nanoseconds:
-        total = storage.cost
-        for direction in self._directions:
-            for neighbor in _region(storage, direction):
-                if not neighbor.resident:
-                    total += neighbor.cost
+        self._asked += 1
+        total = storage.cost + _sum(_reach(self._up, storage.parents()))
+        if self._descendants:
+            total += _sum(_reach(self._down, storage.children()))
         return total
 
-    def evicted(self, storage: Candidate) -> Iterable[Candidate]:
-        # Who reaches `storage` going down is found going up from it, and the other way round.
-        directions = (_parents, _children) if len(self._directions) == 2 else (_children,)
-        for direction in directions:
-            for neighbor in _region(storage, direction):
-                if neighbor.resident:
-                    yield neighbor
+    def evicted(self, storage: Candidate) -> None:
+        self._back.pop(storage, None)
+        self._since[storage] = self._asked
+        self._up[storage] = {p: None for p in storage.parents() if p in self._up}
+        self._down[storage] = {c: None for c in storage.children() if c in self._down}
+        for parent in self._up[storage]:
+            self._down[parent][storage] = None
+        for child in self._down[storage]:
+            self._up[child][storage] = None
 
-    def returned(self, storage: Candidate) -> Iterable[Candidate]:
-        return self.evicted(storage)
+    def returned(self, storage: Candidate) -> None:
+        if self._remove(storage) < self._asked:  # else nobody saw it evicted
+            self._back[storage] = None
 
-    def repriced(self, storage: Candidate) -> Iterable[Candidate]:
-        yield storage
-        if not storage.resident:
-            yield from self.evicted(storage)
+    def forgotten(self, storage: Candidate) -> None:
+        lost = storage.cost + self._lost.pop(storage, 0.0)
+        if self._down[storage]:  # taken out of the middle: no matter how much was behind it
+            lost = math.inf
+            self._back.update(dict.fromkeys(self._down[storage]))
+        self._remove(storage)
+        for parent in storage.parents():
+            self._lost[parent] = self._lost.get(parent, 0.0) + lost
+
+    def repriced(self, storage: Candidate) -> None:
+        if storage in self._up:
+            self.evicted(storage)
+
+    def _remove(self, storage: Candidate) -> int:
+        for parent in self._up.pop(storage):
+            del self._down[parent][storage]
+        for child in self._down.pop(storage):
+            del self._up[child][storage]
+        return self._since.pop(storage)
+
+    def fallen(self) -> Iterable[tuple[Candidate, float]]:
+        back, lost = self._back, self._lost
+        if not back and not lost:
+            return
+        self._back, self._lost = {}, {}
+        above = _reach(self._up, (*(p for s in back for p in s.parents()), *lost))
+        below = _reach(self._down, (c for s in back for c in s.children()))
+        fall = _sum(back) + sum(lost.values())
+        loss_above, loss_below = fall + _sum(below), fall + _sum(above)
+        if self._descendants:
+            border = (s for group in (back, above) for member in group for s in member.parents())
+            for storage in dict.fromkeys((*border, *lost)):
+                yield storage, loss_above
+        border = (s for group in (back, below) for member in group for s in member.children())
+        for storage in dict.fromkeys(border):
+            yield storage, loss_below
+
+
+def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
+    """Everything in `graph` that can be reached from `start`, itself included."""
+    seen = {storage: None for storage in start if storage in graph}
+    stack = list(seen)
+    while stack:
+        for other in graph[stack.pop()]:
+            if other not in seen:
+                seen[other] = None
+                stack.append(other)
+    return seen
+
+
+def _sum(storages: Iterable[Candidate]) -> Nanoseconds:
+    return sum([storage.cost for storage in storages])
 
 
 class _Class:
     """A node of the union-find forest; a representative carries the figures of its class."""
 
-    __slots__ = ("border", "sum", "up")
+    __slots__ = ("border", "fall", "sum", "up")
 
-    def __init__(self, cost: Nanoseconds) -> None:
+    def __init__(self) -> None:
         self.up: _Class | None = None
-        self.sum = cost
-        self.border: dict[Candidate, None] = {}  # residents next to the class
+        self.sum: Nanoseconds = 0
+        self.fall: Nanoseconds = 0  # of the sum, since `fallen`
+        self.border: dict[Candidate, None] = {}  # residents next to the class, and former ones
 
 
 @final
@@ -132,6 +197,8 @@ class Classes(Neighborhood):
     def __init__(self) -> None:
         self._node: dict[Candidate, _Class] = {}  # of each evicted storage
         self._paid: dict[Candidate, Nanoseconds] = {}  # what it put into its class
+        self._fallen: dict[_Class, None] = {}
+        self._detached: dict[Candidate, None] = {}  # they may be next to that class no longer
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         total = storage.cost
@@ -140,26 +207,44 @@ class Classes(Neighborhood):
             total += representative.sum
         return total
 
-    def evicted(self, storage: Candidate) -> Iterable[Candidate]:
-        merged = _Class(storage.cost)
-        for other in self._adjacent(storage):
-            other.up = merged
-            merged.sum += other.sum
-            merged.border.update(other.border)
-            other.border.clear()
+    def evicted(self, storage: Candidate) -> None:
+        adjacent = self._adjacent(storage)
+        merged = max(adjacent, key=lambda other: len(other.border), default=None) or _Class()
+        for other in adjacent:
+            if other is not merged:
+                other.up = merged
+                merged.sum += other.sum
+                merged.fall += other.fall
+                merged.border.update(other.border)
+                other.border.clear()
+        merged.sum += storage.cost
         self._node[storage] = merged
         self._paid[storage] = storage.cost
         for neighbor in (*storage.parents(), *storage.children()):
             if neighbor.resident:
                 merged.border[neighbor] = None
-        return tuple(merged.border)
 
-    def returned(self, storage: Candidate) -> Iterable[Candidate]:
-        if storage not in self._node:
-            return ()
-        representative = self._find(self._node.pop(storage))
-        representative.sum -= self._paid.pop(storage)
-        return tuple(representative.border)
+    def returned(self, storage: Candidate) -> None:
+        if storage in self._node:
+            representative = self._find(self._node.pop(storage))
+            paid = self._paid.pop(storage)
+            representative.sum -= paid
+            representative.fall += paid
+            self._fallen[representative] = None
+            self._detached.update(dict.fromkeys((*storage.parents(), *storage.children())))
+
+    def forgotten(self, storage: Candidate) -> None:
+        self.returned(storage)
+
+    def fallen(self) -> Iterable[tuple[Candidate, float]]:
+        for representative in {self._find(node): None for node in self._fallen}:
+            for storage in representative.border:
+                yield storage, representative.fall
+            representative.fall = 0
+        self._fallen.clear()
+        for storage in self._detached:
+            yield storage, math.inf
+        self._detached.clear()
 
     def _adjacent(self, storage: Candidate) -> list[_Class]:
         """The distinct classes next to `storage`."""

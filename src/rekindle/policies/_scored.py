@@ -1,97 +1,91 @@
 """Least score first, for scores of the form cost / (bytes * staleness) and its ablations.
 
 Written upside down: the benefit of letting go, bytes * staleness / cost, and the greatest goes.
-Only the staleness moves with the clock, and it moves for all alike: an array of the constant
-factors and one of the last accesses give every benefit in two vector operations.
+
+The costs are known lazily, as in the lazy greedy algorithm (Minoux 1978): of each candidate we keep
+a cost that is no more than the true one, so its benefit no less. The candidate with the greatest
+such benefit is priced anew; if it stays the greatest, it is the one. Evictions only raise the costs
+of others, so they cost nothing; the neighborhood says whose costs may have fallen, and how far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import final
-
-import numpy as np
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser
+from rekindle.policies._envelope import Envelope
 from rekindle.policies._neighborhood import Neighborhood
+
+# A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
+_LEAST = 1e-9
 
 
 @final
 class ScoredChooser(Chooser):
-    """Follows candidates in arrays; ties go to the storage that last became a candidate.
-
-    A candidate's last access does not change while it is a candidate: whatever reads a storage
-    locks or holds it first.
-    """
+    """Follows candidates; ties go to the storage that last became a candidate."""
 
     def __init__(self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool) -> None:
         self._neighborhood = neighborhood
         self._by_size = by_size
-        self._by_staleness = by_staleness
+        self._lines = Envelope(moving=by_staleness)
         self._slot: dict[Candidate, int] = {}
-        self._members: list[Candidate | None] = []
-        self._vacant: list[int] = []
-        self._factor = np.full(64, -1.0)  # bytes / cost; negative: no candidate here
-        self._last = np.zeros(64)
-        self._stale: dict[Candidate, None] = {}  # candidates whose factor must be computed again
+        self._member: dict[int, Candidate] = {}
+        self._priced: dict[Candidate, int] = {}  # when, in changes; missing: only a lower bound
+        self._changes = 0
 
     def add(self, storage: Candidate) -> None:
-        if self._vacant:
-            slot = self._vacant.pop()
-            self._members[slot] = storage
-        else:
-            slot = len(self._members)
-            self._members.append(storage)
-            if slot == len(self._factor):
-                self._factor = np.concatenate((self._factor, np.full(slot, -1.0)))
-                self._last = np.concatenate((self._last, np.zeros(slot)))
+        size = storage.nbytes if self._by_size else 1
+        cost = self._neighborhood.least(storage) or _LEAST
+        slot = self._lines.add(size, cost, storage.last_access, storage.order)
         self._slot[storage] = slot
-        self._last[slot] = storage.last_access
-        self._stale[storage] = None
+        self._member[slot] = storage
 
     def remove(self, storage: Candidate) -> None:
         slot = self._slot.pop(storage)
-        self._members[slot] = None
-        self._factor[slot] = -1.0
-        self._last[slot] = -1.0
-        self._vacant.append(slot)
-        self._stale.pop(storage, None)
+        del self._member[slot]
+        self._lines.remove(slot)
+        self._priced.pop(storage, None)
+
+    def touched(self, storage: Candidate) -> None:
+        self._lines.access(self._slot[storage], storage.last_access)
 
     def evicted(self, storage: Candidate) -> None:
-        self._note(self._neighborhood.evicted(storage))
+        self._neighborhood.evicted(storage)
+        self._changes += 1
 
     def returned(self, storage: Candidate) -> None:
-        self._note(self._neighborhood.returned(storage))
+        self._neighborhood.returned(storage)
+        self._changes += 1
 
     def forgotten(self, storage: Candidate) -> None:
-        self._note(self._neighborhood.forgotten(storage))
+        self._neighborhood.forgotten(storage)
+        self._changes += 1
 
     def repriced(self, storage: Candidate) -> None:
-        self._note(self._neighborhood.repriced(storage))
+        self._neighborhood.repriced(storage)
+        self._changes += 1
 
     def choose(self, now: Nanoseconds) -> Candidate | None:
         if not self._slot:
             return None
-        self._refresh()
-        used = len(self._members)
-        benefit = self._factor[:used]
-        if self._by_staleness:
-            benefit = benefit * (now - self._last[:used])
-        best = int(benefit.argmax())
-        ties = np.flatnonzero(benefit == benefit[best])
-        tied = [member for slot in ties if (member := self._members[slot]) is not None]
-        return max(tied, key=lambda storage: storage.order)
+        self._lower()
+        while True:
+            slot = self._lines.best(now)
+            storage = self._member[slot]
+            if self._priced.get(storage) == self._changes:
+                return storage
+            self._priced[storage] = self._changes
+            cost = self._neighborhood.cost(storage) or _LEAST
+            if cost != self._lines.cost(slot):
+                self._lines.reprice(slot, cost)
 
-    def _note(self, changed: Iterable[Candidate]) -> None:
-        for storage in changed:
-            if storage in self._slot:
-                self._stale[storage] = None
-
-    def _refresh(self) -> None:
-        for storage in self._stale:
-            cost = self._neighborhood.cost(storage)
-            size = storage.nbytes if self._by_size else 1
-            # A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
-            self._factor[self._slot[storage]] = size / max(cost, 1e-9)
-        self._stale.clear()
+    def _lower(self) -> None:
+        """Makes every cost a lower bound again."""
+        for storage, fall in self._neighborhood.fallen():
+            slot = self._slot.get(storage)
+            if slot is not None and fall:
+                least = self._neighborhood.least(storage) or _LEAST
+                cost = max(least, self._lines.cost(slot) - fall)
+                self._lines.reprice(slot, cost)
+                self._priced.pop(storage, None)

@@ -1,3 +1,11 @@
 """Replays what a program did under any budget and any policy."""
 
+from rekindle.simulator._replay import Run as Run
 from rekindle.simulator._replay import replay as replay
+from rekindle.simulator._simulate import simulate as simulate
+from rekindle.simulator._sweep import RATIOS as RATIOS
+from rekindle.simulator._sweep import Case as Case
+from rekindle.simulator._sweep import Outcome as Outcome
+from rekindle.simulator._sweep import cases as cases
+from rekindle.simulator._sweep import run_case as run_case
+from rekindle.simulator._sweep import sweep as sweep

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rekindle import trace as t
 from rekindle._types import Bytes, StorageId
-from rekindle.engine import Call, Engine, Value
+from rekindle.engine import RIGHT, Call, Engine, Rules, Value
 from rekindle.policies import Policy
 from rekindle.schedule import Action, Compute, Record, Recorder
 
@@ -16,40 +16,61 @@ def replay(
     *,
     budget: Bytes | None,
     policy: Policy,
+    rules: Rules = RIGHT,
     watch: Callable[[Engine], None] | None = None,
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).
 
-    Raises `rekindle.engine.NoRoom` where the budget cannot be kept. `watch(engine)` is called after
+    Raises `rekindle.engine.NoRoom` where the budget cannot be kept, and `rekindle.engine.Thrashed`
+    where recomputation takes longer than `rules` allow. `watch(engine)` is called after
     every event.
     """
-    engine = Engine(budget, policy)
-    recorder = Recorder()
-    evictions = recomputations = 0
-    ran: set[int] = set()
-    for actions in _drive(trace, engine):
-        for action in actions:
-            recorder.acted(action, engine.clock, engine.memory)
-            if isinstance(action, Compute):
-                recomputations += action.op in ran
-                ran.add(action.op)
-            else:
-                evictions += 1
-        engine.idle.clear()  # nothing to do: a simulated program holds no memory of its own
-        if watch is not None:
-            watch(engine)
-    return Record(
-        tuple(recorder.actions),
-        tuple(recorder.clock),
-        tuple(recorder.memory),
-        budget,
-        engine.peak,
-        engine.compute_ns,
-        engine.recompute_ns,
-        evictions,
-        recomputations,
-        made_by=repr(policy),
-    )
+    run = Run(trace, budget, policy, rules)
+    run.go(watch)
+    return run.record()
+
+
+class Run:
+    """A replay, also one that fails on the way: what happened until then is there."""
+
+    def __init__(self, trace: t.Trace, budget: Bytes | None, policy: Policy, rules: Rules) -> None:
+        self.engine = Engine(budget, policy, rules)
+        self.evictions = self.recomputations = 0
+        self._trace = trace
+        self._made_by = repr(policy)
+        self._budget = budget
+        self._recorder = Recorder()
+
+    def go(self, watch: Callable[[Engine], None] | None = None) -> None:
+        """Raises `NoRoom` or `Thrashed`."""
+        engine, acted = self.engine, self._recorder.acted
+        ran: set[int] = set()
+        for actions in _drive(self._trace, engine):
+            for action in actions:
+                acted(action, engine.clock, engine.memory)
+                if isinstance(action, Compute):
+                    self.recomputations += action.op in ran
+                    ran.add(action.op)
+                else:
+                    self.evictions += 1
+            engine.idle.clear()  # nothing to do: a simulated program holds no memory of its own
+            if watch is not None:
+                watch(engine)
+
+    def record(self) -> Record:
+        engine, recorder = self.engine, self._recorder
+        return Record(
+            tuple(recorder.actions),
+            tuple(recorder.clock),
+            tuple(recorder.memory),
+            self._budget,
+            engine.peak,
+            engine.compute_ns,
+            engine.recompute_ns,
+            self.evictions,
+            self.recomputations,
+            self._made_by,
+        )
 
 
 def _drive(trace: t.Trace, engine: Engine) -> Iterator[Iterable[Action]]:

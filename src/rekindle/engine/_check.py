@@ -1,0 +1,45 @@
+"""The invariants of an engine, for tests: what must hold between events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from rekindle._types import Bytes
+from rekindle.engine._graph import Storage
+from rekindle.engine._rules import Rules
+
+
+class Checkable(Protocol):
+    """What is looked at."""
+
+    memory: Bytes
+    peak: Bytes
+    budget: Bytes | float
+    rules: Rules
+
+    @property
+    def storages(self) -> Iterator[Storage]: ...
+
+    def is_candidate(self, storage: Storage) -> bool: ...
+
+
+def check(engine: Checkable) -> None:
+    """Asserts every invariant of `engine`."""
+    storages = dict.fromkeys(engine.storages)
+    resident = sum(storage.nbytes for storage in storages if storage.resident)
+    assert engine.memory == resident, "memory is miscounted"
+    assert engine.memory <= engine.budget, f"{engine.memory} bytes over {engine.budget}"
+    assert engine.peak <= engine.budget, "the peak was over the budget"
+    grows = engine.rules.quirks or engine.rules.dead != "evict"
+    for storage in storages:
+        assert storage.locks == 0, f"{storage} is still locked"
+        assert (storage.order >= 0) == engine.is_candidate(storage), f"{storage} is misclassified"
+        assert storage.references >= 0, f"{storage}"
+        for value in storage.values:
+            assert storage.resident or not value.defined, f"{storage} is gone, its value not"
+        leaks = not (grows or storage.resident or storage.consumers or not storage.dead)
+        assert not leaks, f"{storage} leaks"
+        if storage.replayable:
+            for parent in storage.parents():
+                assert parent in storages, f"{storage} needs {parent}, which is gone"

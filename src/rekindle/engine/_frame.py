@@ -1,0 +1,38 @@
+"""A call in progress, and how a call in progress can end: all but the deciding."""
+
+from __future__ import annotations
+
+from typing import final
+
+from rekindle._types import Bytes
+from rekindle.engine._graph import Call, Storage, Value
+
+
+@final
+class NoRoom(Exception):
+    """Everything that may be let go has been, and `needed` bytes do not fit."""
+
+    def __init__(self, needed: Bytes, memory: Bytes, budget: Bytes, call: Call | None) -> None:
+        super().__init__(f"{needed} bytes needed, {memory} of {budget} in use, none can be let go")
+        self.needed = needed
+        self.memory = memory
+        self.budget = budget
+        self.call = call
+
+
+@final
+class Thrashed(Exception):
+    """Recomputation took longer than `Rules.recompute_limit`."""
+
+
+@final
+class Frame:
+    """A call in progress: its inputs still to be had (last first), and those locked for it."""
+
+    __slots__ = ("call", "locked", "pending", "wanted")
+
+    def __init__(self, call: Call, wanted: Value | None) -> None:
+        self.call = call
+        self.wanted = wanted  #: None: all outputs, for the first time
+        self.pending: list[Value] = []
+        self.locked: list[Storage] = []

@@ -1,0 +1,57 @@
+"""Policies by the names that the command line and tables use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rekindle.policies._base import Policy
+from rekindle.policies.ablation import Ablation
+from rekindle.policies.dtr import DTR
+from rekindle.policies.largest import Largest
+from rekindle.policies.lru import LRU
+from rekindle.policies.msps import MSPS
+from rekindle.policies.random import Random
+from rekindle.policies.unoptimized import Unoptimized
+
+PAPER: Final = ("dtr", "dtr-eq", "dtr-local", "lru", "largest", "msps", "random")
+"""The seven of the DTR paper's figure 2."""
+
+
+def _ablations() -> Mapping[str, Policy]:
+    """h(s, m, c): "h-sm-eq" has staleness and size and classes, "h-0-exact" neither of the first."""
+    found: dict[str, Policy] = {}
+    for staleness, size in itertools.product((True, False), repeat=2):
+        letters = "s" * staleness + "m" * size or "0"
+        for name, cost in (("exact", "exact"), ("eq", "classes"), ("local", "local")):
+            found[f"h-{letters}-{name}"] = Ablation(staleness, size, cost)
+        found[f"h-{letters}-none"] = Ablation(staleness, size, "none")
+    return found
+
+
+ABLATIONS: Final[Mapping[str, Policy]] = MappingProxyType(dict(_ablations()))
+"""The family of the paper's appendix D.1, by name."""
+
+NAMED: Final[Mapping[str, Policy]] = MappingProxyType(
+    {
+        "dtr": DTR(),
+        "dtr-eq": DTR("classes"),
+        "dtr-local": DTR("local"),
+        "lru": LRU(),
+        "largest": Largest(),
+        "msps": MSPS(),
+        "random": Random(),
+        "dtr-unopt": Unoptimized(),
+        **ABLATIONS,
+    }
+)
+
+
+def named(name: str) -> Policy:
+    """The policy of that name; "random:7" is random with seed 7. Raises `KeyError`."""
+    base, _, seed = name.partition(":")
+    if base == "random" and seed.isdecimal():
+        return Random(int(seed))
+    return NAMED[name]

@@ -1,0 +1,55 @@
+"""The score behind the banishing curve of the DTR paper; it is not quite h_DTR.
+
+score = (c0(s) + cost of e*(s)) / (m(s) * staleness), as the authors' simulator has it for the
+runtime that banishes (`DTRUnopt`). It differs from h_DTR twice: what is both ancestor and
+descendant is counted once, and the staleness is that of the least stale of s and e*(s). Only here
+to reproduce that curve: every candidate is scored afresh each time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from rekindle._types import Nanoseconds
+from rekindle.policies._base import Candidate, Chooser, Policy
+from rekindle.policies._neighborhood import evicted_neighborhood
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Unoptimized(Policy):
+    """Lets go what h_DTR would, were its staleness that of the whole neighborhood."""
+
+    def bind(self) -> Chooser:
+        return _Scan()
+
+
+@final
+class _Scan(Chooser):
+    def __init__(self) -> None:
+        self._pool: dict[Candidate, None] = {}
+
+    def add(self, storage: Candidate) -> None:
+        self._pool[storage] = None
+
+    def remove(self, storage: Candidate) -> None:
+        del self._pool[storage]
+
+    def choose(self, now: Nanoseconds) -> Candidate | None:
+        least, chosen = math.inf, None
+        for storage in self._pool:
+            score = _score(storage, now)
+            if score <= least:  # the last of equals
+                least, chosen = score, storage
+        return chosen
+
+
+def _score(storage: Candidate, now: Nanoseconds) -> float:
+    cost, last = storage.cost, storage.last_access
+    for neighbor in evicted_neighborhood(storage):
+        cost += neighbor.cost
+        last = max(last, neighbor.last_access)
+    weight = storage.nbytes * (now - last)
+    return cost / weight if weight else math.inf

@@ -1,0 +1,44 @@
+"""One simulated run, for users: budgets as they write them, errors as they know them."""
+
+from __future__ import annotations
+
+from rekindle._errors import OutOfBudget
+from rekindle._types import Bytes
+from rekindle._units import format_bytes, parse_bytes
+from rekindle.engine import RIGHT, NoRoom, Rules
+from rekindle.policies import DTR, Policy
+from rekindle.schedule import Record
+from rekindle.simulator._replay import Run
+from rekindle.trace import Trace
+
+
+def simulate(
+    trace: Trace,
+    *,
+    budget: str | Bytes | None = None,
+    policy: Policy | None = None,
+    rules: Rules = RIGHT,
+) -> Record:
+    """What would happen if the program of `trace` ran within `budget` bytes (None: no limit).
+
+    `policy` decides what to let go; None is DTR's. Raises `OutOfBudget` where the budget cannot be
+    kept.
+    """
+    if budget is not None:
+        budget = parse_bytes(budget, line="rekindle.simulate(trace, budget={})")
+    run = Run(trace, budget, policy or DTR(), rules)
+    try:
+        run.go()
+    except NoRoom as error:
+        operator = error.call.name if error.call else ""
+        held = error.memory
+        raise OutOfBudget(
+            f"{operator or 'the program'} needs {format_bytes(error.needed)} where "
+            f"{format_bytes(held)} of {format_bytes(error.budget)} cannot be let go",
+            needed=error.needed,
+            budget=error.budget,
+            held={"in use": held},
+            smallest_budget=held + error.needed,
+            operator=operator,
+        ) from None
+    return run.record()

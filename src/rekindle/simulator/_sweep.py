@@ -1,0 +1,148 @@
+"""Many runs: logs x policies x budgets, in parallel processes."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import NoRoom, Rules, Thrashed
+from rekindle.policies import named
+from rekindle.simulator._replay import Run
+from rekindle.trace import Trace, keep_all_peak
+from rekindle.trace.formats import load
+
+RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""The budgets of the paper's figures, as parts of what keeping everything takes."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run to be done. `limit`: thrash, once the time is that many times the base time."""
+
+    log: str
+    policy: str
+    ratio: float | None = None
+    budget: Bytes | None = None  #: instead of the ratio; both None: no limit
+    dead: Literal["evict", "ignore", "banish"] = "evict"
+    quirks: bool = False
+    limit: float | None = 2.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run that was done. Of one that failed: the figures up to where it failed.
+
+    status: pass; oom, where the budget cannot be kept; thrash, where the limit was passed.
+    overhead: the time it took over the time of running everything once (1.0: nothing recomputed).
+    keep_all_bytes: the peak when nothing is evicted. seconds: of the simulation itself.
+    """
+
+    log: str
+    policy: str
+    dead: str
+    quirks: bool
+    ratio: float | None
+    budget_bytes: Bytes | None
+    keep_all_bytes: Bytes
+    status: Literal["pass", "oom", "thrash"]
+    overhead: float
+    peak_bytes: Bytes
+    evictions: int
+    rematerializations: int
+    base_ns: Nanoseconds
+    rematerialization_ns: Nanoseconds
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_case(case: Case, trace: Trace | None = None) -> Outcome:
+    """Does one run; reads the log if it is not given."""
+    trace = trace or _load(case.log)
+    everything = keep_all_peak(trace)
+    budget = case.budget
+    if budget is None and case.ratio is not None:
+        budget = int(everything * case.ratio)
+    limit = None if case.limit is None else int((case.limit - 1) * trace.compute_ns)
+    rules = Rules(case.dead, limit, case.quirks)
+    started = time.perf_counter()
+    run = Run(trace, budget, named(case.policy), rules)
+    status: Literal["pass", "oom", "thrash"] = "pass"
+    try:
+        run.go()
+    except NoRoom:
+        status = "oom"
+    except Thrashed:
+        status = "thrash"
+    # The authors' clock starts at 1 ns.
+    clock = run.engine.clock + case.quirks
+    return Outcome(
+        log=_name(case.log),
+        policy=case.policy,
+        dead=case.dead,
+        quirks=case.quirks,
+        ratio=case.ratio,
+        budget_bytes=budget,
+        keep_all_bytes=everything,
+        status=status,
+        overhead=clock / trace.compute_ns if trace.compute_ns else 1.0,
+        peak_bytes=run.engine.peak,
+        evictions=run.evictions,
+        rematerializations=run.recomputations,
+        base_ns=trace.compute_ns,
+        rematerialization_ns=run.engine.recompute_ns,
+        seconds=round(time.perf_counter() - started, 6),
+    )
+
+
+def cases(
+    logs: Iterable[str | Path],
+    policies: Sequence[str],
+    ratios: Sequence[float] = RATIOS,
+    *,
+    dead: Literal["evict", "ignore", "banish"] = "evict",
+    quirks: bool = False,
+    limit: float | None = 2.0,
+) -> list[Case]:
+    """All combinations."""
+    return [
+        Case(str(log), policy, ratio, None, dead, quirks, limit)
+        for log in logs
+        for policy in policies
+        for ratio in ratios
+    ]
+
+
+def sweep(wanted: Sequence[Case], *, processes: int = 1) -> Iterator[tuple[int, Outcome]]:
+    """Does all runs and yields each with its position in `wanted`, as they are done."""
+    if processes == 1 or len(wanted) == 1:
+        for position, case in enumerate(wanted):
+            yield position, run_case(case)
+        return
+    context = multiprocessing.get_context("spawn")  # the same everywhere, and no threads are forked
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        positions = {pool.submit(run_case, case): i for i, case in enumerate(wanted)}
+        try:
+            for future in as_completed(positions):
+                yield positions[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(log: str) -> Trace:
+    return load(log)
+
+
+def _name(log: str) -> str:
+    return Path(log).name.partition(".")[0]

@@ -1,0 +1,77 @@
+"""Traces in files: one module a format, told apart by their first line; `.gz` is gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from rekindle._errors import InvalidFile
+from rekindle.trace._model import Trace
+from rekindle.trace.formats import dtr, native
+
+# Each has NAME, recognizes(first line), read(lines, name) and write(trace) -> lines.
+FORMATS: Final[tuple[ModuleType, ...]] = (native, dtr)
+_GZIP: Final = b"\x1f\x8b"
+
+
+def load(path: str | Path) -> Trace:
+    """The trace in a file of any known format, gzipped or not.
+
+    Raises `InvalidFile` with line and field, or `InvalidTrace` where the content breaks a rule.
+    """
+    path = Path(path)
+    name = path.name.partition(".")[0]
+    try:
+        with _lines(path) as lines:
+            return _read(lines, name)
+    except InvalidFile as error:
+        raise error.at(str(path)) from None
+    except UnicodeDecodeError:
+        raise InvalidFile(1, "", "text in UTF-8", "bytes", path=str(path)) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        message = "a damaged one: it was cut off"
+        raise InvalidFile(1, "", "a gzip file", message, path=str(path)) from None
+
+
+def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> None:
+    """Writes `trace` in the format "native" or "dtr"; gzipped if the name ends in .gz.
+
+    Raises `Unsupported` for what the format cannot hold; then there is no file.
+    """
+    (chosen,) = (module for module in FORMATS if as_format == module.NAME)
+    for _ in chosen.write(trace):  # all of it once, before there is a file
+        pass
+    path = Path(path)
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.writelines(chosen.write(trace))
+
+
+@contextmanager
+def _lines(path: Path) -> Generator[Iterator[str]]:
+    with path.open("rb") as file:
+        start = file.read(2)
+        file.seek(0)
+        stream = gzip.GzipFile(fileobj=file) if start == _GZIP else file
+        with io.TextIOWrapper(stream, encoding="utf-8") as lines:  # type: ignore[arg-type]
+            yield lines
+
+
+def _read(lines: Iterator[str], name: str) -> Trace:
+    first = next(lines, "")
+    for module in FORMATS:
+        if module.recognizes(first):
+            return module.read(_again(first, lines), name)
+    known = " or ".join(module.NAME for module in FORMATS)
+    got = repr(first.strip()[:40]) if first.strip() else "an empty line or file"
+    raise InvalidFile(1, "", f"a trace in the format {known}", got)
+
+
+def _again(first: str, rest: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from rest

@@ -1,0 +1,350 @@
+"""The operator logs of the DTR paper (Kirisame et al., ICLR 2021, arXiv 2006.09616).
+
+The authors' prototype wrote one JSON object a line, all scalars as text. Names are handles, and
+several may stand for one value. Bytes and nanoseconds. As their simulator reads them:
+
+CONSTANT, MEMORY  a source, and the bytes of its storage. Sources cannot be recomputed.
+CALL              an operator; MEMORY and ALIAS follow for each result. ALIAS "-1" is a storage of
+                  its own, otherwise the position of the argument of which the result is a view.
+MUTATE            an operator that the prototype ran on copies: a fresh storage, as large as the
+                  one under the argument, for each argument that it changes, whose name (of all its
+                  names this one) then means the new value.
+COPY              one more name. COPY_FROM: a name takes on the value of another.
+RELEASE           a name goes.
+ANNOTATE          START: what stands before is not part of the program. BACKWARD: it begins.
+
+*Output condition*: the values that still have a name at the end (gradients, weights) must be in
+memory at the end, one after another in the order in which their names first appeared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rekindle._errors import InvalidFile, Unsupported
+from rekindle._types import ValueId
+from rekindle.trace._builder import TraceBuilder
+from rekindle.trace._model import Call, Op, Pin, Release, Retain, Trace
+from rekindle.trace.formats._fields import Line, read_lines
+
+NAME: Final = "dtr"
+
+
+def recognizes(first_line: str) -> bool:
+    return '"INSTRUCTION"' in first_line
+
+
+def read(texts: Iterable[str], name: str = "") -> Trace:
+    """The trace in the lines of a log; raises `InvalidFile`."""
+    lines = read_lines(texts)
+    reader = _Reader(name)
+    last = 0
+    for line in lines:
+        last = line.number
+        reader.take(line, lines)
+    if not last:
+        raise InvalidFile(1, "INSTRUCTION", "a log of operators", "an empty file")
+    return reader.finish()
+
+
+class _Reader:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.started = False
+        self.builder = TraceBuilder(name)
+        self.sizes: dict[ValueId, int] = {}  # of the storage under each value
+        self.names: dict[str, ValueId] = {}
+        self.references: dict[ValueId, int] = {}
+        self.backward = False
+
+    def take(self, line: Line, rest: Iterator[Line]) -> None:
+        """One instruction; those that belong to it are taken from `rest`."""
+        kind = line.text("INSTRUCTION")
+        match kind:
+            case "ANNOTATE":
+                self._annotate(line)
+            case "CONSTANT":
+                self._constant(line, rest)
+            case "CALL":
+                self._call(line, rest)
+            case "MUTATE":
+                self._mutate(line)
+            case "COPY":
+                self._name(line, "DST", self._value(line, "SRC"))
+            case "COPY_FROM":
+                self._rebind(line)
+            case "RELEASE":
+                self._release(line)
+            case _:
+                expected = "ANNOTATE, CONSTANT, CALL, MUTATE, COPY, COPY_FROM or RELEASE"
+                raise line.wrong("INSTRUCTION", expected, kind)
+
+    def finish(self) -> Trace:
+        for value in dict.fromkeys(self.names.values()):
+            if self.references[value]:
+                self.builder.pin(value)
+        return self.builder.build()
+
+    def _annotate(self, line: Line) -> None:
+        annotation = line.text("ANNOTATION")
+        if annotation == "START" and not self.started:
+            self.__init__(self.name)
+            self.started = True
+        self.backward = self.backward or annotation == "BACKWARD"
+
+    def _constant(self, line: Line, rest: Iterator[Line]) -> None:
+        nbytes = self._memory(line, rest, line.text("NAME"))
+        value = self.builder.source(nbytes, "constant")
+        self.sizes[value] = nbytes
+        self._name(line, "NAME", value, first=True)
+
+    def _call(self, line: Line, rest: Iterator[Line]) -> None:
+        arguments = self._arguments(line)
+        sizes: list[int] = []
+        aliases: list[ValueId | None] = []
+        results = [str(result) for result in line.items("RESULT")]
+        for result in results:
+            sizes.append(self._memory(line, rest, result))
+            aliases.append(self._alias(line, rest, result, arguments))
+        outputs = self.builder.call(
+            line.text("NAME"),
+            _number(line, "TIME"),
+            arguments,
+            sizes,
+            aliases=aliases,
+            is_backward=self._is_backward(line),
+        )
+        for result, value, nbytes, base in zip(results, outputs, sizes, aliases, strict=True):
+            self.sizes[value] = nbytes if base is None else self.sizes[base]
+            self.names[result] = value
+            self.references[value] = 1
+
+    def _mutate(self, line: Line) -> None:
+        arguments = self._arguments(line)
+        positions = line.amounts("MUTATE")
+        for position in positions:
+            if position >= len(arguments):
+                raise line.wrong("MUTATE", f"positions below {len(arguments)}", position)
+        old = [arguments[position] for position in positions]
+        outputs = self.builder.call(
+            line.text("NAME"),
+            _number(line, "TIME"),
+            arguments,
+            [self.sizes[value] for value in old],
+            is_backward=self._is_backward(line),
+        )
+        for position, before, after in zip(positions, old, outputs, strict=True):
+            self.sizes[after] = self.sizes[before]
+            self.references[after] = 1
+            self.names[str(line.items("ARGS")[position])] = after
+            self._let_go(before)
+
+    def _rebind(self, line: Line) -> None:
+        source, old = self._value(line, "SRC"), self._value(line, "DST")
+        self._let_go(old)
+        self._name(line, "DST", source)
+
+    def _release(self, line: Line) -> None:
+        name = line.text("NAME")
+        if name not in self.names and self.started:
+            return  # made before START
+        value = self._value(line, "NAME")
+        if not self.references[value]:
+            raise line.wrong("NAME", "a name that is not released yet", name)
+        self._let_go(value)
+
+    def _name(self, line: Line, field: str, value: ValueId, *, first: bool = False) -> None:
+        self.names[line.text(field)] = value
+        if first:
+            self.references[value] = 1
+            return
+        if not self.references[value]:
+            raise line.wrong("SRC", "a name that is not released yet", line.fields["SRC"])
+        self.references[value] += 1
+        self.builder.retain(value)
+
+    def _let_go(self, value: ValueId) -> None:
+        self.references[value] -= 1
+        self.builder.release(value)
+
+    def _value(self, line: Line, field: str) -> ValueId:
+        name = line.text(field)
+        if name not in self.names:
+            raise line.wrong(field, "a name that appeared before", name)
+        return self.names[name]
+
+    def _arguments(self, line: Line) -> list[ValueId]:
+        arguments: list[ValueId] = []
+        for argument in line.items("ARGS"):
+            if argument not in self.names:
+                raise line.wrong("ARGS", "names that appeared before", argument)
+            arguments.append(self.names[argument])
+        return arguments
+
+    def _is_backward(self, line: Line) -> bool:
+        return self.backward or "backward" in line.text("NAME")
+
+    def _memory(self, line: Line, rest: Iterator[Line], name: str) -> int:
+        return _number(_following(line, rest, "MEMORY", name), "MEMORY")
+
+    def _alias(
+        self, line: Line, rest: Iterator[Line], name: str, arguments: Sequence[ValueId]
+    ) -> ValueId | None:
+        following = _following(line, rest, "ALIAS", name)
+        position = _number(following, "ALIAS", least=-1)
+        if position >= len(arguments):
+            raise following.wrong("ALIAS", f"-1 or a position below {len(arguments)}", position)
+        return None if position < 0 else arguments[position]
+
+
+def _following(line: Line, rest: Iterator[Line], kind: str, name: str) -> Line:
+    """The next line, which must be of this kind and about `name`."""
+    following = next(rest, None)
+    if following is None:
+        raise InvalidFile(line.number + 1, "INSTRUCTION", f"{kind} of {name}", "the end")
+    if following.text("INSTRUCTION") != kind:
+        got = following.fields["INSTRUCTION"]
+        raise following.wrong("INSTRUCTION", f"{kind} of {name}", got)
+    if following.text("NAME") != name:
+        raise following.wrong("NAME", name, following.fields["NAME"])
+    return following
+
+
+def _number(line: Line, field: str, least: int = 0) -> int:
+    text = line.text(field)
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise line.wrong(field, f"a whole number in quotes, at least {least}", text)
+    return number
+
+
+def write(trace: Trace) -> Iterator[str]:
+    """The lines of a log, each with its line end; raises `Unsupported` for what it cannot hold.
+
+    A log knows neither what the program's own variables hold, nor memory that is taken over, nor
+    decisions to keep a value other than the output condition.
+    """
+    yield _line(INSTRUCTION="ANNOTATE", ANNOTATION="START")
+    writer = _Writer(trace)
+    for position in range(len(trace.events)):
+        yield from writer.event(position)
+    writer.check_outputs()
+
+
+def _line(**fields: object) -> str:
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+class _Writer:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.count = 0
+        self.names: dict[str, ValueId] = {}  # every name there ever was, in order
+        self.live: dict[ValueId, list[str]] = {}
+        self.backward = False
+        self.pins: list[ValueId] = []
+        self.renamed: set[int] = set()  # events (releases) that a MUTATE stands for
+
+    def event(self, position: int) -> Iterator[str]:
+        event = self.trace.events[position]
+        match event:
+            case Call(op_id, held):
+                op = self.trace.ops[op_id]
+                if held or op.overwrites or (op.inputs and not op.replayable):
+                    raise Unsupported(
+                        f"a DTR log cannot hold op {op_id} ({op.name}): it is held, overwrites "
+                        "memory, or cannot be recomputed; save the trace as .jsonl instead"
+                    )
+                if not op.replayable and (op.cost or len(op.outputs) != 1):
+                    raise Unsupported(
+                        f"a DTR log cannot hold op {op_id} ({op.name}): a source has one output "
+                        "and costs nothing; save the trace as .jsonl instead"
+                    )
+                yield from self._call(op, position)
+            case Retain(value):
+                yield _line(INSTRUCTION="COPY", SRC=self.live[value][0], DST=self._new_name(value))
+            case Release(value):
+                if position not in self.renamed:
+                    yield _line(INSTRUCTION="RELEASE", NAME=self.live[value].pop())
+            case Pin(value):
+                self.pins.append(value)
+            case _:
+                raise Unsupported(f"a DTR log cannot hold {event}; save the trace as .jsonl")
+        if self.pins and not isinstance(event, Pin):
+            raise Unsupported("a DTR log cannot hold a pin before the end; save as .jsonl")
+
+    def check_outputs(self) -> None:
+        outputs = [v for v in dict.fromkeys(self.names.values()) if self.live.get(v)]
+        if outputs != self.pins:
+            raise Unsupported(
+                "in a DTR log the values that still have references at the end are its outputs, in "
+                "the order of their names; this trace pins others, or in another order; save it as "
+                ".jsonl instead"
+            )
+
+    def _new_name(self, value: ValueId) -> str:
+        name = f"x{self.count}"
+        self.count += 1
+        self.names[name] = value
+        self.live.setdefault(value, []).append(name)
+        return name
+
+    def _call(self, op: Op, position: int) -> Iterator[str]:
+        if op.is_backward and not self.backward and "backward" not in op.name:
+            self.backward = True
+            yield _line(INSTRUCTION="ANNOTATE", ANNOTATION="BACKWARD")
+        if not op.replayable:
+            name = self._new_name(op.outputs[0])
+            yield _line(INSTRUCTION="CONSTANT", NAME=name)
+            yield self._memory(name, op.outputs[0])
+            return
+        arguments = [self._argument(value) for value in op.inputs]
+        fields = {"NAME": op.name, "ARGS": arguments, "TIME": str(op.cost)}
+        mutated = self._mutated(op, position)
+        if mutated:
+            yield _line(INSTRUCTION="MUTATE", **fields, MUTATE=mutated)
+            for value, argument in zip(op.outputs, mutated, strict=True):
+                name = arguments[argument]
+                self.names[name] = value
+                self.live[op.inputs[argument]].remove(name)
+                self.live[value] = [name]
+            self.renamed.update(range(position + 1, position + 1 + len(mutated)))
+            return
+        results = [self._new_name(value) for value in op.outputs]
+        yield _line(INSTRUCTION="CALL", **fields, RESULT=results)
+        for name, value in zip(results, op.outputs, strict=True):
+            yield self._memory(name, value)
+            yield _line(INSTRUCTION="ALIAS", NAME=name, ALIAS=str(self._alias(op, value)))
+
+    def _argument(self, value: ValueId) -> str:
+        if not self.live.get(value):
+            raise Unsupported(f"a DTR log cannot hold a call that reads value {value}, not held")
+        return self.live[value][0]
+
+    def _memory(self, name: str, value: ValueId) -> str:
+        nbytes = self.trace.storages[self.trace.values[value]]
+        return _line(INSTRUCTION="MEMORY", NAME=name, MEMORY=str(nbytes))
+
+    def _alias(self, op: Op, value: ValueId) -> int:
+        storage = self.trace.values[value]
+        if self.trace.is_root(value):
+            return -1
+        return next(i for i, v in enumerate(op.inputs) if self.trace.values[v] == storage)
+
+    def _mutated(self, op: Op, position: int) -> list[int]:
+        """The arguments that `op` renews, if it can be said as a MUTATE: it can if each output is
+        as large as an argument that is released right after."""
+        following = self.trace.events[position + 1 : position + 1 + len(op.outputs)]
+        old = [event.value for event in following if isinstance(event, Release)]
+        if not op.outputs or len(old) != len(op.outputs) or len(set(old)) != len(old):
+            return []
+        for value, before in zip(op.outputs, old, strict=True):
+            sizes = {self.trace.storages[self.trace.values[v]] for v in (value, before)}
+            if before not in op.inputs or len(sizes) != 1 or not self.trace.is_root(value):
+                return []
+        return [op.inputs.index(before) for before in old]
