@@ -22,7 +22,8 @@ TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="rekindle")
+    runner = CliRunner(env={"OMP_WAIT_POLICY": "passive"})  # what is set inside is undone after
+    return runner.invoke(main, arguments, prog_name="rekindle")
 
 
 def figures(*arguments: str) -> dict[str, Any]:
