@@ -246,14 +246,15 @@ class Runtime:
             targets = tuple(sorted(changed.values()))
             call.payload = Recipe(signature, arguments.extras, targets, (), random)
         for output, source in overwrites:
-            self._move(source.storage, output.storage, arguments.tensors[changed[source.storage]])
+            target = arguments.tensors[changed[source.storage]]
+            self._move(source.storage, output.storage, target, hidden=operator.statistics)
         self._admit(call)
         for output, _ in overwrites:
             if operator.resizes:
                 self._resized(output.storage)
         return True
 
-    def _move(self, old: Storage, new: Storage, target: Tensor) -> None:
+    def _move(self, old: Storage, new: Storage, target: Tensor, *, hidden: bool) -> None:
         """`new` is where `old` was. Handles of `old` follow if no version counter noticed (R7)."""
         before: Memory = old.payload
         after: Memory = new.payload
@@ -261,10 +262,10 @@ class Runtime:
         self._held.pop(old, None)
         after.origin, after.version = before.origin, -1
         origin = before.origin() if before.origin is not None else None
-        if origin is None or _share_version(origin, target):
+        if not hidden and (origin is None or _share_version(origin, target)):
             before.overwritten = True
             after.owned = None
-        else:  # a write through .data: plain PyTorch computes with what is there now
+        else:  # .data or running statistics: plain PyTorch computes with what is there now
             before.successor = new
             new.references, old.references = old.references, 0
             if not new.references:
@@ -289,10 +290,11 @@ class Runtime:
         self, call: Call, arguments: Arguments, inputs: list[Storage], dropped: tuple[int, ...]
     ) -> None:
         """What a recipe reads must stay what it is, and sources must stay at all."""
-        call.inputs = [storage.values[0] for storage in inputs]
+        call.inputs = kept = []
         for position, storage in enumerate(inputs):
             if position in dropped:
                 continue
+            kept.append(storage.values[0])
             memory: Memory = storage.payload
             if memory.version < 0:
                 memory.version = max(0, memory.current_version())
