@@ -240,6 +240,7 @@ class Runtime:
         for old in sorted(replayable, key=lambda storage: changed[storage]):
             new = self._new_storage(call, old.nbytes, operator.name)
             overwrites.append((new.values[0], old.values[0]))
+            new.payload.flags = ZEROED if operator.zeros else 0
         call.overwrites = overwrites
         if recording:
             self._link(call, arguments, inputs, ())
