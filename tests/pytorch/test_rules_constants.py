@@ -249,7 +249,7 @@ def test_power_iterations_in_the_forward_pass() -> None:
 
         return step
 
-    harshest(program, start=8_000)
+    harshest(program)
 
 
 def test_optimizer_steps_and_accumulation_inside() -> None:
@@ -273,7 +273,7 @@ def test_optimizer_steps_and_accumulation_inside() -> None:
 
         return step
 
-    harshest(program, start=6_000)
+    harshest(program)
 
 
 def test_a_weight_of_no_gradient_and_one_used_twice() -> None:

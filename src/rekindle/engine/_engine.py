@@ -171,11 +171,6 @@ class Engine:
             freed += self._prune(source.storage)
         return freed
 
-    def account(self, cost: Nanoseconds) -> None:
-        """An operator ran that made nothing."""
-        self.clock += cost
-        self.compute_ns += cost
-
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
         """The program itself changed the size of `storage`, which it holds."""
         self.memory += nbytes - storage.nbytes

@@ -17,10 +17,12 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import parse_bytes
 from rekindle.policies import DTR, Policy
+from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import report
 from rekindle.pytorch._operators import operator
 from rekindle.pytorch._runtime import Runtime
 from rekindle.schedule import Record, Recorder
+from rekindle.trace import Trace
 
 
 class _Mode(TorchDispatchMode):
@@ -52,6 +54,7 @@ class Run:
         self._runtime = runtime
         self._policy = policy
         runtime.recorder = Recorder() if record else None
+        runtime.capture = Capture() if record else None
 
     @property
     def peak(self) -> Bytes:
@@ -99,6 +102,15 @@ class Run:
             self.recomputations,
             made_by=repr(self._policy),
         )
+
+    @property
+    def trace(self) -> Trace:
+        """What the program did, for the simulator; needs `budget(..., record=True)`."""
+        if self._runtime.capture is None:
+            raise Unsupported(
+                "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
+            )
+        return self._runtime.capture.trace()
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from rekindle._types import Bytes, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage, Value
 from rekindle.policies import Policy
+from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
 from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED, Memory, Table, version_of
@@ -32,7 +33,7 @@ from rekindle.pytorch._signature import (
     signature_of,
     tensors_in,
 )
-from rekindle.schedule import Action, Compute, Recorder
+from rekindle.schedule import Action, Compute, Free, Recorder
 
 
 @final
@@ -49,6 +50,7 @@ class Runtime:
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.recorder: Recorder | None = None
+        self.capture: Capture | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
         self.at_peak = Snapshot()
         self._held: dict[Storage, None] = {}  #: replayable, and maybe kept by the program (R1)
@@ -76,9 +78,11 @@ class Runtime:
                 recording &= self._look_twice(operator, arguments, inputs, written)
             if operator.indexing and recording:
                 self._keep_indices(arguments, inputs)
-            for position in written:
-                if not inputs[position].replayable and inputs[position].consumers:
-                    self._perform(self.engine.forget(inputs[position]))  # R4
+            fixed = [inputs[p] for p in written if not inputs[p].replayable and inputs[p].consumers]
+            if fixed:  # R4
+                self._poll()
+                for storage in fixed:
+                    self._perform(self.engine.forget(storage))
             needed = signature.needed
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -94,7 +98,7 @@ class Runtime:
             if not signature.priced():
                 signature.sample(started)
             self._register(
-                operator, arguments, signature, inputs, written, random, recording, result, args
+                operator, arguments, signature, inputs, written, fixed, random, recording, result
             )
             return result
 
@@ -148,13 +152,21 @@ class Runtime:
         return may_record
 
     def _seal(self, storage: Storage) -> None:
+        if self.capture is not None:
+            self.capture.sealed(storage)
         self._perform(self.engine.seal(storage))
 
     def _keep_indices(self, arguments: Arguments, inputs: list[Storage]) -> None:
         """Masks and indices that decide a shape are decided once (R8)."""
         for tensor, storage in zip(arguments.tensors, inputs, strict=True):
             if not tensor.dtype.is_floating_point and storage.replayable and not storage.pinned:
-                self._perform(self.engine.pin(storage.values[0]))
+                self._pin(storage)
+
+    def _pin(self, storage: Storage) -> None:
+        if self.capture is not None:
+            self.capture.pinned(storage)
+        self._perform(self.engine.pin(storage.values[0]))
+        self._held.pop(storage, None)
 
     def _register(
         self,
@@ -163,10 +175,10 @@ class Runtime:
         signature: Signature,
         inputs: list[Storage],
         written: tuple[int, ...],
+        fixed: list[Storage],
         random: Any,
         recording: bool,
         result: Any,
-        args: tuple[Any, ...],
     ) -> None:
         fresh: list[tuple[int, Tensor, torch.UntypedStorage, int]] = []
         for position, tensor in enumerate(tensors_in(result)):
@@ -179,7 +191,7 @@ class Runtime:
         accounted = False
         if written:
             accounted = self._written_over(
-                operator, arguments, signature, inputs, written, random, recording
+                operator, arguments, signature, inputs, written, fixed, random, recording
             )
             if fresh:  # results beside what was written: the call cannot be run again for them
                 recording &= operator.statistics
@@ -188,11 +200,14 @@ class Runtime:
             signature.learn(positions, sum(home.nbytes() for _, _, home, _ in fresh))
         if not fresh:
             if not accounted:
-                self.engine.account(signature.cost)
+                self._admit(self._call(operator, signature, False))
             return
         # Not the same results as last time: it does not depend on its arguments alone.
-        recording &= signature.fresh == positions
+        exotic = any(geometry_of(tensor).exotic for _, tensor, _, _ in fresh)
+        recording &= signature.fresh == positions and not exotic
         call = self._call(operator, signature, recording)
+        if accounted:
+            call.cost = 0
         if recording:
             dropped = written if operator.statistics else ()
             self._link(call, arguments, inputs, dropped)
@@ -203,9 +218,8 @@ class Runtime:
             memory: Memory = storage.payload
             memory.origin = weakref.ref(tensor)
             memory.flags = flags
-            if geometry_of(tensor).exotic:
+            if exotic:
                 memory.flags |= EXOTIC
-                storage.replayable = False
             if operator.routing and not tensor.dtype.is_floating_point:
                 storage.pinned = True  # R8
             self.table.settle(storage, home, address)
@@ -218,26 +232,29 @@ class Runtime:
         signature: Signature,
         inputs: list[Storage],
         written: tuple[int, ...],
+        fixed: list[Storage],
         random: Any,
         recording: bool,
     ) -> bool:
-        """The values that were written are other values now (R3); sources just stay sources.
+        """The values that were written are other values now (R3).
+
+        A source that nothing was made from just stays a source.
 
         Returns whether the engine was told of a call.
         """
         changed = {inputs[p]: p for p in reversed(written)}
-        replayable = [storage for storage in changed if storage.replayable]
+        replaced = [storage for storage in changed if storage.replayable or storage in fixed]
         for storage in changed:
-            if not storage.replayable:
+            if storage not in replaced:
                 storage.payload.version = -1
                 if operator.resizes:
                     self._resized(storage)
-        if not replayable:
+        if not replaced:
             return False
-        recording = recording and len(replayable) == len(changed) and not operator.resizes
+        recording = recording and all(storage.replayable for storage in changed)
         call = self._call(operator, signature, recording)
         overwrites: list[tuple[Value, Value]] = []
-        for old in sorted(replayable, key=lambda storage: changed[storage]):
+        for old in sorted(replaced, key=lambda storage: changed[storage]):
             new = self._new_storage(call, old.nbytes, operator.name)
             overwrites.append((new.values[0], old.values[0]))
             new.payload.flags = ZEROED if operator.zeros else 0
@@ -268,6 +285,10 @@ class Runtime:
             after.owned = None
         else:  # .data or running statistics: plain PyTorch computes with what is there now
             before.successor = new
+            if self.capture is not None:
+                for _ in range(old.references):
+                    self.capture.retained(new)
+                    self.capture.released(old)
             new.references, old.references = old.references, 0
             if not new.references:
                 after.owned = None
@@ -292,7 +313,9 @@ class Runtime:
     ) -> None:
         """What a recipe reads must stay what it is, and sources must stay at all."""
         call.inputs = kept = []
+        now = self.engine.clock
         for position, storage in enumerate(inputs):
+            storage.last_access = now
             if position in dropped:
                 continue
             kept.append(storage.values[0])
@@ -305,8 +328,13 @@ class Runtime:
     def _admit(self, call: Call) -> None:
         if self.engine.memory > 1.02 * self.at_peak.memory:
             self.at_peak = snapshot(self.engine, self.table, self.optimizers)
+        if self.capture is not None:
+            self.capture.called(call)
+        if self.recorder is not None:
+            first = Compute(call.id, in_place=bool(call.overwrites))
+            self.recorder.acted(first, self.engine.clock, self.engine.memory)
         for storage in self.engine.admit(call, held=True):
-            self.table.vacate(storage)
+            self._let_go(storage)
         for storage in call.made:
             if storage.replayable:
                 self._held[storage] = None
@@ -365,6 +393,8 @@ class Runtime:
                 memory.flags = 0
             if memory.owned is None:
                 memory.owned = tensor.untyped_storage()
+            if self.capture is not None:
+                self.capture.retained(storage)
             self.engine.retain(storage)
             version = memory.current_version()
             if memory.version < 0:
@@ -382,6 +412,10 @@ class Runtime:
             memory: Memory = storage.payload
             self._check_version(handle, memory)
             if storage.replayable:
+                if not storage.resident:
+                    self._poll()
+                if self.capture is not None:
+                    self.capture.used(storage)
                 self._perform(self.engine.use(storage.values[0]))
                 self._held[storage] = None
             assert memory.owned is not None
@@ -411,8 +445,7 @@ class Runtime:
         """Finds out which values the program has let go of; dead ones have told so themselves."""
         for storage in list(self._held):
             if storage.references and not self.table.is_held(storage):
-                del self._held[storage]
-                self._perform(self.engine.drop(storage))
+                self._drop(storage)
 
     def _settle_deaths(self) -> None:
         """Acts on what happened meanwhile: handles that died, memory that is gone."""
@@ -425,13 +458,20 @@ class Runtime:
             storage = death.storage
             if storage.payload.watch is death:
                 self.table.vacate(storage)
-                self._held.pop(storage, None)
-                self._perform(self.engine.drop(storage))
+                self._drop(storage)
             self._let_go_of_idle()
+
+    def _drop(self, storage: Storage) -> None:
+        self._held.pop(storage, None)
+        if self.capture is not None:
+            self.capture.dropped(storage)
+        self._perform(self.engine.drop(storage))
 
     def _release(self, storage: Storage) -> None:
         while storage.payload.successor is not None:
             storage = storage.payload.successor
+        if self.capture is not None:
+            self.capture.released(storage)
         self._perform(self.engine.release(storage))
         needed = storage.references or (storage.consumers and not storage.replayable)
         if storage.held and not needed:
@@ -467,10 +507,16 @@ class Runtime:
             else:
                 assert isinstance(subject, Storage)
                 self.evictions += not subject.dead
-                self.table.vacate(subject)
-                self._held.pop(subject, None)
+                self._let_go(subject)
+                continue
             if self.recorder is not None:
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
+
+    def _let_go(self, storage: Storage) -> None:
+        self.table.vacate(storage)
+        self._held.pop(storage, None)
+        if self.recorder is not None:
+            self.recorder.acted(Free(storage.id), self.engine.clock, self.engine.memory)
 
     def _compute(self, call: Call, in_place: bool) -> None:
         busy, self.busy = self.busy, True
@@ -496,8 +542,7 @@ class Runtime:
         with self.lock:
             self._settle_deaths()
             storage = self._known(tensor)
-            self._perform(self.engine.pin(storage.values[0]))
-            self._held.pop(storage, None)
+            self._pin(storage)
 
 
 def _share_version(origin: Tensor, target: Tensor) -> bool:
