@@ -56,15 +56,15 @@ class Harsh:
         return self.operators - self.plain
 
 
-def harshest(program: Program, *, start: int = 1, policy: Policy | None = None) -> Harsh:
+def harshest(program: Program, *, policy: Policy | None = None) -> Harsh:
     """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard."""
     plain = Watch()
     step = _built(program)
     with plain:
         result = step()
     wanted = everything(result)
+    budget = plain.alive  # what is there at the end must fit in any case
     del step, result
-    budget = start
     for _ in range(MOST_ATTEMPTS):
         step, watch = _built(program), Watch()
         try:

@@ -76,7 +76,7 @@ EMPTY = {
     "aten::new_empty_strided",
 }
 #: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
-ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros"}
+ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
 #: Write the whole of their first argument without reading it.
 OVERWRITING = {

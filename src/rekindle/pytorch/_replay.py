@@ -22,7 +22,10 @@ for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastHPU", "Auto
 
 @final
 class Recipe:
-    """How a call made its results. Hangs on `Call.payload`; the tensors are the call's inputs."""
+    """How a call made its results. Hangs on `Call.payload`.
+
+    The tensor arguments are the call's inputs, in order, but for those that are left out.
+    """
 
     __slots__ = ("dropped", "extras", "random", "signature", "written")
 
@@ -74,10 +77,9 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     """
     recipe: Recipe = call.payload
     signature = recipe.signature
-    homes = [
-        torch.UntypedStorage(0) if position in recipe.dropped else _home(value.storage)
-        for position, value in enumerate(call.inputs)
-    ]
+    homes = [_home(value.storage) for value in call.inputs]
+    for position in recipe.dropped:
+        homes.insert(position, torch.UntypedStorage(0))
     if recipe.written and not in_place:
         for position in recipe.written:
             storage = call.inputs[position].storage

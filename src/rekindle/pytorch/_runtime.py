@@ -196,7 +196,8 @@ class Runtime:
         for position, old in sorted(replaced, key=lambda pair: pair[0]):
             new = driver.new_storage(call, old.nbytes)
             overwrites.append((new.values[0], old.values[0]))
-            self._move(old, new, invocation.tensors[position])
+            new.payload.flags = operator.content
+            self._move(old, new, invocation.tensors[position], hidden=operator.statistics)
         call.overwrites = overwrites
         if recording:
             self._link(call, invocation, ())
@@ -208,29 +209,30 @@ class Runtime:
                 driver.resized(output.storage)
         return True
 
-    def _move(self, old: Storage, new: Storage, target: Tensor) -> None:
+    def _move(self, old: Storage, new: Storage, target: Tensor, *, hidden: bool) -> None:
         """`new` is where `old` was. Handles of `old` follow if no version counter noticed (R7)."""
         before: Memory = old.payload
         after: Memory = new.payload
         self.driver.succeed(old, new)
         after.origin, after.version = before.origin, -1
         origin = before.origin() if before.origin is not None else None
-        if origin is None or _share_version(origin, target):
+        if not hidden and (origin is None or _share_version(origin, target)):
             before.overwritten = True
             after.owned = None
-        else:  # a write through .data: plain PyTorch computes with what is there now
+        else:  # .data or running statistics: plain PyTorch computes with what is there now
             before.successor = new
             self.driver.hand_over(old, new)
 
     def _link(self, call: Call, invocation: Invocation, dropped: tuple[int, ...]) -> None:
         """What a recipe reads must stay what it is, and sources must stay at all."""
-        call.inputs = [storage.values[0] for storage in invocation.inputs]
+        call.inputs = inputs = []
         now = self.driver.engine.clock
         for position, storage in enumerate(invocation.inputs):
-            storage.last_access = now
-            memory: Memory = storage.payload
             if position in dropped:
                 continue
+            inputs.append(storage.values[0])
+            storage.last_access = now
+            memory: Memory = storage.payload
             if memory.version < 0:
                 memory.version = max(0, memory.current_version())
             if memory.owned is None and not storage.replayable:
