@@ -160,6 +160,12 @@ class Call:
         self.outputs.append(value)
         return value
 
+    def forget(self) -> None:
+        """Lets go of inputs and outputs: those refer to the call, and a cycle would keep all."""
+        self.inputs, self.overwrites, self.payload = (), (), None
+        self.outputs.clear()
+        self.made.clear()
+
     def storages(self) -> Iterable[Storage]:
         """Those of the outputs, each once."""
         return dict.fromkeys([value.storage for value in self.outputs])
