@@ -264,6 +264,11 @@ class Driver:
         busy, self.busy = self.busy, True
         try:
             tensors = run_again(call, in_place=in_place)
+        except BaseException:
+            if in_place:  # who knows what is in there now
+                for _, source in call.overwrites:
+                    self.perform(self.engine.spoil(source.storage))
+            raise
         finally:
             self.busy = busy
         if in_place:
