@@ -214,7 +214,7 @@ def test_training_goes_on_after_out_of_budget_anywhere() -> None:
             assert differing(everything(trainer.network.state_dict()), weights) == []
             run._driver.engine.check()
     assert "aten::addmm" in where
-    assert len(where) > 3
+    assert len(where) >= 3
     assert differing(trainer.results(), wanted) == []
 
 

@@ -19,7 +19,6 @@ from rekindle.policies import Policy
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, version_of
-from rekindle.pytorch._operators import Operator
 from rekindle.pytorch._replay import run_again
 from rekindle.pytorch._signature import PLAIN_TENSORS, geometry_of, tensors_in
 from rekindle.schedule import Action, Compute, Free, Recorder
@@ -103,7 +102,8 @@ class Driver:
     def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
         counted = self.counted(home)
         if self.engine.memory + counted > self.engine.budget:
-            self.make_room(counted, None)
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+            self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
         memory: Memory = storage.payload
@@ -177,10 +177,10 @@ class Driver:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    def make_room(self, needed: Bytes, operator: Operator | None) -> None:
-        """Lets go until `needed` bytes fit, or raises `OutOfBudget`."""
+    def make_room(self, needed: Bytes, who: str) -> None:
+        """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
         self.poll()
-        self.perform(self.engine.make_room(needed), operator)
+        self.perform(self.engine.make_room(needed), who)
 
     def poll(self) -> None:
         """Finds out which values the program has let go of; dead ones have told so themselves."""
@@ -228,14 +228,14 @@ class Driver:
 
     # -- actions --------------------------------------------------------------------------------
 
-    def perform(self, actions: Iterable[Action], operator: Operator | None = None) -> None:
+    def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
         iterator = iter(actions)
         while True:
             try:
                 action = next(iterator, None)
             except NoRoom as shortage:
-                name = operator.name if operator else shortage.call.name if shortage.call else ""
+                name = who or (shortage.call.name if shortage.call else "")
                 raise out_of_budget(
                     shortage, self.engine, self.table, self.optimizers, name
                 ) from None
