@@ -274,6 +274,8 @@ class Driver:
         if in_place:
             for (output, source), _ in zip(call.overwrites, tensors, strict=True):
                 self.table.succeed(source.storage, output.storage)
+                output.storage.payload.origin = None  # the program's tensor is elsewhere
+                output.storage.payload.version = 0
             return
         for tensor, storage in zip(tensors, call.made, strict=True):
             if not storage.resident:
