@@ -147,6 +147,7 @@ class Invocation:
             if kind is Tensor or kind is Parameter:
                 if arg.layout is not torch.strided:
                     self.opaque = True
+                    self.extras.append(arg)
                     parts.append(EXTRA)
                     continue
                 self.tensors.append(arg)
