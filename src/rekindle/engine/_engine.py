@@ -393,6 +393,7 @@ class Engine:
             for value in call.inputs:
                 value.storage.consumers.pop(call, None)
                 less_needed.append(value.storage)
+            call.dissolve()
         storage.makers.clear()
         storage.values.clear()
         return less_needed

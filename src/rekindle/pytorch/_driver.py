@@ -202,6 +202,33 @@ class Driver:
                 self._drop(storage)
             self._let_go_of_idle()
 
+    def close(self) -> None:
+        """The context is over: from now on a handle that dies is acted on at once."""
+        with self.lock:
+            self.settle()
+        driver = weakref.ref(self)
+
+        def late() -> None:
+            found = driver()
+            if found is not None:
+                found._settle_unless_busy()
+
+        self.table.released.late = late
+
+    def _settle_unless_busy(self) -> None:
+        """Nothing happens amid an action, in this thread or another: the next one makes up."""
+        lock: Any = self.lock
+        if not lock._is_owned() and lock.acquire(blocking=False):
+            try:
+                self.settle()
+            finally:
+                lock.release()
+
+    def __del__(self) -> None:
+        """Nobody can ask for anything. What refers to each other in circles lets go of memory."""
+        for storage in self.engine.storages:
+            storage.payload.owned = None
+
     def _drop(self, storage: Storage) -> None:
         self._held.pop(storage, None)
         if self.capture is not None:
