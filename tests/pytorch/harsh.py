@@ -102,6 +102,9 @@ def _named(name: str, value: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, nn.Module):
         for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
             yield from _named(f"{name}.{key}", tensor)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named(f"{name}[{key}]", item)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             yield from _named(f"{name}[{index}]", item)

@@ -1,4 +1,4 @@
-"""R5, R6, R8, R9: what moves once (generators, statistics), what is decided once, what runs once."""
+"""R5, R6, R8, R9: what moves once (generators, statistics), is decided once, and runs once."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_statistics_move_once(name: str) -> None:
 
 
 def test_training_and_evaluation_with_the_same_statistics() -> None:
-    """R4 and R6: the hidden write is a write: evicted values that read the statistics come first."""
+    """R4 and R6: a hidden write is a write: what read the old statistics comes first."""
 
     def program() -> Step:
         norm = nn.BatchNorm1d(8)

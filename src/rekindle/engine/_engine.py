@@ -126,6 +126,10 @@ class Engine:
         for call in list(storage.makers):
             yield from self._free(self._lose_recipe(call))
 
+    def spoil(self, storage: Storage) -> Iterator[Action]:
+        """A call that was to overwrite `storage`, which is dead, failed half way: it is gone."""
+        yield from self._evict(storage)
+
     # -- what drivers may ask for ---------------------------------------------------------------
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
@@ -420,7 +424,7 @@ class Engine:
             for value in call.inputs:
                 value.storage.consumers.pop(call, None)
                 less_needed.append(value.storage)
-            call.forget()
+            call.dissolve()
         storage.makers.clear()
         storage.values.clear()
         return less_needed

@@ -81,6 +81,8 @@ class Run:
     @property
     def memory(self) -> Bytes:
         """Bytes in use now, as counted by the runtime."""
+        with self._driver.lock:
+            self._driver.settle()
         return self._driver.engine.memory
 
     @property
@@ -213,6 +215,7 @@ class budget:
     ) -> None:
         assert self._stack is not None
         self._stack.close()
+        self._runtime.driver.close()
         del self._runtime
 
 

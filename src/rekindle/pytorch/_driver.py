@@ -19,7 +19,6 @@ from rekindle.policies import Policy
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, version_of
-from rekindle.pytorch._operators import Operator
 from rekindle.pytorch._replay import run_again
 from rekindle.pytorch._signature import PLAIN_TENSORS, is_exotic, tensors_in
 from rekindle.schedule import Action, Compute, Free, Recorder
@@ -111,7 +110,8 @@ class Driver:
     def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
         counted = self.counted(home)
         if self.engine.memory + counted > self.engine.budget:
-            self.make_room(counted, None)
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+            self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
         memory: Memory = storage.payload
@@ -187,10 +187,10 @@ class Driver:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    def make_room(self, needed: Bytes, operator: Operator | None) -> None:
-        """Lets go until `needed` bytes fit, or raises `OutOfBudget`."""
+    def make_room(self, needed: Bytes, who: str) -> None:
+        """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
         self.poll()
-        self.perform(self.engine.make_room(needed), operator)
+        self.perform(self.engine.make_room(needed), who)
 
     def poll(self) -> None:
         """Finds out which values the program has let go of; dead ones have told so themselves."""
@@ -220,6 +220,33 @@ class Driver:
         for superfluous in self.engine.gone(storage):
             self._let_go(superfluous)
 
+    def close(self) -> None:
+        """The context is over: from now on a handle that dies is acted on at once."""
+        with self.lock:
+            self.settle()
+        driver = weakref.ref(self)
+
+        def late() -> None:
+            found = driver()
+            if found is not None:
+                found._settle_unless_busy()
+
+        self.table.released.late = late
+
+    def _settle_unless_busy(self) -> None:
+        """Nothing happens amid an action, in this thread or another: the next one makes up."""
+        lock: Any = self.lock
+        if not lock._is_owned() and lock.acquire(blocking=False):
+            try:
+                self.settle()
+            finally:
+                lock.release()
+
+    def __del__(self) -> None:
+        """Nobody can ask for anything. What refers to each other in circles lets go of memory."""
+        for storage in self.engine.storages:
+            storage.payload.owned = None
+
     def _drop(self, storage: Storage) -> None:
         self._held.pop(storage, None)
         if self.capture is not None:
@@ -248,7 +275,7 @@ class Driver:
 
     # -- actions --------------------------------------------------------------------------------
 
-    def perform(self, actions: Iterable[Action], operator: Operator | None = None) -> None:
+    def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
         if not actions:
             return
@@ -257,7 +284,7 @@ class Driver:
             try:
                 action = next(iterator, None)
             except NoRoom as shortage:
-                name = operator.name if operator else shortage.call.name if shortage.call else ""
+                name = who or (shortage.call.name if shortage.call else "")
                 raise out_of_budget(
                     shortage, self.engine, self.table, self.optimizers, name
                 ) from None
@@ -286,11 +313,18 @@ class Driver:
         busy, self.busy = self.busy, True
         try:
             tensors = run_again(call, in_place=in_place)
+        except BaseException:
+            if in_place:  # who knows what is in there now
+                for _, source in call.overwrites:
+                    self.perform(self.engine.spoil(source.storage))
+            raise
         finally:
             self.busy = busy
         if in_place:
             for (output, source), _ in zip(call.overwrites, tensors, strict=True):
                 self.table.succeed(source.storage, output.storage)
+                output.storage.payload.origin = None  # the program's tensor is elsewhere
+                output.storage.payload.version = 0
             return
         for tensor, storage in zip(tensors, call.made, strict=True):
             if not storage.resident:

@@ -91,6 +91,14 @@ class Death(weakref.ref[torch.UntypedStorage]):
 
 
 @final
+class Releases(deque[Storage]):
+    """The storages of handles that died, oldest first, until somebody acts on it."""
+
+    #: Called for each death once the context is over: no operator comes by any more to look.
+    late: Callable[[], None] | None = None
+
+
+@final
 class Table:
     """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them.
 
@@ -99,7 +107,7 @@ class Table:
 
     def __init__(self) -> None:
         self.deaths: deque[Death] = deque()
-        self.released: deque[Storage] = deque()  #: one entry for each handle that died
+        self.released = Releases()  #: one entry for each handle that died
         self._by_address: dict[int, Storage] = {}
 
     def find(self, address: int) -> Storage | None:

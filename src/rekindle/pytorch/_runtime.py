@@ -77,7 +77,7 @@ class Runtime:
             if engine.memory + needed > engine.budget:
                 if operator.dynamic:
                     needed = min(needed, bytes_of_dynamic(operator, args))
-                driver.make_room(needed, operator)
+                driver.make_room(needed, operator.name)
             if operator.random and recording:  # R5
                 generator = generator_of(invocation.tensors, invocation.extras)
                 invocation.random = (generator, generator.get_state())

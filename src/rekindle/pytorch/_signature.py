@@ -134,6 +134,7 @@ class Invocation:
             if kind is Tensor or kind is Parameter:
                 if arg.layout is not STRIDED:
                     self.opaque = True
+                    self.extras.append(arg)
                     parts.append(EXTRA)
                     continue
                 self.tensors.append(arg)
