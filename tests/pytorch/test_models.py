@@ -158,7 +158,8 @@ def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
 @each_case
 def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
     plain = plainly(case)
-    trained = within(case, plain.measured.budget(0.5), policy)
+    # At half, largest-first spends minutes on the LSTM: all its values are alike.
+    trained = within(case, plain.measured.budget(0.7), policy)
     assert differing(trained.outcome, plain.outcome) == []
 
 

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame as _dynamo
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,17 +34,32 @@ class _Mode(TorchDispatchMode):
         super().__init__()
         self._runtime = runtime
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # by `_keep_dynamo_out` instead: the wrapper costs as much as all of a mode
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         runtime = self._runtime
         facts = operator(func)
         if runtime.driver.busy:
-            return func(*args, **(kwargs or {}))
+            return facts.func(*args, **(kwargs or {}))
         if facts.view:
             runtime.driver.meet(args[0])
-            return func(*args, **(kwargs or {}))
+            return facts.func(*args, **(kwargs or {}))
         return runtime.run(facts, args, kwargs or {})
+
+
+def _keep_dynamo_out() -> None:
+    """Inside compiled programs, what the runtime itself runs is not to be compiled."""
+    skip = _dynamo._FrameAction.SKIP
+    for entry in (_Mode.__torch_dispatch__, Runtime.pack, Runtime.unpack):
+        strategy = _dynamo._FrameExecStrategy(skip, skip)  # this frame, and all below it
+        _dynamo.set_code_exec_strategy(entry.__code__, strategy)
+
+
+_keep_dynamo_out()
 
 
 @final

@@ -20,7 +20,7 @@ from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, version_of
 from rekindle.pytorch._replay import run_again
-from rekindle.pytorch._signature import PLAIN_TENSORS, geometry_of, tensors_in
+from rekindle.pytorch._signature import PLAIN_TENSORS, is_exotic, tensors_in
 from rekindle.schedule import Action, Compute, Free, Recorder
 
 
@@ -84,6 +84,14 @@ class Driver:
             if storage.replayable:
                 self._held[storage] = None
 
+    def account(self, name: str, cost: Nanoseconds) -> None:
+        """An operator ran that made nothing."""
+        if self.capture is None and self.recorder is None:
+            self._next_op += 1
+            self.engine.account(cost)
+        else:
+            self.admit(self.new_call(name, cost, False))
+
     def known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one that was never seen is a source."""
         home = tensor.untyped_storage()
@@ -110,7 +118,7 @@ class Driver:
         origin = tensor if tensor._base is None else tensor._base
         memory.origin = weakref.ref(origin)
         memory.version = version_of(origin)
-        if geometry_of(tensor).exotic:
+        if is_exotic(tensor.dtype):
             memory.flags |= EXOTIC
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
@@ -167,6 +175,8 @@ class Driver:
         if self.capture is not None:
             self.capture.pinned(storage)
         self.perform(self.engine.pin(storage.values[0]))
+        if storage.consumers:
+            storage.payload.owned = storage.payload.home()
         self._held.pop(storage, None)
 
     def seal(self, storage: Storage) -> None:
@@ -198,9 +208,17 @@ class Driver:
             death = deaths.popleft()
             storage = death.storage
             if storage.payload.watch is death:
-                self.table.vacate(storage)
-                self._drop(storage)
-            self._let_go_of_idle()
+                self._gone(storage)
+            if self.engine.idle:
+                self._let_go_of_idle()
+
+    def _gone(self, storage: Storage) -> None:
+        """The memory of `storage` is free: the program alone held it."""
+        self._held.pop(storage, None)
+        if self.capture is not None:
+            self.capture.dropped(storage)
+        for superfluous in self.engine.gone(storage):
+            self._let_go(superfluous)
 
     def close(self) -> None:
         """The context is over: from now on a handle that dies is acted on at once."""
@@ -241,10 +259,12 @@ class Driver:
         if self.capture is not None:
             self.capture.released(storage)
         self.perform(self.engine.release(storage))
-        needed = storage.references or (storage.consumers and not storage.replayable)
+        stays = storage.pinned or not storage.replayable  # as long as something is made from it
+        needed = storage.references or (storage.consumers and stays)
         if storage.held and not needed:
             storage.payload.owned = None  # the program alone keeps it, or nobody
-        self._let_go_of_idle()
+        if self.engine.idle:
+            self._let_go_of_idle()
 
     def _let_go_of_idle(self) -> None:
         idle = self.engine.idle
@@ -257,6 +277,8 @@ class Driver:
 
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
+        if not actions:
+            return
         iterator = iter(actions)
         while True:
             try:

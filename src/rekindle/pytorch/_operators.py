@@ -129,7 +129,8 @@ class Operator:
         schema = func._schema
         self.name: str = schema.name
         each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
-        self.func: Callable[..., Any] = _counted(func) if each_in_place else func
+        plain = getattr(func, "_op", func)  # without the layer of Python around it
+        self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
         #: Positions and names of the arguments that are written.

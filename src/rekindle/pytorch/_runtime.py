@@ -24,6 +24,7 @@ from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
     Invocation,
     geometry_of,
+    is_exotic,
     signature_of,
     tensors_in,
 )
@@ -107,7 +108,7 @@ class Runtime:
                 invocation.written += (position,)
                 storage = invocation.inputs[position]
                 if not storage.replayable and storage.consumers:
-                    invocation.fixed.append(storage)
+                    invocation.fixed += (storage,)
 
     def _look_twice(self, invocation: Invocation) -> bool:
         """Whether the call may be recorded although an input is special (R4)."""
@@ -152,9 +153,9 @@ class Runtime:
             recording = False  # not the same as last time: it does not depend on arguments alone
         if not made:
             if cost:
-                driver.admit(driver.new_call(operator.name, cost, False))
+                driver.account(operator.name, cost)
             return
-        exotic = EXOTIC if any(geometry_of(tensor).exotic for _, tensor, _ in made) else 0
+        exotic = EXOTIC if any(is_exotic(tensor.dtype) for _, tensor, _ in made) else 0
         recording &= not exotic
         call = driver.new_call(operator.name, cost, recording)
         if recording:
@@ -235,7 +236,7 @@ class Runtime:
             memory: Memory = storage.payload
             if memory.version < 0:
                 memory.version = max(0, memory.current_version())
-            if memory.owned is None and not storage.replayable:
+            if memory.owned is None and (storage.pinned or not storage.replayable):
                 memory.owned = invocation.tensors[position].untyped_storage()
 
     # -- autograd -------------------------------------------------------------------------------
