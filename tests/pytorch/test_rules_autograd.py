@@ -341,6 +341,27 @@ def test_backward_within_autocast_and_mixed_types() -> None:
     harshest(program)
 
 
+def test_recomputed_within_autocast_what_was_made_without() -> None:
+    """Fails if `_replay.as_the_first_time` leaves autocast on: products would be rounded."""
+
+    def program() -> Step:
+        weight = torch.rand(40, 40, requires_grad=True)
+
+        def step() -> object:
+            x = weight
+            for _ in range(6):
+                x = ((x @ weight) * 0.05).sin().exp()
+            loss = x.sum()
+            del x
+            with torch.autocast("cpu", torch.bfloat16):
+                loss.backward()
+            return loss, weight
+
+        return step
+
+    assert harshest(program).again["mm"] > 0
+
+
 def test_without_grad_and_in_inference_mode() -> None:
     """Values made there are constants, also when autograd saves them later."""
 
