@@ -123,7 +123,7 @@ def test_a_step_leaves_nothing(step: Callable[[Tensor], None], no_collector: Non
             step(weight)
             if step is out_of_budget:
                 gc.collect()  # a traceback is a cycle of the test's own
-        assert entries(run) == before
+        assert all(now <= then for now, then in zip(entries(run), before, strict=True))
         run._driver.engine.check()
     assert run.evictions > 0 or step in (without_grad, out_of_budget)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
+from rekindle.pytorch._replay import generator_of
 from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 
 Step = Callable[[], object]
@@ -81,6 +82,39 @@ def test_random_numbers_are_drawn_again_as_they_were(name: str) -> None:
         return step
 
     harshest(program)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_random_numbers_on_a_device() -> None:
+    """R5: a generator for each device; `rand(..., device="cuda")` has no argument to tell by."""
+
+    def program() -> Step:
+        weight = vector().cuda().requires_grad_()
+
+        def step() -> object:
+            x = weight
+            for _ in range(4):
+                x = F.dropout(x.sin() * torch.rand(WIDTH, device="cuda"), 0.3).exp()
+                x = x * torch.rand(WIDTH).cuda()
+            loss = x.sum()
+            del x
+            loss.backward()
+            return loss.cpu(), weight.grad.cpu(), torch.cuda.get_rng_state()
+
+        return step
+
+    harshest(program)
+
+
+def test_where_a_result_is_asked_for_decides_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (one, other))
+    cpu = [torch.ones(1)]
+    assert generator_of([], [], torch.device("cuda", 1)) is other
+    assert generator_of(cpu, [], torch.device("cuda", 0)) is one
+    assert generator_of([], [], None) is torch.default_generator
+    assert generator_of(cpu, [one], None) is one
 
 
 def test_the_generator_is_seeded_in_between() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
-from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
+from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 
 Step = Callable[[], object]
 
@@ -32,13 +32,14 @@ def test_what_the_program_can_reach_is_never_missing() -> None:
 
     plain = [value.clone() for value in (forward(), *seen)][1:]
     seen.clear()
-    with rekindle.budget(24 * 4 * WIDTH) as run:
+    with Watch() as watch, rekindle.budget(24 * 4 * WIDTH) as run:
         loss = deeper(forward(), 30).sum()
         for value, wanted in zip(seen, plain, strict=True):
             assert torch.equal(value, wanted)
         loss.backward()
         for value, wanted in zip(seen, plain, strict=True):
             assert torch.equal(value, wanted)
+    assert watch.peak <= run.budget  # what is held is not taken for free
     assert run.evictions > 0
     assert run.recomputations > 0
 
@@ -256,6 +257,30 @@ def test_the_old_version_and_the_new_one_are_both_wanted(held: bool) -> None:
     again = harshest(program).again
     assert again["add_"] > 0
     assert held or again["mul_"] > 0
+
+
+def test_a_write_is_made_again_on_a_copy_while_the_old_value_is_wanted() -> None:
+    """R3: a handle keeps the first version, which others are then made from. Fails if shared."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = weight * 3
+            unused = x.cos()  # saves the first version; not part of the loss
+            early = (x + 0).sin().exp()
+            x.add_(1)
+            late = x.tanh().cos()
+            del x
+            loss = (early * late).sum()
+            del early, late
+            loss = loss + deeper(weight, 10).sum()
+            loss.backward()
+            return loss, weight, unused
+
+        return step
+
+    assert harshest(program).again["add_"] > 0
 
 
 def test_in_place_activations_and_sums_in_a_network() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import rekindle
+from rekindle.policies import LRU
 from rekindle.pytorch import Run
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
@@ -158,6 +159,17 @@ def test_also_when_it_was_written_outside(name: str, scenario: Scenario, use: Us
             isinstance(got, str)
             and ("budget does not see it" in got or "was resized outside" in got)
         )
+
+
+def test_what_is_recomputed_from_a_weight_that_moved_outside_is_refused() -> None:
+    """Fails if `_replay._home` does not compare versions: the gradient would be another one."""
+    weight, batch = vector(True), vector()
+    with rekindle.budget(TIGHT, policy=LRU()) as run:
+        loss = (weight + batch).sin().square().sum() + _load()
+    assert run.evictions > 0
+    _no_grad(weight)
+    with pytest.raises(RuntimeError, match="where the budget does not see it"):
+        loss.backward()
 
 
 def alike(got: str | Tensor, plain: str | Tensor) -> bool:

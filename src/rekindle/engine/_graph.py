@@ -160,6 +160,14 @@ class Call:
         self.outputs.append(value)
         return value
 
+    def dissolve(self) -> None:
+        """Nobody needs it any more: lets go of what refers to it in its turn.
+
+        So memory and records go at once, and do not wait for the garbage collector.
+        """
+        self.inputs, self.overwrites, self.payload = (), (), None
+        self.outputs, self.made = [], []
+
     def storages(self) -> Iterable[Storage]:
         """Those of the outputs, each once."""
         return dict.fromkeys([value.storage for value in self.outputs])
@@ -177,16 +185,6 @@ class Call:
         for value in self.outputs:
             if value.storage.makers:
                 yield value
-
-    def dissolve(self) -> None:
-        """Nobody needs it any more: lets go of what refers to it in its turn.
-
-        So memory and records go at once, and do not wait for the garbage collector.
-        """
-        self.inputs = ()
-        self.outputs = []
-        self.overwrites = ()
-        self.payload = None
 
     def __repr__(self) -> str:
         return f"<call {self.id}: {self.name}>"

@@ -217,6 +217,12 @@ class budget:
         self._stack.close()
         self._runtime.driver.close()
         del self._runtime
+        if type(error) is RuntimeError and "support saved tensor hooks" in str(error):
+            raise Unsupported(
+                "a torch.func transform (grad, vjp, jacrev, hessian) inside rekindle.budget(...), "
+                "which works by saved tensor hooks: those transforms have none. Use "
+                "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
+            ) from error
 
 
 def _leave() -> None:

@@ -58,12 +58,15 @@ def as_the_first_time() -> Iterator[None]:
             torch._C._set_grad_enabled(grad_mode)
 
 
-def generator_of(tensors: list[Tensor], extras: list[Any]) -> torch.Generator:
-    """The generator that a random operator draws from."""
+def generator_of(
+    tensors: list[Tensor], extras: list[Any], device: torch.device | None
+) -> torch.Generator:
+    """The generator that a random operator draws from; `device`: where its result is asked for."""
     for extra in extras:
         if type(extra) is torch.Generator:
             return extra
-    device = tensors[0].device if tensors else torch.device("cpu")
+    if device is None:
+        device = tensors[0].device if tensors else torch.device("cpu")
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]

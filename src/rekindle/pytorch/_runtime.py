@@ -79,7 +79,8 @@ class Runtime:
                     needed = min(needed, bytes_of_dynamic(operator, args))
                 driver.make_room(needed, operator.name)
             if operator.random and recording:  # R5
-                generator = generator_of(invocation.tensors, invocation.extras)
+                device = kwargs.get("device")
+                generator = generator_of(invocation.tensors, invocation.extras, device)
                 invocation.random = (generator, generator.get_state())
             if signature.priced:
                 result = operator.func(*args, **kwargs)

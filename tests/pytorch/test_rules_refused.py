@@ -1,0 +1,78 @@
+"""R11: what cannot work is refused at once, and the words say what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
+
+TIGHT = 14 * 4 * WIDTH
+ROOMY = 1_000 * 4 * WIDTH
+
+
+def test_contexts_do_not_nest() -> None:
+    with rekindle.budget(ROOMY), pytest.raises(rekindle.Unsupported, match="one budget"):
+        rekindle.budget(ROOMY).__enter__()
+
+
+def test_a_context_is_entered_once() -> None:
+    context = rekindle.budget(ROOMY)
+    with context:
+        pass
+    with pytest.raises(rekindle.Unsupported, match="write a new one"):
+        context.__enter__()
+
+
+def test_refused_inside_a_transform() -> None:
+    def inside(x: Tensor) -> Tensor:
+        with rekindle.budget(ROOMY):
+            return x.sin().sum()
+
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(rekindle.Unsupported, match=r"loss\.backward\(\)"):
+            transform(inside)(torch.ones(3, 2) if transform is torch.func.vmap else torch.ones(3))
+
+
+TRANSFORMS: dict[str, Callable[[Tensor], object]] = {
+    "grad": lambda x: torch.func.grad(lambda x: deeper(x).sum())(x),
+    "vjp": lambda x: torch.func.vjp(deeper, x)[1](x),
+    "jacrev": lambda x: torch.func.jacrev(lambda x: x[:3].sin())(x),
+    "functional jacobian": lambda x: torch.autograd.functional.jacobian(
+        lambda x: x[:3].sin().sum(), x, vectorize=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_inside_are_refused_or_right(name: str) -> None:
+    """R11: at once, and it says what to do instead; or else the result is the plain one."""
+    x = vector()
+    plain = TRANSFORMS[name](x)
+
+    def within() -> object:
+        with rekindle.budget(ROOMY):
+            return TRANSFORMS[name](x)
+
+    if name == "functional jacobian":
+        assert differing(everything(within()), everything(plain)) == []
+        return
+    with pytest.raises(rekindle.Unsupported, match=r"Use loss\.backward\(\)"):
+        within()
+
+
+def test_vmap_inside() -> None:
+    x = torch.rand(20, 50, requires_grad=True)
+
+    def loss() -> Tensor:
+        return torch.func.vmap(lambda row: deeper(row).sum() * row.max())(x).sum()
+
+    (plain,) = torch.autograd.grad(loss(), x)
+    with rekindle.budget(TIGHT) as run:
+        (gradient,) = torch.autograd.grad(loss(), x)
+    assert run.evictions > 0
+    assert torch.equal(gradient, plain)
