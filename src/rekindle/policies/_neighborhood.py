@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import final
+from typing import Literal, final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate
@@ -84,13 +84,15 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 
 @final
 class Exact(Neighborhood):
-    """c0 plus the cost of e*(s), in full; with `descendants=False` only of its ancestors.
+    """c0 plus the cost of e*(s), in full.
+
+    `descendants`: all of them, none, or capped (they count for c0 at most).
 
     Keeps the graph of what is evicted. When storages return, everything that reached them through
     that graph may have become cheaper, by no more than the cost of what lies on their other side.
     """
 
-    def __init__(self, *, descendants: bool = True) -> None:
+    def __init__(self, *, descendants: Literal["all", "none", "capped"] = "all") -> None:
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # and its evicted children
@@ -102,8 +104,10 @@ class Exact(Neighborhood):
     def cost(self, storage: Candidate) -> Nanoseconds:
         self._asked += 1
         total = storage.cost + _sum(_reach(self._up, storage.parents()))
-        if self._descendants:
+        if self._descendants == "all":
             total += _sum(_reach(self._down, storage.children()))
+        elif self._descendants == "capped":
+            total += min(_sum(_reach(self._down, storage.children())), storage.cost)
         return total
 
     def evicted(self, storage: Candidate) -> None:
@@ -149,7 +153,7 @@ class Exact(Neighborhood):
         below = _reach(self._down, (c for s in back for c in s.children()))
         fall = _sum(back) + sum(lost.values())
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
-        if self._descendants:
+        if self._descendants != "none":
             border = (s for group in (back, above) for member in group for s in member.parents())
             for storage in dict.fromkeys((*border, *lost)):
                 yield storage, loss_above

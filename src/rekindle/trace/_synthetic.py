@@ -23,9 +23,9 @@ def chain(length: int, *, nbytes: int = 1, cost: int = 1) -> Trace:
     builder.release(forward[-1])
     (gradient,) = builder.call(f"backward{length - 1}", cost, (), [nbytes], is_backward=True)
     for layer in reversed(range(length - 1)):
+        builder.release(forward[layer])
         inputs = [forward[layer - 1], gradient] if layer else [gradient]
         (new,) = builder.call(f"backward{layer}", cost, inputs, [nbytes], is_backward=True)
-        builder.release(forward[layer])
         builder.release(gradient)
         gradient = new
     return builder.build()
