@@ -7,7 +7,7 @@ engine reports what becomes a candidate, what is evicted and what comes back, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rekindle._types import Bytes, Nanoseconds
@@ -54,6 +54,9 @@ class Chooser(ABC):
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""
+
+    def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
+        """From now on calls `priced` with every storage whose score is computed."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
         """The last access of the candidate `storage` changed."""

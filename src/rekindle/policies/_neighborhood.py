@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, final
 
 from rekindle._types import Nanoseconds
@@ -58,6 +58,25 @@ class Neighborhood(ABC):
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
         """The storage's own cost rose, and it may have more parents."""
+
+
+@final
+class Watched(Neighborhood):
+    """Another neighborhood, and somebody who hears of each cost that it is asked for."""
+
+    def __init__(self, watched: Neighborhood, asked: Callable[[Candidate], None]) -> None:
+        self._watched = watched
+        self._asked = asked
+        self.least = watched.least
+        self.fallen = watched.fallen
+        self.evicted = watched.evicted
+        self.returned = watched.returned
+        self.forgotten = watched.forgotten
+        self.repriced = watched.repriced
+
+    def cost(self, storage: Candidate) -> Nanoseconds:
+        self._asked(storage)
+        return self._watched.cost(storage)
 
 
 @final

@@ -10,12 +10,13 @@ of others, so they cost nothing; the neighborhood says whose costs may have fall
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser
 from rekindle.policies._envelope import Envelope
-from rekindle.policies._neighborhood import Neighborhood
+from rekindle.policies._neighborhood import Neighborhood, Watched
 
 # A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
 _LEAST = 1e-9
@@ -54,6 +55,9 @@ class ScoredChooser(Chooser):
         del self._member[slot], self._price[storage]
         self._lines.remove(slot)
         self._priced.pop(storage, None)
+
+    def watch(self, priced: Callable[[Candidate], None]) -> None:
+        self._neighborhood = Watched(self._neighborhood, priced)
 
     def touched(self, storage: Candidate) -> None:
         self._lines.access(self._slot[storage], storage.last_access)

@@ -25,7 +25,7 @@ def linear_recomputations(
     Theorem 1: with the exact neighborhood, size and no staleness it is O(layers) for a budget of
     2 sqrt(layers) or more.
     """
-    run = Run(chain(layers), budget, policy, Rules(quirks=quirks))
+    run = Run(chain(layers, early=True), budget, policy, Rules(quirks=quirks))
     run.go()
     return run.engine.recompute_ns
 
