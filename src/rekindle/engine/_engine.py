@@ -140,7 +140,10 @@ class Engine:
             self.peak = self.memory
         for storage in call.made:
             storage.resident = True
-        self._link(call)
+            if self.rules.quirks:
+                self._chooser.returned(storage)
+        if not self.rules.quirks:
+            self._link(call)
         for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
@@ -199,6 +202,10 @@ class Engine:
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Runs `call`, after whatever must run to have its inputs."""
+        if self.rules.quirks and not call.ran:
+            self._link(call)
+            for storage in call.made:
+                self._chooser.expected(storage)
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:

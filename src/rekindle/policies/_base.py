@@ -46,11 +46,14 @@ class Chooser(ABC):
     def choose(self, now: Nanoseconds) -> Candidate | None:
         """The storage to let go at clock `now`; nothing if there is no candidate."""
 
-    def evicted(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
+    def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
+        """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
+
+    def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """`storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again."""
+        """`storage` is in memory again, or as expected."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""

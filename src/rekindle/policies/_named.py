@@ -26,8 +26,9 @@ def _ablations() -> Mapping[str, Policy]:
     found: dict[str, Policy] = {}
     for staleness, size in itertools.product((True, False), repeat=2):
         letters = "s" * staleness + "m" * size or "0"
-        for name, cost in (("exact", "exact"), ("eq", "classes"), ("local", "local")):
-            found[f"h-{letters}-{name}"] = Ablation(staleness, size, cost)
+        found[f"h-{letters}-exact"] = Ablation(staleness, size, "exact")
+        found[f"h-{letters}-eq"] = Ablation(staleness, size, "classes")
+        found[f"h-{letters}-local"] = Ablation(staleness, size, "local")
         found[f"h-{letters}-none"] = Ablation(staleness, size, "none")
     return found
 

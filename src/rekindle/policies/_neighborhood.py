@@ -47,6 +47,9 @@ class Neighborhood(ABC):
         """Whose costs may have fallen since this was last asked, and how far at most."""
         return ()
 
+    def expected(self, storage: Candidate) -> None:  # noqa: B027
+        """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
+
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """`storage` left memory and can be recomputed."""
 
@@ -69,6 +72,7 @@ class Watched(Neighborhood):
         self._asked = asked
         self.least = watched.least
         self.fallen = watched.fallen
+        self.expected = watched.expected
         self.evicted = watched.evicted
         self.returned = watched.returned
         self.forgotten = watched.forgotten
@@ -117,6 +121,8 @@ class Exact(Neighborhood):
         self._down: _Graph = {}  # and its evicted children
         self._back: dict[Candidate, None] = {}  # what returned since `fallen`
         self._lost: dict[Candidate, float] = {}  # what it and all above it lost at most since then
+        self._expected: dict[Candidate, None] = {}
+        self._noticed: dict[Candidate, None] = {}  # who knows that they are expected
         self._asked = 0  # how often a cost was
         self._since: dict[Candidate, int] = {}  # what that was when it was evicted
 
@@ -124,12 +130,29 @@ class Exact(Neighborhood):
         self._asked += 1
         total = storage.cost + _sum(_reach(self._up, storage.parents()))
         if self._descendants == "all":
-            total += _sum(_reach(self._down, storage.children()))
+            below = _reach(self._down, storage.children())
+            if self._expected and storage not in self._noticed:
+                below = [other for other in below if other not in self._expected]
+            total += _sum(below)
         elif self._descendants == "capped":
             total += min(_sum(_reach(self._down, storage.children())), storage.cost)
         return total
 
+    def expected(self, storage: Candidate) -> None:
+        """The authors look at a neighborhood again when something in it returns, and only then see
+        the outputs of the call in progress in it."""
+        self._expected[storage] = None
+        self.evicted(storage)
+
+    def _notice(self, storage: Candidate) -> None:
+        """All that reach `storage` going down look at what is below them."""
+        self._noticed[storage] = None
+        for member in (storage, *_reach(self._up, storage.parents())):
+            self._noticed.update((parent, None) for parent in member.parents())
+
     def evicted(self, storage: Candidate) -> None:
+        if storage in self._noticed:
+            self._notice(storage)
         self._back.pop(storage, None)
         self._since[storage] = self._asked
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
@@ -140,6 +163,11 @@ class Exact(Neighborhood):
             self._up[child][storage] = None
 
     def returned(self, storage: Candidate) -> None:
+        if self._expected:
+            self._expected.pop(storage, None)
+            self._notice(storage)
+            if not self._expected:
+                self._noticed.clear()
         if self._remove(storage) < self._asked:  # else nobody saw it evicted
             self._back[storage] = None
 

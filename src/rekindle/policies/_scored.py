@@ -62,6 +62,10 @@ class ScoredChooser(Chooser):
     def touched(self, storage: Candidate) -> None:
         self._lines.access(self._slot[storage], storage.last_access)
 
+    def expected(self, storage: Candidate) -> None:
+        self._neighborhood.expected(storage)
+        self._changes += 1
+
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
         self._changes += 1

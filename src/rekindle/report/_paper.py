@@ -30,23 +30,25 @@ class Point(Protocol):
     def keep_all_bytes(self) -> int: ...
 
 
-Labelled = Callable[[Point], str]
+def _policy(point: Point) -> str:
+    return point.policy
 
 
-def overheads(points: Sequence[Point], path: Path, *, label: Labelled | None = None) -> None:
+def overheads(
+    points: Sequence[Point], path: Path, *, label: Callable[[Point], str] = _policy
+) -> None:
     """Figure 2: overhead against memory ratio, a panel a model.
 
     A line ends at the lowest ratio that works. A dotted vertical line there says that the next
     budget is too small, a dashed one that it makes the policy thrash. Without ratios it is what
     the budget is of the peak when everything is kept.
     """
-    name = label or (lambda point: point.policy)
     logs = list(dict.fromkeys(point.log for point in points))
-    labels = list(dict.fromkeys(name(point) for point in points))
+    labels = list(dict.fromkeys(label(point) for point in points))
     figure, axes = _plot.grid(len(logs))
     for log, axis in zip(logs, axes, strict=True):
         for number, wanted in enumerate(labels):
-            mine = [point for point in points if point.log == log and name(point) == wanted]
+            mine = [point for point in points if point.log == log and label(point) == wanted]
             mine.sort(key=_ratio, reverse=True)
             passed, failed = _split(mine)
             _plot.line(
