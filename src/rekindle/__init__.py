@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
     from rekindle.pytorch import budget as budget
+    from rekindle.simulator import simulate as simulate
 
 __all__ = [
     "InvalidBudget",
@@ -22,6 +23,7 @@ __all__ = [
     "__version__",
     "budget",
     "policies",
+    "simulate",
 ]
 __version__ = "0.1.0"
 
@@ -32,6 +34,7 @@ _HOME = {
     "RekindleError": "rekindle._errors",
     "budget": "rekindle.pytorch",
     "policies": "rekindle.policies",
+    "simulate": "rekindle.simulator",
 }
 
 

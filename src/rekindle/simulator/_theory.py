@@ -74,13 +74,14 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 def revolve(layers: int, slots: int) -> int:
     """Forward steps that an optimal schedule takes again with `slots` checkpoints.
 
-    Griewank and Walther 2000: with t the least number with beta(slots, t) >= layers, it is
-    t * layers - beta(slots + 1, t - 1) forward steps in all, where beta(s, t) = C(s + t, s).
+    Griewank and Walther 2000: with t the least number with beta(slots, t) >= layers, it takes
+    t * layers - beta(slots + 1, t - 1) forward steps, where beta(s, t) = C(s + t, s); layers - 1
+    of them are the first ones.
     """
     t = 0
     while math.comb(slots + t, slots) < layers:
         t += 1
-    return t * layers - math.comb(slots + t, slots + 1) if t else 0
+    return t * layers - math.comb(slots + t, slots + 1) - (layers - 1) if t else 0
 
 
 def chen(layers: int) -> int:
