@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from rekindle._errors import InvalidBudget as InvalidBudget
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
+    from rekindle._errors import Unsupported as Unsupported
     from rekindle.pytorch import budget as budget
+    from rekindle.pytorch import never_recompute as never_recompute
     from rekindle.simulator import simulate as simulate
 
 __all__ = [
     "InvalidBudget",
     "OutOfBudget",
     "RekindleError",
+    "Unsupported",
     "__version__",
     "budget",
+    "never_recompute",
     "policies",
     "simulate",
 ]
@@ -32,7 +36,9 @@ _HOME = {
     "InvalidBudget": "rekindle._errors",
     "OutOfBudget": "rekindle._errors",
     "RekindleError": "rekindle._errors",
+    "Unsupported": "rekindle._errors",
     "budget": "rekindle.pytorch",
+    "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
     "simulate": "rekindle.simulator",
 }

@@ -127,11 +127,12 @@ def densenet() -> Workload:
     return Workload(model, images(8, 32, classes=10), (Phase(class_loss, optimizer),))
 
 
-def unet() -> Workload:
-    model = UNet(width=12, levels=4)
+def unet(width: int = 12, batch: int = 8, height: int = 44, breadth: int = 52) -> Workload:
+    """By default the levels are 44 x 52, 22 x 26, 11 x 13 and 5 x 6: odd sizes on the way up."""
+    model = UNet(width=width, levels=4)
 
     def data(number: int) -> tuple[Tensor, Tensor]:
-        pixels = torch.randn(8, 1, 44, 52, generator=generator(number))  # halves to 11 x 13, 5 x 6
+        pixels = torch.randn(batch, 1, height, breadth, generator=generator(number))
         return pixels, (F.avg_pool2d(pixels, 5, 1, 2) > 0).float()
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -149,12 +150,11 @@ def lstm() -> Workload:
     return Workload(model, tokens(64, batch=32, time=48), (phase,))
 
 
-def tree_lstm() -> Workload:
-    model = TreeLSTM(vocabulary=100, width=64, classes=5)
+def tree_lstm(width: int = 64, sentences: int = 24) -> Workload:
+    model = TreeLSTM(vocabulary=100, width=width, classes=5)
 
     def data(number: int) -> tuple[Tree, Tensor]:
         g = generator(number)
-        sentences = 24
 
         def draw(below: int, high: int) -> int:
             return int(torch.randint(below, high, (), generator=g))

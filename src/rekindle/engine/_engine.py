@@ -72,17 +72,31 @@ class Engine:
         """One more reference that permits eviction."""
         storage.references += 1
 
-    def release(self, storage: Storage) -> Iterator[Action]:
+    def release(self, storage: Storage) -> Iterable[Action]:
         """One reference less."""
-        if self.rules.dead != "ignore":
-            storage.references -= 1
-            yield from self._let_go_if_dead(storage)
+        if self.rules.dead == "ignore":
+            return ()
+        storage.references -= 1
+        return self._let_go(storage) if storage.dead else ()
 
-    def drop(self, storage: Storage) -> Iterator[Action]:
+    def drop(self, storage: Storage) -> Iterable[Action]:
         """The program's own variables hold the storage no longer."""
         storage.held = False
         self._classify(storage)
-        yield from self._let_go_if_dead(storage)
+        return self._let_go(storage) if storage.dead else ()
+
+    def gone(self, storage: Storage) -> list[Storage]:
+        """The program has dropped `storage`, to which nobody else refers: its memory is free.
+
+        Returns what is to be freed or is free: `storage`, and what it alone needed.
+        """
+        storage.held = False
+        if not storage.consumers:
+            return self._prune(storage)
+        self.memory -= storage.nbytes
+        self._vanish(storage)
+        self._chooser.evicted(storage)
+        return [storage]
 
     def forget(self, storage: Storage) -> Iterator[Action]:
         """The source `storage` is about to be overwritten: what still needs it is saved first.
@@ -112,6 +126,10 @@ class Engine:
         for call in list(storage.makers):
             yield from self._free(self._lose_recipe(call))
 
+    def spoil(self, storage: Storage) -> Iterator[Action]:
+        """A call that was to overwrite `storage`, which is dead, failed half way: it is gone."""
+        yield from self._evict(storage)
+
     # -- what drivers may ask for ---------------------------------------------------------------
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
@@ -138,12 +156,12 @@ class Engine:
         self.memory += call.nbytes - lent
         if self.memory > self.peak:
             self.peak = self.memory
+        if not self.rules.quirks:
+            self._link(call)
         for storage in call.made:
             storage.resident = True
             if self.rules.quirks:
                 self._chooser.returned(storage)
-        if not self.rules.quirks:
-            self._link(call)
         for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
@@ -152,7 +170,9 @@ class Engine:
                 storage.held = True
             else:
                 storage.references += 1
-            self._classify(storage)
+                self._classify(storage)
+        if not call.overwrites:
+            return []
         freed: list[Storage] = []
         for _, source in call.overwrites:
             freed += self._prune(source.storage)
@@ -173,16 +193,26 @@ class Engine:
         """Enters `call` and what it makes into the graph."""
         for storage in call.made:
             self._storages[storage] = None
+            storage.cost = call.cost
+            storage.replayable = call.replayable
+        if len(call.made) < len(call.outputs):
+            self._link_views(call)
+        elif call.replayable:
+            for value in call.inputs:
+                value.storage.consumers[call] = None
+
+    def _link_views(self, call: Call) -> None:
+        """The views that `call` makes are part of storages that were there before."""
+        for storage in call.storages():
+            if storage.makers[0] is not call:
+                storage.cost += call.cost
+                storage.replayable = storage.replayable and call.replayable
+                self._chooser.repriced(storage)
         if call.replayable:
             for value in call.inputs:
                 storage = value.storage
                 if any(output.storage is not storage for output in call.outputs):
                     storage.consumers[call] = None
-        for storage in call.storages():
-            storage.cost += call.cost
-            storage.replayable = storage.replayable and call.replayable
-            if storage.makers[0] is not call:
-                self._chooser.repriced(storage)
 
     @property
     def storages(self) -> Iterator[Storage]:
@@ -351,13 +381,13 @@ class Engine:
             value.defined = False
         self._classify(storage)
 
-    def _let_go_if_dead(self, storage: Storage) -> Iterator[Action]:
-        if storage.dead:
-            useful = storage.consumers or self.rules.quirks
-            if useful and self.rules.dead == "evict" and self.is_candidate(storage):
-                yield from self._evict(storage)
-            else:
-                yield from self._free(self._prune(storage))
+    def _let_go(self, storage: Storage) -> Iterator[Action]:
+        """`storage` is dead: evicted if it may still be needed, else out of the graph."""
+        useful = storage.consumers or self.rules.quirks
+        free = storage.resident and storage.locks == 0 and not storage.pinned
+        if useful and free and storage.replayable and self.rules.dead == "evict":
+            return self._evict(storage)
+        return self._free(self._prune(storage))
 
     def _prune(self, storage: Storage) -> list[Storage]:
         """Takes `storage` out of the graph if it will never be needed, and what it alone needed.
@@ -401,6 +431,7 @@ class Engine:
             for value in call.inputs:
                 value.storage.consumers.pop(call, None)
                 less_needed.append(value.storage)
+            call.dissolve()
         storage.makers.clear()
         storage.values.clear()
         return less_needed

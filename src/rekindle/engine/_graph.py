@@ -178,5 +178,15 @@ class Call:
             if value.storage.makers:
                 yield value
 
+    def dissolve(self) -> None:
+        """Nobody needs it any more: lets go of what refers to it in its turn.
+
+        So memory and records go at once, and do not wait for the garbage collector.
+        """
+        self.inputs = ()
+        self.outputs = []
+        self.overwrites = ()
+        self.payload = None
+
     def __repr__(self) -> str:
         return f"<call {self.id}: {self.name}>"

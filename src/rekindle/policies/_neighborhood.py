@@ -163,11 +163,12 @@ class Exact(Neighborhood):
             self._up[child][storage] = None
 
     def returned(self, storage: Candidate) -> None:
-        if self._expected:
-            self._expected.pop(storage, None)
-            self._notice(storage)
+        if storage in self._expected:
+            del self._expected[storage]
             if not self._expected:
                 self._noticed.clear()
+        elif self._expected:
+            self._notice(storage)
         if self._remove(storage) < self._asked:  # else nobody saw it evicted
             self._back[storage] = None
 

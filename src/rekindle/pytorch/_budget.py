@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame as _dynamo
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,10 +18,13 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import parse_bytes
 from rekindle.policies import DTR, Policy
+from rekindle.pytorch._capture import Capture
+from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._explain import report
 from rekindle.pytorch._operators import operator
 from rekindle.pytorch._runtime import Runtime
 from rekindle.schedule import Record, Recorder
+from rekindle.trace import Trace
 
 
 class _Mode(TorchDispatchMode):
@@ -30,63 +34,81 @@ class _Mode(TorchDispatchMode):
         super().__init__()
         self._runtime = runtime
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # by `_keep_dynamo_out` instead: the wrapper costs as much as all of a mode
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         runtime = self._runtime
         facts = operator(func)
-        if runtime.busy:
-            return func(*args, **(kwargs or {}))
+        if runtime.driver.busy:
+            return facts.func(*args, **(kwargs or {}))
         if facts.view:
-            runtime.meet(args[0])
-            return func(*args, **(kwargs or {}))
+            runtime.driver.meet(args[0])
+            return facts.func(*args, **(kwargs or {}))
         return runtime.run(facts, args, kwargs or {})
+
+
+def _keep_dynamo_out() -> None:
+    """Inside compiled programs, what the runtime itself runs is not to be compiled."""
+    skip = _dynamo._FrameAction.SKIP
+    for entry in (_Mode.__torch_dispatch__, Runtime.pack, Runtime.unpack):
+        strategy = _dynamo._FrameExecStrategy(skip, skip)  # this frame, and all below it
+        _dynamo.set_code_exec_strategy(entry.__code__, strategy)
+
+
+_keep_dynamo_out()
 
 
 @final
 class Run:
     """What one `rekindle.budget(...)` did so far; stays readable after the context."""
 
-    def __init__(self, runtime: Runtime, budget: Bytes, policy: Policy, *, record: bool) -> None:
+    def __init__(self, driver: Driver, budget: Bytes, policy: Policy, *, record: bool) -> None:
         self.budget = budget
-        self._runtime = runtime
+        self._driver = driver
         self._policy = policy
-        runtime.recorder = Recorder() if record else None
+        driver.recorder = Recorder() if record else None
+        driver.capture = Capture() if record else None
 
     @property
     def peak(self) -> Bytes:
         """The most bytes in use at any moment, as counted by the runtime."""
-        return self._runtime.engine.peak
+        return self._driver.engine.peak
 
     @property
     def memory(self) -> Bytes:
         """Bytes in use now, as counted by the runtime."""
-        return self._runtime.engine.memory
+        with self._driver.lock:
+            self._driver.settle()
+        return self._driver.engine.memory
 
     @property
     def evictions(self) -> int:
         """How often something was let go that somebody could still ask for."""
-        return self._runtime.evictions
+        return self._driver.evictions
 
     @property
     def recomputations(self) -> int:
         """How many operators ran again."""
-        return self._runtime.recomputations
+        return self._driver.recomputations
 
     @property
     def compute_ns(self) -> Nanoseconds:
         """Time in operators that the program asked for, at their measured prices."""
-        return self._runtime.engine.compute_ns
+        return self._driver.engine.compute_ns
 
     @property
     def recompute_ns(self) -> Nanoseconds:
         """Time lost to recomputation, at the operators' measured prices."""
-        return self._runtime.engine.recompute_ns
+        return self._driver.engine.recompute_ns
 
     @property
     def record(self) -> Record:
         """The run as data. With `budget(..., record=True)` it holds every action."""
-        recorder = self._runtime.recorder or Recorder()
+        recorder = self._driver.recorder or Recorder()
         return Record(
             tuple(recorder.actions),
             tuple(recorder.clock),
@@ -100,16 +122,25 @@ class Run:
             made_by=repr(self._policy),
         )
 
+    @property
+    def trace(self) -> Trace:
+        """What the program did, for the simulator; needs `budget(..., record=True)`."""
+        if self._driver.capture is None:
+            raise Unsupported(
+                "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
+            )
+        return self._driver.capture.trace()
+
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
-        self._runtime.keep(tensor)
+        self._driver.keep(tensor)
         return tensor
 
     def report(self) -> str:
         """Peak and when, who held memory at the peak, evictions, recomputation, time lost."""
-        runtime = self._runtime
-        counts = (runtime.evictions, runtime.recomputations)
-        return report(runtime.engine, self.budget, runtime.at_peak, *counts)
+        driver = self._driver
+        counts = (driver.evictions, driver.recomputations)
+        return report(driver.engine, self.budget, driver.at_peak, *counts)
 
 
 @final
@@ -161,13 +192,13 @@ class budget:
             )
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
-        runtime = Runtime(self._budget, self._policy, self._device)
-        run = Run(runtime, self._budget, self._policy, record=self._record)
+        runtime = Runtime(Driver(self._budget, self._policy, self._device))
+        run = Run(runtime.driver, self._budget, self._policy, record=self._record)
         with ExitStack() as stack:
             stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
             step = register_optimizer_step_post_hook(
-                lambda optimizer, *_: runtime.optimizers.add(optimizer)
+                lambda optimizer, *_: runtime.driver.optimizers.add(optimizer)
             )
             stack.callback(step.remove)
             stack.callback(_leave)
@@ -184,6 +215,7 @@ class budget:
     ) -> None:
         assert self._stack is not None
         self._stack.close()
+        self._runtime.driver.close()
         del self._runtime
 
 

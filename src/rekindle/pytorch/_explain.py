@@ -15,7 +15,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, format_ns
 from rekindle.engine import Engine, NoRoom, Storage
-from rekindle.pytorch._memory import Memory, Table
+from rekindle.pytorch._memory import Memory, Table, site
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -53,7 +53,7 @@ def snapshot(engine: Engine, table: Table, optimizers: Iterable[Any]) -> Snapsho
             category = _category(storage, table, gradients, state)
             categories[category] += storage.nbytes
             if category in (SAVED, PROGRAM, KEPT):
-                sites[storage.payload.site] += storage.nbytes
+                sites[site(storage)] += storage.nbytes
     ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
     return Snapshot(engine.memory, engine.clock, users_line(), ordered, sites.most_common(5))
 
@@ -89,7 +89,7 @@ def _category(storage: Storage, table: Table, gradients: set[int], state: set[in
     origin = memory.origin() if memory.origin is not None else None
     if origin is not None and origin.is_leaf and origin.requires_grad:
         return PARAMETERS
-    if memory.site == "source":
+    if site(storage) == "source":
         return INPUTS
     return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import final
 
 from rekindle.engine import Storage
+from rekindle.pytorch._memory import Releases
 from rekindle.pytorch._signature import Geometry
 
 
@@ -20,7 +20,7 @@ class Handle:
     __slots__ = ("geometry", "released", "storage", "version")
 
     def __init__(
-        self, released: deque[Storage], storage: Storage, geometry: Geometry, version: int
+        self, released: Releases, storage: Storage, geometry: Geometry, version: int
     ) -> None:
         self.released = released
         self.storage = storage
@@ -35,4 +35,7 @@ class Handle:
         return storage
 
     def __del__(self) -> None:
-        self.released.append(self.storage)
+        released = self.released
+        released.append(self.storage)
+        if released.late is not None:
+            released.late()

@@ -35,7 +35,6 @@ class Memory:
         "origin",
         "overwritten",
         "owned",
-        "site",
         "successor",
         "version",
         "watch",
@@ -57,8 +56,6 @@ class Memory:
         self.overwritten = False
         #: The storage whose value now lives where this one did, unnoticed by version counters.
         self.successor: Storage | None = None
-        #: What made it, for reports.
-        self.site = ""
 
     def home(self) -> torch.UntypedStorage:
         """The torch storage of a value that is in memory, whoever keeps it."""
@@ -72,6 +69,11 @@ class Memory:
         """The version counter now; negative if no tensor of the program is left to tell."""
         origin = self.origin() if self.origin is not None else None
         return -1 if origin is None else version_of(origin)
+
+
+def site(storage: Storage) -> str:
+    """The operator that made `storage`, for messages."""
+    return storage.makers[0].name if storage.makers else "a tensor"
 
 
 def version_of(tensor: Tensor) -> int:
@@ -89,6 +91,14 @@ class Death(weakref.ref[torch.UntypedStorage]):
 
 
 @final
+class Releases(deque[Storage]):
+    """The storages of handles that died, oldest first, until somebody acts on it."""
+
+    #: Called for each death once the context is over: no operator comes by any more to look.
+    late: Callable[[], None] | None = None
+
+
+@final
 class Table:
     """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them.
 
@@ -97,7 +107,7 @@ class Table:
 
     def __init__(self) -> None:
         self.deaths: deque[Death] = deque()
-        self.released: deque[Storage] = deque()  #: one entry for each handle that died
+        self.released = Releases()  #: one entry for each handle that died
         self._by_address: dict[int, Storage] = {}
 
     def find(self, address: int) -> Storage | None:

@@ -5,12 +5,14 @@ The schema says most of it. Where it is silent or wrong, the tables below say so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
 
-aten = torch.ops.aten
+from rekindle._types import Bytes
+from rekindle.pytorch._memory import UNWRITTEN, ZEROED
 
 #: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
 #: and running_var, and of the flag that says whether they are written.
@@ -74,7 +76,7 @@ EMPTY = {
     "aten::new_empty_strided",
 }
 #: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
-ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros"}
+ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
 #: Write the whole of their first argument without reading it.
 OVERWRITING = {
@@ -106,8 +108,8 @@ class Operator:
     """What is fixed for one overload."""
 
     __slots__ = (
+        "content",
         "dynamic",
-        "empty",
         "func",
         "indexing",
         "name",
@@ -119,14 +121,16 @@ class Operator:
         "sees_requires_grad",
         "statistics",
         "view",
+        "writes",
         "written",
-        "zeros",
     )
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
-        self.func: Callable[..., Any] = func
         self.name: str = schema.name
+        each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
+        plain = getattr(func, "_op", func)  # without the layer of Python around it
+        self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
         #: Positions and names of the arguments that are written.
@@ -145,8 +149,8 @@ class Operator:
         self.dynamic = torch.Tag.dynamic_output_shape in tags
         self.routing = self.name in ROUTING
         self.indexing = self.name in INDEXING
-        self.empty = self.name in EMPTY
-        self.zeros = self.name in ZEROS
+        #: What the content of a result is until somebody writes to it; nothing special: 0.
+        self.content = UNWRITTEN if self.name in EMPTY else ZEROED if self.name in ZEROS else 0
         self.overwriting = self.name in OVERWRITING
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
@@ -154,6 +158,7 @@ class Operator:
         self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
             argument.kwarg_only for position, argument in arguments if self._writes(position)
         )
+        self.writes = bool(self.written) or self.statistics
         self.opaque = self.name.split("::")[0] in EFFECTS or self.resizes
 
     def _writes(self, position: int) -> bool:
@@ -165,6 +170,32 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
+
+
+def _counted(func: Any) -> Callable[..., Any]:
+    """`func`, which writes all of its first argument, and a step of their version counters.
+
+    Without a mode the kernel for one tensor after the other takes that step; below one it does not.
+    """
+
+    def call(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        counters = [(each, each._version) for each in tensors if not each.is_inference()]
+        result = func(tensors, *args, **kwargs)
+        late = [each for each, version in counters if each._version == version]
+        torch._C._increment_version(late)  # type: ignore[attr-defined]
+        return result
+
+    return call
+
+
+def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
+    """The exact size of a result whose size depends on values, where that is quick to know.
+
+    Elsewhere no limit is known: the bound from the arguments stands.
+    """
+    if operator.name == "aten::nonzero":
+        return 8 * args[0].dim() * int(torch.count_nonzero(args[0]))
+    return sys.maxsize
 
 
 _known: dict[Any, Operator] = {}

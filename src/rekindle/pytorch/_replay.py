@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rekindle._errors import Unsupported
 from rekindle.engine import Call, Storage
-from rekindle.pytorch._memory import Memory
+from rekindle.pytorch._memory import Memory, site
 from rekindle.pytorch._signature import Geometry, Signature, tensors_in
 
 _KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
@@ -22,7 +22,10 @@ for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastHPU", "Auto
 
 @final
 class Recipe:
-    """How a call made its results. Hangs on `Call.payload`; the tensors are the call's inputs."""
+    """How a call made its results. Hangs on `Call.payload`.
+
+    The tensor arguments are the call's inputs, in order, but for those that are left out.
+    """
 
     __slots__ = ("dropped", "extras", "random", "signature", "written")
 
@@ -74,10 +77,9 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     """
     recipe: Recipe = call.payload
     signature = recipe.signature
-    homes = [
-        torch.UntypedStorage(0) if position in recipe.dropped else _home(value.storage)
-        for position, value in enumerate(call.inputs)
-    ]
+    homes = [_home(value.storage) for value in call.inputs]
+    for position in recipe.dropped:
+        homes.insert(position, torch.UntypedStorage(0))
     if recipe.written and not in_place:
         for position in recipe.written:
             storage = call.inputs[position].storage
@@ -128,7 +130,7 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     if memory.version >= 0 and memory.current_version() not in (-1, memory.version):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {memory.site or 'a tensor'} that recomputation needs is at version "
+            f"operation: {site(storage)} that recomputation needs is at version "
             f"{memory.current_version()}; expected version {memory.version} instead. It was "
             "modified where the budget does not see it. Do that inside `with rekindle.budget(...)`"
         )

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import Storage
 from rekindle.pytorch._operators import Operator
 
 PLAIN_TENSORS = (Tensor, Parameter)
+STRIDED = torch.strided
 #: Signatures kept; programs with ever new shapes or integers must not grow without end.
 MOST_SIGNATURES = 20_000
 
@@ -27,16 +29,14 @@ MOST_SIGNATURES = 20_000
 class Geometry:
     """How a tensor lies in its storage."""
 
-    __slots__ = ("dtype", "exotic", "offset", "requires_grad", "size", "span", "stride")
+    __slots__ = ("dtype", "offset", "requires_grad", "size", "span", "stride")
 
-    def __init__(self, size: Any, stride: Any, offset: int, dtype: torch.dtype) -> None:
+    def __init__(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype) -> None:
         self.size = size
         self.stride = stride
         self.offset = offset
         self.dtype = dtype
         self.requires_grad = False
-        #: A complex tensor may carry a conjugate bit, a quantized one its scale: not to be rebuilt.
-        self.exotic = dtype.is_complex or not (dtype.is_floating_point or _is_integral(dtype))
         reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         count = size.numel()
         #: Bytes of the storage from its start if the tensor covers them without gaps, else -1.
@@ -49,18 +49,18 @@ class Geometry:
         return tensor.requires_grad_() if self.requires_grad else tensor
 
 
-def _is_integral(dtype: torch.dtype) -> bool:
-    return dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    )
+def is_exotic(dtype: torch.dtype) -> bool:
+    """A complex tensor may carry a conjugate bit, a quantized one its scale: not to be rebuilt."""
+    return dtype not in _PLAIN_TYPES
+
+
+_PLAIN_TYPES = {
+    dtype
+    for name in dir(torch)
+    if isinstance(dtype := getattr(torch, name), torch.dtype)
+    and not dtype.is_complex
+    and not name.startswith(("q", "bits"))
+}
 
 
 _geometries: dict[Any, Geometry] = {}
@@ -68,7 +68,7 @@ _geometries: dict[Any, Geometry] = {}
 
 def geometry_of(tensor: Tensor) -> Geometry:
     """The geometry of `tensor`; equal geometries are one object."""
-    key = (tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+    key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
     found = _geometries.get(key)
     if found is None:
         if len(_geometries) > MOST_SIGNATURES:
@@ -111,23 +111,30 @@ _HASHABLE = (
 
 
 @final
-class Arguments:
-    """The arguments of one call taken apart: a key, its tensors in order, and the extras."""
+class Invocation:
+    """One call of an operator by the program: its arguments, taken apart, and what is known."""
 
-    __slots__ = ("extras", "key", "opaque", "tensors")
+    # Defaults of the class: one is made for every operator, and most set none of these.
+    opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
+    written: tuple[int, ...] = ()  #: which tensors are written
+    fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
+    random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+    signature: Signature
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.tensors: list[Tensor] = []
-        self.extras: list[Any] = []
-        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among them
+        self.operator = operator
+        self.tensors: list[Tensor] = []  #: in order
+        self.extras: list[Any] = []  #: what is not in the key: floats, generators
+        self.inputs: list[Storage] = []  #: of the tensors
         parts: list[Any] = [operator, len(args)]
         take = self._take
         sees_requires_grad = operator.sees_requires_grad and torch.is_grad_enabled()
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is Parameter:
-                if arg.layout is not torch.strided:
+                if arg.layout is not STRIDED:
                     self.opaque = True
+                    self.extras.append(arg)
                     parts.append(EXTRA)
                     continue
                 self.tensors.append(arg)
@@ -147,7 +154,7 @@ class Arguments:
     def _take(self, arg: Any) -> Any:
         kind = type(arg)
         if kind is Tensor or kind is Parameter:
-            if arg.layout is not torch.strided:
+            if arg.layout is not STRIDED:
                 self.opaque = True
                 return EXTRA
             self.tensors.append(arg)
@@ -168,7 +175,7 @@ class Arguments:
 class Signature:
     """What calls of one operator with equal geometries and plain arguments have in common."""
 
-    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator")
+    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator", "priced")
 
     def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
         self.operator = operator
@@ -178,6 +185,7 @@ class Signature:
         #: Which of the tensors returned have storages of their own; None until known.
         self.fresh: tuple[int, ...] | None = None
         self.cost: Nanoseconds = 0
+        self.priced = False
         self._samples = 0
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
@@ -191,14 +199,12 @@ class Signature:
         if not self.operator.dynamic:
             self.needed = nbytes
 
-    def priced(self) -> bool:
-        return self._samples >= 3
-
     def sample(self, started: Nanoseconds) -> None:
         """Takes the time since `started` into the price: the least of the first three."""
         elapsed = perf_counter_ns() - started
         self.cost = elapsed if not self._samples else min(self.cost, elapsed)
         self._samples += 1
+        self.priced = self._samples == 3
 
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]

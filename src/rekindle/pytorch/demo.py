@@ -67,17 +67,20 @@ class Text:
         return pieces[:, :-1], pieces[:, 1:]
 
 
-def read_text(least: int, folder: Path | None = None) -> Text:
-    """Python's own sources, in ASCII; ValueError if that is not more than `least` characters."""
+def read_text(context: int, folder: Path | None = None) -> Text:
+    """Python's own sources, in ASCII; ValueError if that is too little for pieces of `context`."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
     text = b""
     for path in sorted(folder.glob("*.py")):
-        text += bytes(byte for byte in path.read_bytes() if byte < 128)
+        text += path.read_bytes().translate(None, bytes(range(128, 256)))
         if len(text) >= ENOUGH:
             break
-    if len(text) <= least:
-        raise ValueError(f"{folder} has {len(text)} characters of source, wanted over {least}")
     text = text[:ENOUGH]
+    if len(text) <= context:
+        raise ValueError(
+            f"got {len(text)} characters of source from {folder}, wanted more than the "
+            f"{context} that the model sees at once"
+        )
     alphabet = bytes(sorted(set(text)))
     numbers = bytes.maketrans(alphabet, bytes(range(len(alphabet))))
     characters = torch.frombuffer(bytearray(text.translate(numbers)), dtype=torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId, ValueId
@@ -83,6 +84,12 @@ class TraceBuilder:
 
     def pin(self, value: ValueId) -> None:
         self._events.append(Pin(value))
+
+    def seal(self, value: ValueId) -> None:
+        """After all, nobody knows how `value` was made: its operator cannot be run again."""
+        for number, op in enumerate(self._ops):
+            if value in op.outputs:
+                self._ops[number] = replace(op, replayable=False)
 
     def build(self) -> Trace:
         """The trace so far; raises `InvalidTrace` if it breaks a rule."""

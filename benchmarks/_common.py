@@ -1,0 +1,73 @@
+"""What the benchmarks share: the tests' models in reach, the machine, spreads, result files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the models and the tracker are those of the tests
+
+
+def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """Median, least and most."""
+    return {
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
+
+
+def conditions() -> dict[str, Any]:
+    """What a figure depends on: the command, the machine, the versions, the commit."""
+    import torch
+
+    import rekindle
+
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "load_at_start": [round(load, 2) for load in os.getloadavg()],
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "rekindle": rekindle.__version__,
+        },
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src")),
+    }
+
+
+def write(name: str, results: dict[str, Any], path: Path | None = None) -> None:
+    path = path or ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        result = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return result.stdout.strip()

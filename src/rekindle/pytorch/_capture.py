@@ -1,0 +1,67 @@
+"""Writes down what the runtime tells its engine, as a trace that the simulator can replay.
+
+Every storage of the runtime has one value, and operators, storages and values are numbered as they
+come: the ids of the engine are those of the trace.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from rekindle._types import ValueId
+from rekindle.engine import Call, Storage
+from rekindle.trace import Trace, TraceBuilder
+
+
+@final
+class Capture:
+    """The events of one run so far; `trace()` makes them a `Trace`."""
+
+    def __init__(self) -> None:
+        self._builder = TraceBuilder("captured", held=True)
+
+    def called(self, call: Call) -> None:
+        inputs = [_value(value.storage) for value in call.inputs]
+        overwritten = {output.storage: source.storage for output, source in call.overwrites}
+        overwrites = [
+            (position, _value(overwritten[made]))
+            for position, made in enumerate(call.made)
+            if made in overwritten
+        ]
+        inputs += [value for _, value in overwrites if value not in inputs]
+        self._builder.call(
+            call.name,
+            call.cost,
+            inputs,
+            [made.nbytes for made in call.made],
+            overwrites=overwrites,
+            replayable=call.replayable,
+        )
+        for made in call.made:
+            if made.pinned:
+                self._builder.pin(_value(made))
+
+    def retained(self, storage: Storage) -> None:
+        self._builder.retain(_value(storage))
+
+    def released(self, storage: Storage) -> None:
+        self._builder.release(_value(storage))
+
+    def used(self, storage: Storage) -> None:
+        self._builder.use(_value(storage))
+
+    def dropped(self, storage: Storage) -> None:
+        self._builder.drop(_value(storage))
+
+    def pinned(self, storage: Storage) -> None:
+        self._builder.pin(_value(storage))
+
+    def sealed(self, storage: Storage) -> None:
+        self._builder.seal(_value(storage))
+
+    def trace(self) -> Trace:
+        return self._builder.build()
+
+
+def _value(storage: Storage) -> ValueId:
+    return ValueId(storage.id)

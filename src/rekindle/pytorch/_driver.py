@@ -1,0 +1,336 @@
+"""Performs the engine's actions on torch's memory, and tells it what became of that memory.
+
+Everything here is about storages; what operators and autograd do with them is for `_runtime`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle.engine import Call, Engine, NoRoom, Storage
+from rekindle.policies import Policy
+from rekindle.pytorch._capture import Capture
+from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
+from rekindle.pytorch._memory import EXOTIC, Memory, Table, version_of
+from rekindle.pytorch._replay import run_again
+from rekindle.pytorch._signature import PLAIN_TENSORS, is_exotic, tensors_in
+from rekindle.schedule import Action, Compute, Free, Recorder
+
+
+@final
+class Driver:
+    """One engine and the memory that it decides about."""
+
+    def __init__(self, budget: Bytes | None, policy: Policy, device: torch.device) -> None:
+        self.engine = Engine(budget, policy)
+        self.table = Table()
+        self.device = device
+        self.lock = threading.RLock()
+        self.busy = False  #: operators run now are the runtime's own
+        self.evictions = 0  #: of what somebody may still ask for
+        self.recomputations = 0
+        self.recorder: Recorder | None = None
+        self.capture: Capture | None = None
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.at_peak = Snapshot()
+        self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
+        self._next_op = 0
+        self._next_storage = 0
+
+    # -- storages -------------------------------------------------------------------------------
+
+    def new_call(self, name: str, cost: Nanoseconds, replayable: bool) -> Call:
+        """A call that nobody knows of yet; it must be admitted before the next is made."""
+        self._next_op += 1
+        return Call(OpId(self._next_op - 1), name, cost, (), replayable)
+
+    def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
+        """What `call` makes, or what it writes where something else was."""
+        storage = call.makes(StorageId(self._next_storage), nbytes).storage
+        self._next_storage += 1
+        storage.payload = Memory()
+        return storage
+
+    def made_by(self, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
+        """The tensors in a result that have memory of their own, each with its position."""
+        made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
+        for position, tensor in enumerate(tensors_in(result)):
+            if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
+                home = tensor.untyped_storage()
+                known = self.table.find(home._cdata) is not None
+                if not known and all(home._cdata != other._cdata for _, _, other in made):
+                    made.append((position, tensor, home))
+        return made
+
+    def admit(self, call: Call) -> None:
+        """`call` ran; the engine hears of it."""
+        if self.engine.memory > 1.02 * self.at_peak.memory:
+            self.at_peak = snapshot(self.engine, self.table, self.optimizers)
+        if self.capture is not None:
+            self.capture.called(call)
+        if self.recorder is not None:
+            first = Compute(call.id, in_place=bool(call.overwrites))
+            self.recorder.acted(first, self.engine.clock, self.engine.memory)
+        for storage in self.engine.admit(call, held=True):
+            self._let_go(storage)
+        for storage in call.made:
+            if storage.replayable:
+                self._held[storage] = None
+
+    def account(self, name: str, cost: Nanoseconds) -> None:
+        """An operator ran that made nothing."""
+        if self.capture is None and self.recorder is None:
+            self._next_op += 1
+            self.engine.account(cost)
+        else:
+            self.admit(self.new_call(name, cost, False))
+
+    def known(self, tensor: Tensor) -> Storage:
+        """The engine's storage of `tensor`; one that was never seen is a source."""
+        home = tensor.untyped_storage()
+        found = self.table.find(home._cdata)
+        return found if found is not None else self._adopt(tensor, home)
+
+    def meet(self, tensor: Tensor) -> None:
+        """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
+        if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
+            home = tensor.untyped_storage()
+            if self.table.find(home._cdata) is None:
+                with self.lock:
+                    self.settle()
+                    self._adopt(tensor, home)
+
+    def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
+        counted = self.counted(home)
+        if self.engine.memory + counted > self.engine.budget:
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+            self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
+        call = self.new_call("source", 0, False)
+        storage = self.new_storage(call, counted)
+        memory: Memory = storage.payload
+        origin = tensor if tensor._base is None else tensor._base
+        memory.origin = weakref.ref(origin)
+        memory.version = version_of(origin)
+        if is_exotic(tensor.dtype):
+            memory.flags |= EXOTIC
+        self.table.settle(storage, home, home._cdata)
+        self.admit(call)
+        return storage
+
+    def counted(self, home: torch.UntypedStorage) -> Bytes:
+        """Bytes of `home` as far as they are on the device that the budget is for."""
+        return home.nbytes() if home.device.type == self.device.type else 0
+
+    def resized(self, storage: Storage) -> None:
+        """The program may have changed the size of what it holds."""
+        memory: Memory = storage.payload
+        self.engine.resize(storage, self.counted(memory.home()))
+
+    def keep(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is never let go."""
+        with self.lock:
+            self.settle()
+            storage = self.known(tensor)
+            self.pin(storage)
+
+    def succeed(self, old: Storage, new: Storage) -> None:
+        """The memory of `old` now holds `new`."""
+        self.table.succeed(old, new)
+        self._held.pop(old, None)
+
+    def hand_over(self, old: Storage, new: Storage) -> None:
+        """Whoever refers to `old` means `new` from now on."""
+        if self.capture is not None:
+            for _ in range(old.references):
+                self.capture.retained(new)
+                self.capture.released(old)
+        new.references, old.references = old.references, 0
+        if not new.references:
+            new.payload.owned = None
+
+    def retain(self, storage: Storage) -> None:
+        """One more handle of autograd."""
+        if self.capture is not None:
+            self.capture.retained(storage)
+        self.engine.retain(storage)
+
+    def use(self, storage: Storage) -> None:
+        """The program gets the replayable `storage` in its hands, brought back if need be."""
+        if not storage.resident:
+            self.poll()
+        if self.capture is not None:
+            self.capture.used(storage)
+        self.perform(self.engine.use(storage.values[0]))
+        self._held[storage] = None
+
+    def pin(self, storage: Storage) -> None:
+        """`storage` stays as long as anybody needs it."""
+        if self.capture is not None:
+            self.capture.pinned(storage)
+        self.perform(self.engine.pin(storage.values[0]))
+        if storage.consumers:
+            storage.payload.owned = storage.payload.home()
+        self._held.pop(storage, None)
+
+    def seal(self, storage: Storage) -> None:
+        """What is in `storage` came from somewhere else than its operator: it is kept."""
+        if self.capture is not None:
+            self.capture.sealed(storage)
+        self.perform(self.engine.seal(storage))
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def make_room(self, needed: Bytes, who: str) -> None:
+        """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
+        self.poll()
+        self.perform(self.engine.make_room(needed), who)
+
+    def poll(self) -> None:
+        """Finds out which values the program has let go of; dead ones have told so themselves."""
+        for storage in list(self._held):
+            if storage.references and not self.table.is_held(storage):
+                self._drop(storage)
+
+    def settle(self) -> None:
+        """Acts on what happened meanwhile: handles that died, memory that is gone."""
+        deaths, released = self.table.deaths, self.table.released
+        while deaths or released:
+            if released:
+                self._release(released.popleft())
+                continue
+            death = deaths.popleft()
+            storage = death.storage
+            if storage.payload.watch is death:
+                self._gone(storage)
+            if self.engine.idle:
+                self._let_go_of_idle()
+
+    def _gone(self, storage: Storage) -> None:
+        """The memory of `storage` is free: the program alone held it."""
+        self._held.pop(storage, None)
+        if self.capture is not None:
+            self.capture.dropped(storage)
+        for superfluous in self.engine.gone(storage):
+            self._let_go(superfluous)
+
+    def close(self) -> None:
+        """The context is over: from now on a handle that dies is acted on at once."""
+        with self.lock:
+            self.settle()
+        driver = weakref.ref(self)
+
+        def late() -> None:
+            found = driver()
+            if found is not None:
+                found._settle_unless_busy()
+
+        self.table.released.late = late
+
+    def _settle_unless_busy(self) -> None:
+        """Nothing happens amid an action, in this thread or another: the next one makes up."""
+        lock: Any = self.lock
+        if not lock._is_owned() and lock.acquire(blocking=False):
+            try:
+                self.settle()
+            finally:
+                lock.release()
+
+    def __del__(self) -> None:
+        """Nobody can ask for anything. What refers to each other in circles lets go of memory."""
+        for storage in self.engine.storages:
+            storage.payload.owned = None
+
+    def _drop(self, storage: Storage) -> None:
+        self._held.pop(storage, None)
+        if self.capture is not None:
+            self.capture.dropped(storage)
+        self.perform(self.engine.drop(storage))
+
+    def _release(self, storage: Storage) -> None:
+        while storage.payload.successor is not None:
+            storage = storage.payload.successor
+        if self.capture is not None:
+            self.capture.released(storage)
+        self.perform(self.engine.release(storage))
+        stays = storage.pinned or not storage.replayable  # as long as something is made from it
+        needed = storage.references or (storage.consumers and stays)
+        if storage.held and not needed:
+            storage.payload.owned = None  # the program alone keeps it, or nobody
+        if self.engine.idle:
+            self._let_go_of_idle()
+
+    def _let_go_of_idle(self) -> None:
+        idle = self.engine.idle
+        while idle:
+            storage = idle.pop()
+            if not storage.references and not storage.consumers:
+                storage.payload.owned = None
+
+    # -- actions --------------------------------------------------------------------------------
+
+    def perform(self, actions: Iterable[Action], who: str = "") -> None:
+        """Does what the engine says, one action after the other."""
+        if not actions:
+            return
+        iterator = iter(actions)
+        while True:
+            try:
+                action = next(iterator, None)
+            except NoRoom as shortage:
+                name = who or (shortage.call.name if shortage.call else "")
+                raise out_of_budget(
+                    shortage, self.engine, self.table, self.optimizers, name
+                ) from None
+            if action is None:
+                return
+            subject = self.engine.subject
+            if type(action) is Compute:
+                assert isinstance(subject, Call)
+                self._compute(subject, action.in_place)
+                self.recomputations += 1
+            else:
+                assert isinstance(subject, Storage)
+                self.evictions += not subject.dead
+                self._let_go(subject)
+                continue
+            if self.recorder is not None:
+                self.recorder.acted(action, self.engine.clock, self.engine.memory)
+
+    def _let_go(self, storage: Storage) -> None:
+        self.table.vacate(storage)
+        self._held.pop(storage, None)
+        if self.recorder is not None:
+            self.recorder.acted(Free(storage.id), self.engine.clock, self.engine.memory)
+
+    def _compute(self, call: Call, in_place: bool) -> None:
+        busy, self.busy = self.busy, True
+        try:
+            tensors = run_again(call, in_place=in_place)
+        except BaseException:
+            if in_place:  # who knows what is in there now
+                for _, source in call.overwrites:
+                    self.perform(self.engine.spoil(source.storage))
+            raise
+        finally:
+            self.busy = busy
+        if in_place:
+            for (output, source), _ in zip(call.overwrites, tensors, strict=True):
+                self.table.succeed(source.storage, output.storage)
+                output.storage.payload.origin = None  # the program's tensor is elsewhere
+                output.storage.payload.version = 0
+            return
+        for tensor, storage in zip(tensors, call.made, strict=True):
+            if not storage.resident:
+                home = tensor.untyped_storage()
+                memory: Memory = storage.payload
+                memory.owned = home
+                memory.origin = None
+                memory.version = 0
+                self.table.settle(storage, home, home._cdata)

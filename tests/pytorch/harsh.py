@@ -1,0 +1,139 @@
+"""A program run plainly, then within the harshest budget: the same, bit for bit.
+
+A program builds what it needs (weights, data) and returns its step, a function whose result is
+compared: tensors, modules (weights, gradients, buffers), and plain values, in any nesting. The
+generator's state counts as well. The harshest budget is found as a user would: from a small one
+on, by what `OutOfBudget` says. There everything that may be let go is let go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.policies import Policy
+from rekindle.pytorch import Run
+from tests.pytorch.tracker import Tracker
+
+Program = Callable[[], Callable[[], Any]]
+MOST_ATTEMPTS = 200
+WIDTH = 1_000  # of most vectors here: 4,000 bytes
+
+
+class Watch(Tracker):
+    """A tracker that also counts the operators that reach the machine, recomputations included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators[func._schema.name.removeprefix("aten::")] += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Harsh:
+    """How it went within the harshest budget."""
+
+    run: Run
+    budget: int
+    plain: Counter[str]
+    """Operators of the plain run, by name."""
+    operators: Counter[str]
+    """All operators within the budget."""
+
+    @property
+    def again(self) -> Counter[str]:
+        """How often an operator ran beyond what the program asked for."""
+        return self.operators - self.plain
+
+
+def harshest(program: Program, *, policy: Policy | None = None) -> Harsh:
+    """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard."""
+    plain = Watch()
+    step = _built(program)
+    with plain:
+        result = step()
+    wanted = everything(result)
+    budget = plain.alive  # what is there at the end must fit in any case
+    del step, result
+    for _ in range(MOST_ATTEMPTS):
+        step, watch = _built(program), Watch()
+        try:
+            with watch, rekindle.budget(budget, policy=policy) as run:
+                result = step()
+        except rekindle.OutOfBudget as error:
+            refused, budget = budget, error.smallest_budget
+            assert refused < budget
+            continue
+        assert differing(everything(result), wanted) == []
+        assert watch.peak <= budget
+        run._driver.engine.check()
+        assert run.recomputations > 0, "nothing was recomputed: this tests nothing"
+        return Harsh(run, budget, plain.operators, watch.operators)
+    pytest.fail(f"the smallest budget grew too often, to {budget}")
+
+
+def _built(program: Program) -> Callable[[], Any]:
+    torch.manual_seed(20)
+    return program()
+
+
+def everything(result: object) -> dict[str, Any]:
+    """All that a step leaves behind, by name, as copies."""
+    found = dict(_named("result", result))
+    found["generator"] = torch.get_rng_state()
+    return found
+
+
+def _named(name: str, value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor):
+        yield name, value.detach().clone()
+        if value.is_leaf and value.grad is not None:
+            yield f"{name}.grad", value.grad.detach().clone()
+    elif isinstance(value, nn.Module):
+        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield from _named(f"{name}.{key}", tensor)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named(f"{name}[{key}]", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _named(f"{name}[{index}]", item)
+    else:
+        yield name, value
+
+
+def differing(got: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The names of what is not the same to the last bit."""
+    assert got.keys() == wanted.keys()
+    return [name for name, value in wanted.items() if not _same(got[name], value)]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(other, Tensor):
+        return bool(one == other)
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*bits)  # 0.0 and -0.0 are equal as numbers
+
+
+def vector(requires_grad: bool = False) -> Tensor:
+    """A random vector of WIDTH numbers between 0.5 and 1.5: products of many stay sensible."""
+    return (torch.rand(WIDTH) + 0.5).requires_grad_(requires_grad)
+
+
+def deeper(x: Tensor, layers: int = 6) -> Tensor:
+    """Something to need memory for: a chain that saves a vector or two a layer."""
+    for _ in range(layers):
+        x = (x.sin() * x).exp() * 0.5
+    return x

@@ -1,0 +1,40 @@
+"""One engine, two drivers: a real run, replayed in the simulator, takes the same decisions."""
+
+from __future__ import annotations
+
+import pytest
+
+import rekindle
+from rekindle.policies import DTR, LRU, Policy
+from rekindle.pytorch import Run
+from rekindle.schedule import Compute, verify
+from rekindle.simulator import replay
+from tests.pytorch.models import Case
+from tests.pytorch.test_models import each_case, plainly, train
+
+
+def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
+    while True:
+        workload = case.build()
+        try:
+            with rekindle.budget(budget, policy=policy, record=True) as run:
+                train(workload)
+        except rekindle.OutOfBudget as error:
+            budget = error.smallest_budget
+        else:
+            return budget, run
+
+
+@pytest.mark.parametrize("policy", [DTR(), DTR("classes"), LRU()], ids=repr)
+@each_case
+def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
+    budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)
+    trace, record = run.trace, run.record
+    cost = verify(trace, record.schedule, budget)
+    assert cost.peak == record.peak
+    assert cost.recomputations == record.recomputations > 0
+    simulated = replay(trace, budget=budget, policy=policy)
+    assert simulated.actions == record.actions
+    assert simulated.recompute_ns == record.recompute_ns
+    assert simulated.peak == record.peak
+    assert any(isinstance(action, Compute) for action in record.actions)

@@ -1,0 +1,429 @@
+"""R10 and what autograd can do: graphs kept, differentiated twice, used elsewhere and later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+import rekindle
+from tests.pytorch.harsh import WIDTH, deeper, differing, everything, harshest, vector
+
+Step = Callable[[], object]
+TIGHT = 14 * 4 * WIDTH
+
+
+def test_backward_twice_through_a_graph_that_is_kept() -> None:
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            loss = deeper(weight, 8).sum()
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True, inputs=[weight])
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harsh = harshest(program)
+    assert harsh.again["exp"] >= 3
+
+
+def test_a_graph_that_was_not_kept_says_so() -> None:
+    weight = vector(True)
+    with rekindle.budget(TIGHT):
+        loss = deeper(weight, 8).sum()
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+
+
+def test_gradients_of_some_inputs() -> None:
+    """`torch.autograd.grad`: with several outputs, given gradients, unused inputs, in a batch."""
+
+    def program() -> Step:
+        first, second, unused = vector(True), vector(True), vector(True)
+
+        def step() -> object:
+            one, two = deeper(first, 4), deeper(second, 4)
+            both = one * two
+            gradients = torch.autograd.grad(
+                [both, one.sum()],
+                [first, second, unused],
+                [torch.full((WIDTH,), 0.5), torch.tensor(2.0)],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            ways = torch.stack([torch.ones(WIDTH), torch.linspace(0, 1, WIDTH)])
+            (batched,) = torch.autograd.grad(both, [first], ways, is_grads_batched=True)
+            return gradients[:2], gradients[2] is None, batched
+
+        return step
+
+    harshest(program)
+
+
+def test_differentiated_twice() -> None:
+    """A gradient penalty: the backward pass is recorded as well, and its values are let go."""
+
+    def program() -> Step:
+        network = nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Tanh()) for _ in range(3)]
+        )
+        batch = torch.rand(200, 8)
+
+        def step() -> object:
+            x = batch.clone().requires_grad_()
+            score = network(x).square().sum()
+            (slope,) = torch.autograd.grad(score, x, create_graph=True)
+            loss = score + (slope.norm(dim=1) - 1).square().mean()
+            del score, slope
+            loss.backward()
+            return loss, network, x
+
+        return step
+
+    harshest(program)
+
+
+def test_differentiated_three_times() -> None:
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            y = deeper(weight, 2).sum()
+            for _ in range(2):
+                (y,) = torch.autograd.grad(y.square().sum(), weight, create_graph=True)
+            loss = y.sum()
+            del y
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
+def test_a_graph_made_of_graphs() -> None:
+    """`backward(create_graph=True)`, then a step of its own on the gradient."""
+
+    def program() -> Step:
+        weight, rate = vector(True), torch.tensor(0.1, requires_grad=True)
+
+        def step() -> object:
+            x = weight
+            for _ in range(3):  # unrolled optimization, as in meta-learning
+                (slope,) = torch.autograd.grad(deeper(x, 2).sum(), x, create_graph=True)
+                x = x - rate * slope
+                del slope
+            loss = x.square().sum()
+            del x
+            loss.backward()
+            return loss, weight, rate
+
+        return step
+
+    harshest(program)
+
+
+class Cube(torch.autograd.Function):
+    """Saves an input, a result, the same thing twice, and something of its own."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        square = x * x
+        result = square * x * factor
+        ctx.save_for_backward(x, square, x, result)
+        ctx.factor = factor
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, square, again, result = ctx.saved_tensors
+        assert torch.equal(x, again)
+        once_more, _, _, _ = ctx.saved_tensors
+        assert torch.equal(once_more, x)
+        return gradient * (2 * square + result / (x * ctx.factor)) * ctx.factor, None
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.exp_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (result,) = ctx.saved_tensors
+        return gradient * result
+
+
+class Sorted(torch.autograd.Function):
+    """A result that needs no gradient beside one that does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        values, order = x.sort()
+        ctx.save_for_backward(order)
+        ctx.mark_non_differentiable(order)
+        return values, order
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (order,) = ctx.saved_tensors
+        return torch.zeros_like(gradient).scatter_(0, order, gradient)
+
+
+def test_functions_of_the_program() -> None:
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = weight
+            for _ in range(3):
+                x = Cube.apply(x.cos(), 0.7)
+                x = InPlace.apply(x * 0.5) + x
+                values, order = Sorted.apply(x.sin())
+                x = values * x[order]
+            loss = x.sum()
+            del x, values, order
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
+def test_a_function_that_is_differentiated_twice() -> None:
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = Cube.apply(deeper(weight, 2), 0.3)
+            (slope,) = torch.autograd.grad(x.sin().sum(), weight, create_graph=True)
+            loss = slope.square().sum()
+            del x, slope
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["here", "in a thread"])
+@pytest.mark.parametrize("inside", [False, True], ids=["after", "inside"])
+def test_backward_elsewhere(inside: bool, threaded: bool) -> None:
+    """R10: the handles outlive the context, and work in any thread; more than once if asked to."""
+
+    def trained(budget: int | None) -> tuple[dict[str, object], int]:
+        torch.manual_seed(20)
+        weight = vector(True)
+        context = nullcontext() if budget is None else rekindle.budget(budget)
+
+        def backward() -> None:
+            loss.backward(retain_graph=True)
+            loss.backward()
+
+        def wherever() -> None:
+            if threaded:
+                thread = threading.Thread(target=backward)
+                thread.start()
+                thread.join()
+            else:
+                backward()
+
+        with context as run:
+            loss = deeper(weight, 30).sum()
+            if inside:
+                wherever()
+        if not inside:
+            wherever()
+        return everything((loss.detach(), weight)), run.recomputations if run else 0
+
+    plain, _ = trained(None)
+    got, recomputations = trained(3 * TIGHT)
+    assert recomputations > 0
+    assert differing(got, plain) == []
+
+
+def test_differentiated_twice_after_the_context() -> None:
+    """R10: what such a graph saves is no longer ours, but comes from our handles."""
+
+    def trained(budget: int | None) -> tuple[dict[str, object], int]:
+        torch.manual_seed(20)
+        weight = vector(True)
+        context = nullcontext() if budget is None else rekindle.budget(budget)
+        with context as run:
+            loss = deeper(weight, 4).sum()
+            deeper(vector(True), 30)  # lets go of the others, and is gone
+        before = run.recomputations if run else 0
+        (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
+        slope.square().sum().backward()
+        return everything((loss.detach(), weight)), run.recomputations - before if run else 0
+
+    plain, _ = trained(None)
+    got, recomputations = trained(3 * TIGHT)
+    assert recomputations > 0
+    assert differing(got, plain) == []
+
+
+def test_several_threads_at_once() -> None:
+    """R10: backward passes of several graphs side by side after the context."""
+
+    def trained(budget: int | None) -> dict[str, object]:
+        torch.manual_seed(20)
+        weights = [vector(True) for _ in range(4)]
+        context = nullcontext() if budget is None else rekindle.budget(budget)
+        with context as run:
+            losses = [deeper(weight, 20).sum() for weight in weights]
+        threads = [threading.Thread(target=loss.backward) for loss in losses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert run is None or run.recomputations > 20
+        return everything((losses, weights))
+
+    assert differing(trained(4 * TIGHT), trained(None)) == []
+
+
+def test_autocast() -> None:
+    """Casts and their cache are not repeated by a replay: it runs below autocast."""
+
+    def program() -> Step:
+        network = nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()) for _ in range(5)]
+        )
+        batch = torch.rand(200, 8)
+
+        def step() -> object:
+            with torch.autocast("cpu", torch.bfloat16):
+                x = network(batch)
+                loss = (x @ x.t()[:, :8]).softmax(-1).float().square().sum()
+                del x
+            loss.backward()
+            return loss, network
+
+        return step
+
+    harsh = harshest(program)
+    assert harsh.again["_to_copy"] > 0
+    assert harsh.again["addmm"] > 0
+
+
+def test_backward_within_autocast_and_mixed_types() -> None:
+    def program() -> Step:
+        weight = torch.rand(40, 40, requires_grad=True)
+
+        def step() -> object:
+            with torch.autocast("cpu", torch.bfloat16):
+                x = weight
+                for _ in range(5):
+                    x = (x @ weight).sin() + x.double().exp().half().float() * 0.01
+                loss = x.float().sum()
+                del x
+                loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
+def test_without_grad_and_in_inference_mode() -> None:
+    """Values made there are constants, also when autograd saves them later."""
+
+    def program() -> Step:
+        network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        batch, weight = torch.rand(100, 8), torch.rand(100, 8, requires_grad=True)
+
+        def step() -> object:
+            with torch.no_grad():
+                target = network(batch).softmax(-1)
+                with torch.enable_grad():
+                    side = (weight.sin() * weight).exp()
+            with torch.inference_mode():
+                score = network(batch).mean()
+            loss = (network(batch) * weight - target).square().sum() + deeper(side, 6).sum()
+            del target, side
+            loss.backward()
+            return loss, float(score), network, weight
+
+        return step
+
+    harshest(program)
+
+
+def test_the_program_s_own_saved_tensor_hooks_and_checkpoints() -> None:
+    def program() -> Step:
+        network = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 8))
+        batch = torch.rand(100, 8, requires_grad=True)
+
+        def step() -> object:
+            x = deeper(batch, 4)
+            x = checkpoint(network, x, use_reentrant=False)
+            with save_on_cpu():
+                x = x.sin() * x
+            x = checkpoint(network, x, use_reentrant=True) + deeper(x, 4)
+            loss = x.square().sum()
+            del x
+            loss.backward()
+            return loss, network, batch
+
+        return step
+
+    harshest(program)
+
+
+def test_complex_numbers_and_sparse_gradients() -> None:
+    """What cannot be rebuilt from its geometry is kept; all around it is let go."""
+
+    def program() -> Step:
+        table = nn.Embedding(20, 50, sparse=True)
+        words = torch.randint(20, (30,))
+
+        def step() -> object:
+            x = table(words)
+            spectrum = torch.fft.rfft(x.sin())
+            y = torch.fft.irfft(spectrum * spectrum.conj(), n=50)
+            loss = deeper(y * 0.01, 6).sum()
+            del x, y, spectrum
+            loss.backward()
+            assert table.weight.grad is not None
+            return loss, table.weight.grad.to_dense()
+
+        return step
+
+    harshest(program)
+
+
+def test_a_tree_of_tensors_held_by_nobody() -> None:
+    """Gradients flow through what the program has dropped long ago, in the right order."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def tree(depth: int) -> Tensor:
+            if not depth:
+                return weight.sin()
+            return (tree(depth - 1) * tree(depth - 1)).cos() * 0.9
+
+        def step() -> object:
+            loss = tree(4).sum()
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)

@@ -1,0 +1,323 @@
+"""R1, R2, R3: who owns a value, how it is made again, and what writing in place does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rekindle
+from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
+
+Step = Callable[[], object]
+
+
+def test_what_the_program_can_reach_is_never_missing() -> None:
+    """R1: values that variables hold are read after everything else was let go.
+
+    Fails if `Runtime._poll` drops what `Table.is_held` says the program keeps.
+    """
+    weight = vector(True)
+    seen: list[Tensor] = []
+
+    def forward() -> Tensor:
+        x = weight
+        for _ in range(6):
+            x = x.sin() * x
+            seen.append(x)
+        return x
+
+    plain = [value.clone() for value in (forward(), *seen)][1:]
+    seen.clear()
+    with rekindle.budget(24 * 4 * WIDTH) as run:
+        loss = deeper(forward(), 30).sum()
+        for value, wanted in zip(seen, plain, strict=True):
+            assert torch.equal(value, wanted)
+        loss.backward()
+        for value, wanted in zip(seen, plain, strict=True):
+            assert torch.equal(value, wanted)
+    assert run.evictions > 0
+    assert run.recomputations > 0
+
+
+def test_what_variables_hold_counts() -> None:
+    """R1: held values are part of the sum, and are said to be the program's own."""
+    weight = vector(True)
+
+    def hoard() -> None:
+        hoarded = [weight]
+        while True:
+            hoarded.append(hoarded[-1].sin())
+
+    with rekindle.budget(8 * 4 * WIDTH), pytest.raises(rekindle.OutOfBudget) as caught:
+        hoard()
+    assert caught.value.held["held by your code"] >= 6 * 4 * WIDTH
+
+
+def test_memory_really_goes() -> None:
+    """R1: autograd holds handles only. Fails if a handle keeps the tensor it was packed from.
+
+    `harshest` asserts that the tracker, which sees real memory only, stays below the budget.
+    """
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            loss = deeper(weight, 20).sum()
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harsh = harshest(program)
+    assert harsh.budget < 10 * 4 * WIDTH  # some 60 vectors are saved
+
+
+def test_views_of_evicted_values() -> None:
+    """R2: views have no records; a saved view is found again in the recomputed storage.
+
+    Fails if `Handle.geometry` loses offset or stride.
+    """
+
+    def program() -> Step:
+        weight = torch.rand(20, 50, requires_grad=True)
+
+        def step() -> object:
+            x = weight.sin()
+            tall = x.t()[3:40:2]
+            wide = x[5:7].expand(4, 2, 50)
+            flat = x.view(-1)[100:900].view(8, 100)
+            parts = x.split([3, 10, 7])
+            loss = tall.exp().prod(0).sum() + (wide * wide.cos()).sum()
+            loss = loss + (flat @ flat.t()).sum() + sum((part * part).sum() for part in parts)
+            loss = loss + x.unfold(1, 5, 3).tanh().sum() + x.diagonal().square().sum()
+            del x, tall, wide, flat, parts
+            loss = loss + deeper(weight, 8).sum()
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    assert harshest(program).again["sin"] > 0
+
+
+def test_overlapping_and_broadcast_arguments() -> None:
+    def program() -> Step:
+        weight = torch.rand(30, 1, requires_grad=True)
+
+        def step() -> object:
+            x = weight.exp().expand(30, 40)
+            y = x * x.t()[:30, :30].sum()
+            loss = (y.sin() * x).sum() + deeper(weight.expand(30, 30).reshape(-1)).sum()
+            del x, y
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
+IN_PLACE: dict[str, Callable[[Tensor], object]] = {
+    "relu": lambda x: F.relu_(x),
+    "mul by itself": lambda x: x.mul_(x.detach().clone()),
+    "leaky relu": lambda x: F.leaky_relu_(x, 0.3),
+    "sigmoid": lambda x: x.sigmoid_(),
+    "four times": lambda x: x.neg_().mul_(0.5).add_(3).neg_(),
+    "part": lambda x: x[3:40].zero_(),
+    "part of a view": lambda x: x.view(20, 50).t()[7].exp_(),
+    "chunks": lambda x: [part.tanh_() for part in x.detach().chunk(3)],
+    "masked": lambda x: x.masked_fill_(x > 0.8, 0.1),
+    "indexed": lambda x: x.index_put_((torch.arange(0, 900, 7),), torch.tensor(0.25)),
+    "copied": lambda x: x[10:60].copy_(x[100:150].detach() * 3),
+    "out": lambda x: torch.mul(x.detach(), 3, out=x.data),
+    "data": lambda x: x.data.add_(0.1),
+    "detached": lambda x: x.detach().mul_(0.5),
+    "no grad": lambda x: _without_grad(x),
+    "foreach": lambda x: torch._foreach_mul_([x[:100], x[500:]], 0.5),
+    "transposed": lambda x: x.view(20, 50).detach().t_().mul_(0.5),
+}
+
+
+def _without_grad(x: Tensor) -> None:
+    with torch.no_grad():
+        x.add_(0.25)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_values_written_in_place(name: str) -> None:
+    """R3: a write makes a new version; the old one is made again on a private copy.
+
+    Fails if `run_again` writes the memory of its inputs (`recipe.written` ignored), or if a write
+    keeps the old recipe (`Runtime._written` returns nothing).
+    """
+    write = IN_PLACE[name]
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = weight * 2  # saves nothing of its result
+            before = x + 1  # reads the first version, but saves nothing of it
+            write(x)
+            y = x.sin() * before.cos()
+            del x, before
+            loss = deeper(y).sum()
+            del y
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    assert harshest(program).again["mul"] > 0
+
+
+def test_a_chain_of_writes() -> None:
+    """R3: empty_like, bernoulli_, div_, mul: one link of the chain needs all before it."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = weight.sin()
+            noise = torch.empty_like(x).bernoulli_(0.7).div_(0.7)
+            y = x * noise
+            mixed = torch.zeros_like(x).add_(y).mul_(2).sub_(0.5).clamp_(-1, 1)
+            y = y * mixed.cos()
+            del x, noise, mixed
+            loss = deeper(y).sum()
+            del y
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    again = harshest(program).again
+    for link in ("bernoulli_", "div_", "add_", "sub_", "clamp_"):
+        assert again[link] > 0
+
+
+def test_recomputation_does_not_write_what_the_program_holds() -> None:
+    """R3: the first version is held by a variable, and the chain behind it is made again."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            first = weight.sin()
+            second = first.clone().mul_(3)
+            third = second.cos()
+            del second
+            second = first.clone().mul_(2)  # `second` is held while its cosine is made again
+            loss = (third * second.tanh()).sum() + deeper(weight).sum()
+            del third
+            loss.backward()
+            return loss, weight, first, second
+
+        return step
+
+    harshest(program)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
+def test_the_old_version_and_the_new_one_are_both_wanted(held: bool) -> None:
+    """R3: each of them is recomputed, whichever is asked for first.
+
+    Where a variable holds the last version, the earlier ones are not at home in its memory.
+    """
+
+    def program() -> Step:
+        weight = vector(True)
+        kept: list[Tensor] = []
+
+        def step() -> object:
+            x = weight * 3
+            early = (x + 0).exp()
+            x.add_(1)
+            middle = (x + 0).sin().square()
+            x.mul_(0.1)
+            late = x.tanh()
+            kept.append(x)
+            if not held:
+                kept.clear()
+            del x
+            loss = (early * middle * late).sum()
+            del early, middle, late
+            loss = loss + deeper(weight, 10).sum()
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    again = harshest(program).again
+    assert again["add_"] > 0
+    assert held or again["mul_"] > 0
+
+
+def test_in_place_activations_and_sums_in_a_network() -> None:
+    def program() -> Step:
+        blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)) for _ in range(4)
+        )
+        batch = torch.rand(100, 8)
+
+        def step() -> object:
+            x = batch
+            for block in blocks:
+                y = block(x)
+                y += x
+                x = F.silu(y, inplace=True)
+            loss = x.square().mean()
+            del x, y
+            loss.backward()
+            return loss, blocks
+
+        return step
+
+    assert harshest(program).again["relu_"] > 0
+
+
+def test_an_operator_of_many_results() -> None:
+    """R2: one call, several storages; some are let go and some are not."""
+
+    def program() -> Step:
+        norm = nn.LayerNorm(50)
+        weight = torch.rand(20, 50, requires_grad=True)
+
+        def step() -> object:
+            x = norm(weight.sin())
+            values, largest = torch.var_mean(x, dim=1)
+            low, high = torch.aminmax(x, dim=1)
+            loss = (x * values[:, None]).cos().sum() + (largest * low * high).exp().sum()
+            del x, values, largest, low, high
+            loss = loss + deeper(weight).sum()
+            loss.backward()
+            return loss, norm, weight
+
+        return step
+
+    harshest(program)
+
+
+def test_numbers_of_the_call_are_those_of_the_call() -> None:
+    """R2: plain arguments that change each time are recorded, not those of the signature."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = weight
+            for number in range(8):
+                x = (x * (0.3 + 0.1 * number)).sin() + F.elu(x, alpha=0.2 * number + 0.1)
+            loss = x.sum()
+            del x
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
