@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rekindle._errors import Unsupported as Unsupported
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import never_recompute as never_recompute
+    from rekindle.simulator import simulate as simulate
 
 __all__ = [
     "InvalidBudget",
@@ -26,6 +27,7 @@ __all__ = [
     "budget",
     "never_recompute",
     "policies",
+    "simulate",
 ]
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ _HOME = {
     "budget": "rekindle.pytorch",
     "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
+    "simulate": "rekindle.simulator",
 }
 
 

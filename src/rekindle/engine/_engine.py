@@ -156,9 +156,12 @@ class Engine:
         self.memory += call.nbytes - lent
         if self.memory > self.peak:
             self.peak = self.memory
-        self._link(call)
+        if not self.rules.quirks:
+            self._link(call)
         for storage in call.made:
             storage.resident = True
+            if self.rules.quirks:
+                self._chooser.returned(storage)
         for value in call.outputs_but_last(None):
             storage = value.storage
             value.defined = True
@@ -229,6 +232,10 @@ class Engine:
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Runs `call`, after whatever must run to have its inputs."""
+        if self.rules.quirks and not call.ran:
+            self._link(call)
+            for storage in call.made:
+                self._chooser.expected(storage)
         try:
             yield from self._climb(call, wanted, held, eager_locks=True)
         except NoRoom:

@@ -13,4 +13,5 @@ from rekindle.policies.largest import Largest as Largest
 from rekindle.policies.lru import LRU as LRU
 from rekindle.policies.msps import MSPS as MSPS
 from rekindle.policies.random import Random as Random
+from rekindle.policies.thrifty import Thrifty as Thrifty
 from rekindle.policies.unoptimized import Unoptimized as Unoptimized

@@ -7,7 +7,7 @@ engine reports what becomes a candidate, what is evicted and what comes back, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rekindle._types import Bytes, Nanoseconds
@@ -46,14 +46,20 @@ class Chooser(ABC):
     def choose(self, now: Nanoseconds) -> Candidate | None:
         """The storage to let go at clock `now`; nothing if there is no candidate."""
 
-    def evicted(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
+    def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
+        """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
+
+    def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """`storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again."""
+        """`storage` is in memory again, or as expected."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
         """The evicted `storage` will never be asked for again."""
+
+    def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
+        """From now on calls `priced` with every storage whose score is computed."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
         """The last access of the candidate `storage` changed."""

@@ -75,9 +75,6 @@ class Envelope:
         self._vacant.append(slot)
         self._dirty.add(row)
 
-    def cost(self, slot: int) -> float:
-        return self._cost[divmod(slot, WIDTH)]
-
     def reprice(self, slot: int, cost: float) -> None:
         row, column = divmod(slot, WIDTH)
         self._cost[row, column] = cost

@@ -14,6 +14,7 @@ from rekindle.policies.largest import Largest
 from rekindle.policies.lru import LRU
 from rekindle.policies.msps import MSPS
 from rekindle.policies.random import Random
+from rekindle.policies.thrifty import Thrifty
 from rekindle.policies.unoptimized import Unoptimized
 
 PAPER: Final = ("dtr", "dtr-eq", "dtr-local", "lru", "largest", "msps", "random")
@@ -21,12 +22,13 @@ PAPER: Final = ("dtr", "dtr-eq", "dtr-local", "lru", "largest", "msps", "random"
 
 
 def _ablations() -> Mapping[str, Policy]:
-    """h(s, m, c): "h-sm-eq" has staleness and size and classes, "h-0-exact" neither of the first."""
+    """h(s, m, c): "h-sm-eq" has staleness, size and classes, "h-0-exact" neither of the first."""
     found: dict[str, Policy] = {}
     for staleness, size in itertools.product((True, False), repeat=2):
         letters = "s" * staleness + "m" * size or "0"
-        for name, cost in (("exact", "exact"), ("eq", "classes"), ("local", "local")):
-            found[f"h-{letters}-{name}"] = Ablation(staleness, size, cost)
+        found[f"h-{letters}-exact"] = Ablation(staleness, size, "exact")
+        found[f"h-{letters}-eq"] = Ablation(staleness, size, "classes")
+        found[f"h-{letters}-local"] = Ablation(staleness, size, "local")
         found[f"h-{letters}-none"] = Ablation(staleness, size, "none")
     return found
 
@@ -44,6 +46,7 @@ NAMED: Final[Mapping[str, Policy]] = MappingProxyType(
         "msps": MSPS(),
         "random": Random(),
         "dtr-unopt": Unoptimized(),
+        "thrifty": Thrifty(),
         **ABLATIONS,
     }
 )

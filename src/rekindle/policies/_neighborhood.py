@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import final
+from collections.abc import Callable, Iterable
+from typing import Literal, final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate
@@ -47,6 +47,9 @@ class Neighborhood(ABC):
         """Whose costs may have fallen since this was last asked, and how far at most."""
         return ()
 
+    def expected(self, storage: Candidate) -> None:  # noqa: B027
+        """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
+
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
         """`storage` left memory and can be recomputed."""
 
@@ -58,6 +61,26 @@ class Neighborhood(ABC):
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
         """The storage's own cost rose, and it may have more parents."""
+
+
+@final
+class Watched(Neighborhood):
+    """Another neighborhood, and somebody who hears of each cost that it is asked for."""
+
+    def __init__(self, watched: Neighborhood, asked: Callable[[Candidate], None]) -> None:
+        self._watched = watched
+        self._asked = asked
+        self.least = watched.least
+        self.fallen = watched.fallen
+        self.expected = watched.expected
+        self.evicted = watched.evicted
+        self.returned = watched.returned
+        self.forgotten = watched.forgotten
+        self.repriced = watched.repriced
+
+    def cost(self, storage: Candidate) -> Nanoseconds:
+        self._asked(storage)
+        return self._watched.cost(storage)
 
 
 @final
@@ -84,29 +107,52 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 
 @final
 class Exact(Neighborhood):
-    """c0 plus the cost of e*(s), in full; with `descendants=False` only of its ancestors.
+    """c0 plus the cost of e*(s), in full.
+
+    `descendants`: all of them, none, or capped (they count for c0 at most).
 
     Keeps the graph of what is evicted. When storages return, everything that reached them through
     that graph may have become cheaper, by no more than the cost of what lies on their other side.
     """
 
-    def __init__(self, *, descendants: bool = True) -> None:
+    def __init__(self, *, descendants: Literal["all", "none", "capped"] = "all") -> None:
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # and its evicted children
         self._back: dict[Candidate, None] = {}  # what returned since `fallen`
         self._lost: dict[Candidate, float] = {}  # what it and all above it lost at most since then
+        self._expected: dict[Candidate, None] = {}
+        self._noticed: dict[Candidate, None] = {}  # who knows that they are expected
         self._asked = 0  # how often a cost was
         self._since: dict[Candidate, int] = {}  # what that was when it was evicted
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         self._asked += 1
         total = storage.cost + _sum(_reach(self._up, storage.parents()))
-        if self._descendants:
-            total += _sum(_reach(self._down, storage.children()))
+        if self._descendants == "all":
+            below = _reach(self._down, storage.children())
+            if self._expected and storage not in self._noticed:
+                below = [other for other in below if other not in self._expected]
+            total += _sum(below)
+        elif self._descendants == "capped":
+            total += min(_sum(_reach(self._down, storage.children())), storage.cost)
         return total
 
+    def expected(self, storage: Candidate) -> None:
+        """The authors look at a neighborhood again when something in it returns, and only then see
+        the outputs of the call in progress in it."""
+        self._expected[storage] = None
+        self.evicted(storage)
+
+    def _notice(self, storage: Candidate) -> None:
+        """All that reach `storage` going down look at what is below them."""
+        self._noticed[storage] = None
+        for member in (storage, *_reach(self._up, storage.parents())):
+            self._noticed.update((parent, None) for parent in member.parents())
+
     def evicted(self, storage: Candidate) -> None:
+        if storage in self._noticed:
+            self._notice(storage)
         self._back.pop(storage, None)
         self._since[storage] = self._asked
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
@@ -117,6 +163,12 @@ class Exact(Neighborhood):
             self._up[child][storage] = None
 
     def returned(self, storage: Candidate) -> None:
+        if storage in self._expected:
+            del self._expected[storage]
+            if not self._expected:
+                self._noticed.clear()
+        elif self._expected:
+            self._notice(storage)
         if self._remove(storage) < self._asked:  # else nobody saw it evicted
             self._back[storage] = None
 
@@ -149,7 +201,7 @@ class Exact(Neighborhood):
         below = _reach(self._down, (c for s in back for c in s.children()))
         fall = _sum(back) + sum(lost.values())
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
-        if self._descendants:
+        if self._descendants != "none":
             border = (s for group in (back, above) for member in group for s in member.parents())
             for storage in dict.fromkeys((*border, *lost)):
                 yield storage, loss_above

@@ -10,12 +10,13 @@ of others, so they cost nothing; the neighborhood says whose costs may have fall
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser
 from rekindle.policies._envelope import Envelope
-from rekindle.policies._neighborhood import Neighborhood
+from rekindle.policies._neighborhood import Neighborhood, Watched
 
 # A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
 _LEAST = 1e-9
@@ -25,30 +26,45 @@ _LEAST = 1e-9
 class ScoredChooser(Chooser):
     """Follows candidates; ties go to the storage that last became a candidate."""
 
-    def __init__(self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool) -> None:
+    def __init__(
+        self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool, root: bool = False
+    ) -> None:
+        """With `root` it is the square root of the staleness that counts: then the square of the
+        benefit is a line in time."""
         self._neighborhood = neighborhood
         self._by_size = by_size
+        self._power = 2 if root else 1
         self._lines = Envelope(moving=by_staleness)
         self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}
+        self._price: dict[Candidate, float] = {}
         self._priced: dict[Candidate, int] = {}  # when, in changes; missing: only a lower bound
         self._changes = 0
 
     def add(self, storage: Candidate) -> None:
         size = storage.nbytes if self._by_size else 1
-        cost = self._neighborhood.least(storage) or _LEAST
-        slot = self._lines.add(size, cost, storage.last_access, storage.order)
+        price = self._neighborhood.least(storage) or _LEAST
+        power = self._power
+        slot = self._lines.add(size**power, price**power, storage.last_access, storage.order)
+        self._price[storage] = price
         self._slot[storage] = slot
         self._member[slot] = storage
 
     def remove(self, storage: Candidate) -> None:
         slot = self._slot.pop(storage)
-        del self._member[slot]
+        del self._member[slot], self._price[storage]
         self._lines.remove(slot)
         self._priced.pop(storage, None)
 
+    def watch(self, priced: Callable[[Candidate], None]) -> None:
+        self._neighborhood = Watched(self._neighborhood, priced)
+
     def touched(self, storage: Candidate) -> None:
         self._lines.access(self._slot[storage], storage.last_access)
+
+    def expected(self, storage: Candidate) -> None:
+        self._neighborhood.expected(storage)
+        self._changes += 1
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
@@ -76,16 +92,18 @@ class ScoredChooser(Chooser):
             if self._priced.get(storage) == self._changes:
                 return storage
             self._priced[storage] = self._changes
-            cost = self._neighborhood.cost(storage) or _LEAST
-            if cost != self._lines.cost(slot):
-                self._lines.reprice(slot, cost)
+            price = self._neighborhood.cost(storage) or _LEAST
+            if price != self._price[storage]:
+                self._reprice(storage, price)
+
+    def _reprice(self, storage: Candidate, price: float) -> None:
+        self._price[storage] = price
+        self._lines.reprice(self._slot[storage], price**self._power)
 
     def _lower(self) -> None:
         """Makes every cost a lower bound again."""
         for storage, fall in self._neighborhood.fallen():
-            slot = self._slot.get(storage)
-            if slot is not None and fall:
+            if storage in self._slot and fall:
                 least = self._neighborhood.least(storage) or _LEAST
-                cost = max(least, self._lines.cost(slot) - fall)
-                self._lines.reprice(slot, cost)
+                self._reprice(storage, max(least, self._price[storage] - fall))
                 self._priced.pop(storage, None)

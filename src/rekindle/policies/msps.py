@@ -19,4 +19,4 @@ class MSPS(Policy):
     """Lets go what saves most bytes per second of recomputation."""
 
     def bind(self) -> Chooser:
-        return ScoredChooser(Exact(descendants=False), by_size=True, by_staleness=False)
+        return ScoredChooser(Exact(descendants="none"), by_size=True, by_staleness=False)

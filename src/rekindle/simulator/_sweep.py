@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import named
+from rekindle.policies import Candidate, Chooser, Policy, named
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import load
@@ -34,6 +34,7 @@ class Case:
     dead: Literal["evict", "ignore", "banish"] = "evict"
     quirks: bool = False
     limit: float | None = 2.0
+    count: bool = False  #: the scores that the policy computes
 
 
 @final
@@ -43,6 +44,7 @@ class Outcome:
 
     status: pass; oom, where the budget cannot be kept; thrash, where the limit was passed.
     overhead: the time it took over the time of running everything once (1.0: nothing recomputed).
+    scores: how many the policy computed, if counted.
     keep_all_bytes: the peak when nothing is evicted. seconds: of the simulation itself.
     """
 
@@ -61,6 +63,7 @@ class Outcome:
     base_ns: Nanoseconds
     rematerialization_ns: Nanoseconds
     seconds: float
+    scores: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,7 +79,9 @@ def run_case(case: Case, trace: Trace | None = None) -> Outcome:
     limit = None if case.limit is None else int((case.limit - 1) * trace.compute_ns)
     rules = Rules(case.dead, limit, case.quirks)
     started = time.perf_counter()
-    run = Run(trace, budget, named(case.policy), rules)
+    policy = named(case.policy)
+    counted = _Counted(policy) if case.count else None
+    run = Run(trace, budget, counted or policy, rules)
     status: Literal["pass", "oom", "thrash"] = "pass"
     try:
         run.go()
@@ -102,7 +107,26 @@ def run_case(case: Case, trace: Trace | None = None) -> Outcome:
         base_ns=trace.compute_ns,
         rematerialization_ns=run.engine.recompute_ns,
         seconds=round(time.perf_counter() - started, 6),
+        scores=counted.scores if counted else None,
     )
+
+
+@final
+class _Counted(Policy):
+    """Another policy, and how many scores it computed in its last run."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.scores = 0
+
+    def bind(self) -> Chooser:
+        self.scores = 0
+        chooser = self._policy.bind()
+        chooser.watch(self._count)
+        return chooser
+
+    def _count(self, storage: Candidate) -> None:
+        self.scores += 1
 
 
 def cases(

@@ -9,11 +9,13 @@ from rekindle.trace._builder import TraceBuilder
 from rekindle.trace._model import Trace
 
 
-def chain(length: int, *, nbytes: int = 1, cost: int = 1) -> Trace:
+def chain(length: int, *, nbytes: int = 1, cost: int = 1, early: bool = False) -> Trace:
     """A linear network of `length` layers, forward and backward, of equal sizes and costs.
 
     The backward step of layer i reads the input of layer i and the gradient of its output, as in
     DTR (Kirisame et al., ICLR 2021), appendix A; the gradient of the loss starts from nothing.
+    With `early` the output of a layer is released before its backward step, which does not read it,
+    as the paper's authors had it.
     """
     builder = TraceBuilder(f"chain-{length}")
     forward: list[ValueId] = []
@@ -23,9 +25,12 @@ def chain(length: int, *, nbytes: int = 1, cost: int = 1) -> Trace:
     builder.release(forward[-1])
     (gradient,) = builder.call(f"backward{length - 1}", cost, (), [nbytes], is_backward=True)
     for layer in reversed(range(length - 1)):
+        if early:
+            builder.release(forward[layer])
         inputs = [forward[layer - 1], gradient] if layer else [gradient]
         (new,) = builder.call(f"backward{layer}", cost, inputs, [nbytes], is_backward=True)
-        builder.release(forward[layer])
+        if not early:
+            builder.release(forward[layer])
         builder.release(gradient)
         gradient = new
     return builder.build()

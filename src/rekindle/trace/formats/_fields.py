@@ -52,6 +52,12 @@ class Line:
             raise self.wrong(field, "a list", value)
         return cast("list[Any]", value)
 
+    def texts(self, field: str) -> list[str]:
+        for item in self.items(field):
+            if not isinstance(item, str):
+                raise self.wrong(field, "a list of texts", item)
+        return self.items(field)
+
     def amounts(self, field: str, *, optional: bool = False) -> list[int]:
         return [self.as_amount(field, item) for item in self.items(field, optional=optional)]
 

@@ -104,7 +104,7 @@ class _Reader:
         arguments = self._arguments(line)
         sizes: list[int] = []
         aliases: list[ValueId | None] = []
-        results = [str(result) for result in line.items("RESULT")]
+        results = line.texts("RESULT")
         for result in results:
             sizes.append(self._memory(line, rest, result))
             aliases.append(self._alias(line, rest, result, arguments))
@@ -138,7 +138,7 @@ class _Reader:
         for position, before, after in zip(positions, old, outputs, strict=True):
             self.sizes[after] = self.sizes[before]
             self.references[after] = 1
-            self.names[str(line.items("ARGS")[position])] = after
+            self.names[line.texts("ARGS")[position]] = after
             self._let_go(before)
 
     def _rebind(self, line: Line) -> None:
@@ -177,7 +177,7 @@ class _Reader:
 
     def _arguments(self, line: Line) -> list[ValueId]:
         arguments: list[ValueId] = []
-        for argument in line.items("ARGS"):
+        for argument in line.texts("ARGS"):
             if argument not in self.names:
                 raise line.wrong("ARGS", "names that appeared before", argument)
             arguments.append(self.names[argument])

@@ -1,0 +1,113 @@
+"""Every deterministic run of the authors' simulator, against ours: same verdict, same overhead?
+
+python benchmarks/simulator_reference.py LOGS REFERENCE.json [--speed SPEED.json]
+
+REFERENCE.json is a table of the authors' results (log, heuristic, dealloc_policy, ratio, result,
+overhead), SPEED.json of their times in seconds (`run_s`) at ratio 0.5. Ours are measured here, so
+the ratio is fair only on the machine on which theirs were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+from _results import write
+
+from rekindle.simulator import RATIOS, Case, cases, run_case, sweep
+
+NAMES = {
+    "DTR": "dtr",
+    "DTREqClass": "dtr-eq",
+    "DTRLocal": "dtr-local",
+    "LRU": "lru",
+    "LargestStorage": "largest",
+    "MSPS": "msps",
+    "DTRUnopt": "dtr-unopt",
+    **{
+        f"Ab{cost}{size}{stale}": f"h-{('s' * bool(stale)) + ('m' * bool(size)) or '0'}-{ours}"
+        for cost, ours in (("E", "exact"), ("Eq", "eq"), ("Local", "local"), ("", "none"))
+        for size in ("", "Size")
+        for stale in ("", "Stale")
+    },
+}
+DEAD = {"eager": "evict", "ignore": "ignore", "banish": "banish"}
+STATUS = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
+
+
+def compare(logs: Path, reference: Path) -> dict[str, object]:
+    wanted = [row for row in json.loads(reference.read_text()) if row["heuristic"] in NAMES]
+    todo = [
+        Case(
+            str(logs / f"{row['log']}.log.gz"),
+            NAMES[row["heuristic"]],
+            row["ratio"],
+            None,
+            DEAD[row["dealloc_policy"]],
+            quirks=True,
+        )
+        for row in wanted
+    ]
+    started = time.perf_counter()
+    counts: Counter[str] = Counter()
+    different: list[dict[str, object]] = []
+    for position, outcome in sweep(todo, processes=len(os.sched_getaffinity(0))):
+        row = wanted[position]
+        same = outcome.status == STATUS[row["result"]]
+        exact = same and (outcome.status != "pass" or outcome.overhead == row["overhead"])
+        counts["runs"] += 1
+        counts["same verdict"] += same
+        counts["same verdict and, where it passes, the same overhead to the last bit"] += exact
+        if not exact:
+            different.append({"theirs": row, "ours": outcome.as_dict()})
+    seconds = round(time.perf_counter() - started, 1)
+    return {**counts, "different": different, "seconds": seconds}
+
+
+def speed(logs: Path, theirs: Path) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for row in json.loads(theirs.read_text()):
+        case = Case(
+            str(logs / f"{row['log']}.log.gz"), NAMES[row["heuristic"]], row["ratio"], quirks=True
+        )
+        ours = min(run_case(case).seconds for _ in range(3))
+        rows.append(
+            {
+                "log": row["log"],
+                "policy": case.policy,
+                "ratio": row["ratio"],
+                "theirs_seconds": row["run_s"],
+                "ours_seconds": round(ours, 3),
+                "times_faster": round(row["run_s"] / ours, 1),
+            }
+        )
+        print(rows[-1])
+    return rows
+
+
+def seven_by_ten(logs: Path) -> dict[str, object]:
+    from rekindle.policies import PAPER
+
+    started = time.perf_counter()
+    todo = cases(sorted(logs.glob("*.log.gz")), PAPER, RATIOS)
+    done = sum(1 for _ in sweep(todo, processes=2))
+    return {"runs": done, "processes": 2, "seconds": round(time.perf_counter() - started, 1)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("logs", type=Path)
+    parser.add_argument("reference", type=Path)
+    parser.add_argument("--speed", type=Path)
+    given = parser.parse_args()
+    figures: dict[str, object] = {"sweep": seven_by_ten(given.logs)}
+    print(figures)
+    if given.speed:
+        figures["speed"] = speed(given.logs, given.speed)
+    figures["reference"] = compare(given.logs, given.reference)
+    print(figures["reference"])
+    write("simulator_reference", figures)

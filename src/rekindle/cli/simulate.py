@@ -1,0 +1,210 @@
+"""`rekindle simulate`: replay recorded programs under budgets and policies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from rekindle._errors import InvalidFile, InvalidTrace
+from rekindle._types import Bytes
+from rekindle._units import format_bytes
+from rekindle.cli._options import size
+from rekindle.policies import NAMED, PAPER, named
+from rekindle.simulator import RATIOS, Case, Outcome, cases, run_case, sweep
+
+
+def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str]) -> list[str]:
+    """Names of policies; refused with the list of those that there are."""
+    for name in names:
+        try:
+            named(name)
+        except KeyError:
+            raise click.UsageError(
+                f"no policy {name!r}; there is: {', '.join(NAMED)}, random:SEED", ctx
+            ) from None
+    return list(names)
+
+
+@click.command
+@click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    callback=policy_names,
+    help="What decides; may be given several times. Default: dtr, with --sweep the paper's seven.",
+)
+@click.option("--budget", metavar="SIZE", callback=size, help="A budget, such as 6GiB.")
+@click.option(
+    "--ratio",
+    "ratios",
+    multiple=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="A budget as a part of what keeping everything takes; may be given several times.",
+)
+@click.option("--sweep", "as_sweep", is_flag=True, help="All policies at ratios 1.0, 0.9 ... 0.1.")
+@click.option(
+    "--dead",
+    type=click.Choice(["evict", "ignore", "banish"]),
+    default="evict",
+    show_default=True,
+    help="What happens to what the program has released.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(1),
+    default=2.0,
+    show_default=True,
+    metavar="X",
+    help="Give up (thrash) when the time is more than X times the time without a budget.",
+)
+@click.option("--authors-quirks", is_flag=True, help="Do as the DTR paper's own simulator does.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a run, nothing else.")
+@click.option(
+    "--csv", "csv_path", type=click.Path(path_type=Path), help="Write a table there, too."
+)
+@click.option("--plots", type=click.Path(path_type=Path), help="Write plots into that folder, too.")
+def command(
+    logs: tuple[Path, ...],
+    policies: list[str],
+    budget: Bytes | None,
+    ratios: tuple[float, ...],
+    as_sweep: bool,
+    dead: Literal["evict", "ignore", "banish"],
+    limit: float,
+    authors_quirks: bool,
+    jobs: int | None,
+    as_json: bool,
+    csv_path: Path | None,
+    plots: Path | None,
+) -> None:
+    """Replay recorded programs under budgets and policies.
+
+    LOGS are traces of Rekindle (.jsonl) or operator logs of the DTR paper, gzipped or not, or
+    folders of them. A run can pass, need more than the budget (oom), or recompute for longer than
+    the limit (thrash).
+    """
+    if budget is not None and (ratios or as_sweep):
+        raise click.UsageError("--budget, --ratio and --sweep all say the budgets: write only one")
+    policies = policies or list(PAPER if as_sweep else PAPER[:1])
+    paths = expand(logs)
+    if budget is None:
+        chosen = ratios or (RATIOS if as_sweep else (0.5,))
+        wanted = cases(paths, policies, chosen, dead=dead, quirks=authors_quirks, limit=limit)
+    else:
+        wanted = [
+            Case(str(path), policy, None, budget, dead, authors_quirks, limit)
+            for path in paths
+            for policy in policies
+        ]
+    outcomes = run_all(wanted, jobs)
+    if csv_path:
+        write_csv(outcomes, csv_path)
+    if plots:
+        from rekindle.report import _paper
+
+        plots.mkdir(parents=True, exist_ok=True)
+        _paper.overheads(outcomes, plots / "overhead.svg")
+    if as_json:
+        for outcome in outcomes:
+            click.echo(json.dumps(outcome.as_dict()))
+    else:
+        _print(outcomes)
+
+
+def expand(logs: Iterable[Path]) -> list[Path]:
+    """The files, and those in the folders."""
+    files: list[Path] = []
+    for path in logs:
+        if path.is_dir():
+            files += sorted(
+                file
+                for file in path.iterdir()
+                if {".log", ".jsonl"} & set(file.suffixes) and file.is_file()
+            )
+        else:
+            files.append(path)
+    if not files:
+        raise click.UsageError(f"no .log or .jsonl files in {', '.join(map(str, logs))}")
+    return files
+
+
+def run_all(wanted: Sequence[Case], jobs: int | None = None) -> list[Outcome]:
+    """All runs, in order, with progress on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(wanted))
+    found: dict[int, Outcome] = {}
+    try:
+        if len(wanted) < 4:
+            return [run_case(case) for case in wanted]
+        console = Console(stderr=True)
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task("Simulating", total=len(wanted))
+            for position, outcome in sweep(wanted, processes=jobs):
+                found[position] = outcome
+                progress.advance(task)
+    except (InvalidFile, InvalidTrace, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    return [found[position] for position in range(len(wanted))]
+
+
+def write_csv(outcomes: Iterable[Outcome], path: Path) -> None:
+    """A tidy table: one line a run, the names of the fields on the first."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Outcome)])
+        writer.writeheader()
+        writer.writerows(outcome.as_dict() for outcome in outcomes)
+
+
+def _print(outcomes: Iterable[Outcome]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("log", "policy"):
+        table.add_column(name, no_wrap=True)
+    for name in (
+        "budget",
+        "ratio",
+        "status",
+        "overhead",
+        "peak",
+        "evictions",
+        "recomputed",
+        "time",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        passed = outcome.status == "pass"
+        ratio = outcome.ratio or _part(outcome.budget_bytes, outcome.keep_all_bytes)
+        cells: list[Any] = [
+            outcome.log,
+            outcome.policy,
+            format_bytes(outcome.budget_bytes) if outcome.budget_bytes else "none",
+            f"{ratio:.2f}" if ratio else "",
+            outcome.status,
+            f"{outcome.overhead:.3f}" if passed else "",
+            format_bytes(outcome.peak_bytes),
+            outcome.evictions,
+            outcome.rematerializations,
+            f"{outcome.seconds:.2f} s",
+        ]
+        table.add_row(*map(str, cells))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _part(budget: Bytes | None, everything: Bytes) -> float | None:
+    return budget / everything if budget and everything else None

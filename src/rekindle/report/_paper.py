@@ -1,0 +1,122 @@
+"""The figures of the DTR paper (Kirisame et al., ICLR 2021) from tables of simulated runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rekindle.report import _plot
+
+
+class Point(Protocol):
+    """One simulated run."""
+
+    @property
+    def log(self) -> str: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def dead(self) -> str: ...
+    @property
+    def ratio(self) -> float | None: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def overhead(self) -> float: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def keep_all_bytes(self) -> int: ...
+
+
+def _policy(point: Point) -> str:
+    return point.policy
+
+
+def overheads(
+    points: Sequence[Point], path: Path, *, label: Callable[[Point], str] = _policy
+) -> None:
+    """Figure 2: overhead against memory ratio, a panel a model.
+
+    A line ends at the lowest ratio that works. A dotted vertical line there says that the next
+    budget is too small, a dashed one that it makes the policy thrash. Without ratios it is what
+    the budget is of the peak when everything is kept.
+    """
+    logs = list(dict.fromkeys(point.log for point in points))
+    labels = list(dict.fromkeys(label(point) for point in points))
+    figure, axes = _plot.grid(len(logs))
+    for log, axis in zip(logs, axes, strict=True):
+        for number, wanted in enumerate(labels):
+            mine = [point for point in points if point.log == log and label(point) == wanted]
+            mine.sort(key=_ratio, reverse=True)
+            passed, failed = _split(mine)
+            _plot.line(
+                axis,
+                [_ratio(point) for point in passed],
+                [point.overhead for point in passed],
+                label=wanted,
+                number=number,
+            )
+            if failed is not None and passed:
+                style = ":" if failed.status == "oom" else "--"
+                _plot.failure(axis, _ratio(passed[-1]), number=number, style=style)
+        axis.set(title=log, xlabel="memory ratio", ylabel="overhead (x)", ylim=(0.97, 2.0))
+        axis.invert_xaxis()
+    axes[0].legend(fontsize="x-small")
+    _plot.save(figure, path)
+
+
+def _ratio(point: Point) -> float:
+    return point.ratio or point.peak_bytes / point.keep_all_bytes
+
+
+def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
+    """Those that pass, down to the first that fails; and that one."""
+    passed: list[Point] = []
+    for point in points:
+        if point.status != "pass":
+            return passed, point
+        passed.append(point)
+    return passed, None
+
+
+def bars(
+    counts: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path, *, what: str
+) -> None:
+    """Counts against memory ratio on a logarithmic axis: a panel a model, a line a policy."""
+    figure, axes = _plot.grid(len(counts))
+    for (log, by_policy), axis in zip(counts.items(), axes, strict=True):
+        for number, (policy, points) in enumerate(by_policy.items()):
+            x, y = [point[0] for point in points], [point[1] for point in points]
+            _plot.line(axis, x, y, label=policy, number=number)
+        axis.set(title=log, xlabel="memory ratio", ylabel=what, yscale="log")
+        axis.invert_xaxis()
+    axes[0].legend(fontsize="x-small")
+    _plot.save(figure, path)
+
+
+def theory(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    bounds: Sequence[str] = (),
+) -> None:
+    """Curves over problem sizes or budgets, both axes logarithmic; `bounds` are drawn dashed."""
+    figure, (axis,) = _plot.grid(1, width=6.0, height=4.5)
+    for number, (label, points) in enumerate(lines.items()):
+        style = "--" if label in bounds else "-"
+        _plot.line(
+            axis,
+            [p[0] for p in points],
+            [p[1] for p in points],
+            label=label,
+            number=number,
+            style=style,
+        )
+    axis.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale="log")
+    axis.legend(fontsize="small")
+    _plot.save(figure, path)

@@ -1,0 +1,126 @@
+"""The rules of the engine: what happens to dead storages, when it gives up, the authors' quirks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+
+from rekindle._types import StorageId
+from rekindle.engine import Engine, NoRoom, Rules, Thrashed
+from rekindle.policies import DTR, LRU
+from rekindle.schedule import Compute, Free, verify
+from rekindle.simulator import replay
+from rekindle.trace import Trace, TraceBuilder, chain
+from tests.strategies import problems
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [Rules("ignore"), Rules("banish"), Rules(quirks=True), Rules("banish", quirks=True)],
+    ids=repr,
+)
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_what_is_done_is_a_valid_schedule_under_all_rules(
+    rules: Rules, problem: tuple[Trace, int]
+) -> None:
+    trace, budget = problem
+    if rules.quirks:  # the authors know neither in-place writes nor memory held by the program
+        assume(not any(op.overwrites for op in trace.ops))
+    try:
+        record = replay(trace, budget=budget, policy=DTR(), rules=rules, watch=Engine.check)
+    except NoRoom:
+        assume(False)
+        raise
+    cost = verify(trace, record.schedule, budget)
+    assert (cost.recompute_ns, cost.peak) == (record.recompute_ns, record.peak)
+
+
+def _with_a_dead_start() -> Trace:
+    """weight -> a -> b, a dead; then something else; then b."""
+    builder = TraceBuilder()
+    weight = builder.source(1)
+    (a,) = builder.call("a", 1, [weight], [4])
+    (b,) = builder.call("b", 1, [a], [4])
+    builder.release(weight)
+    builder.release(a)
+    (c,) = builder.call("c", 1, (), [8])
+    builder.release(c)
+    builder.call("d", 1, [b], [1])
+    return builder.build()
+
+
+def test_the_dead_are_evicted_ignored_or_banished() -> None:
+    trace = _with_a_dead_start()
+    evicted = replay(trace, budget=13, policy=LRU())
+    assert evicted.actions[3] == Free(StorageId(1))  # a, at once
+    assert evicted.recomputations == 0
+    ignored = replay(trace, budget=13, policy=LRU(), rules=Rules("ignore"))
+    assert ignored.actions[3] == Free(StorageId(1))  # a, when room is needed
+    assert replay(trace, budget=None, policy=LRU(), rules=Rules("ignore")).evictions == 0
+    banished = replay(trace, budget=None, policy=LRU(), rules=Rules("banish"))
+    assert Free(StorageId(1)) in banished.actions
+    assert Free(StorageId(0)) in banished.actions  # nothing needs the weight any more
+
+
+def test_what_was_made_from_the_banished_cannot_be_let_go() -> None:
+    trace = _with_a_dead_start()
+    assert replay(trace, budget=9, policy=LRU()).recomputations == 2  # b, and a for it
+    with pytest.raises(NoRoom):
+        replay(trace, budget=11, policy=LRU(), rules=Rules("banish"))
+
+
+def test_thrashing_stops_at_the_limit() -> None:
+    trace = chain(12)
+    full = replay(trace, budget=5, policy=DTR()).recompute_ns
+    again = replay(trace, budget=5, policy=DTR(), rules=Rules(recompute_limit=full))
+    assert again.recompute_ns == full
+    with pytest.raises(Thrashed, match=f"took {full} ns of at most {full - 1}"):
+        replay(trace, budget=5, policy=DTR(), rules=Rules(recompute_limit=full - 1))
+
+
+def test_only_with_quirks_storages_of_no_bytes_are_let_go() -> None:
+    builder = TraceBuilder()
+    builder.call("empty", 1, (), [0])
+    builder.call("a", 1, (), [4])
+    builder.call("b", 1, (), [4])
+    trace = builder.build()
+    assert Free(StorageId(0)) not in replay(trace, budget=4, policy=LRU()).actions
+    quirks = replay(trace, budget=4, policy=LRU(), rules=Rules(quirks=True))
+    assert Free(StorageId(0)) in quirks.actions
+
+
+def test_only_with_quirks_a_dead_source_stays_for_good() -> None:
+    builder = TraceBuilder()
+    weight = builder.source(4)
+    builder.release(weight)
+    trace = builder.build()
+    assert replay(trace, budget=4, policy=LRU()).evictions == 1
+    assert replay(trace, budget=4, policy=LRU(), rules=Rules(quirks=True)).evictions == 0
+
+
+def test_views_made_by_one_operator_count_its_cost_once() -> None:
+    builder = TraceBuilder()
+    (base,) = builder.call("make", 10, (), [4])
+    builder.call("split", 3, [base], [0, 0], aliases=[base, base])
+    engines: list[Engine] = []
+    replay(builder.build(), budget=None, policy=DTR(), watch=engines.append)
+    (storage,) = engines[-1].storages
+    assert storage.cost == 13
+    assert len(storage.makers) == 2
+
+
+def test_reading_a_lost_view_makes_its_storage_young() -> None:
+    """The base came back without its view: asking for the view is an access to the base."""
+    builder = TraceBuilder()
+    (base,) = builder.call("make", 1, (), [4])
+    (view,) = builder.call("view", 1, [base], [0], aliases=[base])
+    (a,) = builder.call("a", 1, (), [4])
+    builder.call("b", 1, (), [4])  # makes room: base goes, with its view
+    builder.release(a)
+    builder.call("read", 1, [base], [0])
+    builder.call("read", 1, [view], [0])
+    trace = builder.build()
+    record = replay(trace, budget=8, policy=LRU(), watch=Engine.check)
+    assert record.actions.count(Compute(trace.maker[view])) == 2
+    verify(trace, record.schedule, 8)

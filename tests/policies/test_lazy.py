@@ -1,0 +1,174 @@
+"""Lazy pricing and the envelope choose what a look at every candidate would choose."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rekindle.engine import NoRoom, Rules, Thrashed
+from rekindle.policies import DTR, MSPS, NAMED, Ablation, Candidate, Chooser, Policy, Thrifty
+from rekindle.policies._envelope import WIDTH, Envelope
+from rekindle.policies._scored import ScoredChooser
+from rekindle.simulator import replay
+from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+from tests.strategies import problems
+
+
+class Compared(Policy):
+    """A policy whose every choice is compared with the greatest benefit over all candidates.
+
+    The comparison leaves no trace in the neighborhood: what it would ask is counted back.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.choices = 0
+
+    def bind(self) -> Chooser:
+        chooser = self.policy.bind()
+        assert isinstance(chooser, ScoredChooser)
+        choose = chooser.choose
+
+        def compared(now: int) -> Candidate | None:
+            chosen = choose(now)
+            benefits = dict(_benefits(chooser, now))
+            assert (chosen is None) == (not benefits)
+            if chosen is not None:
+                assert chosen is max(benefits, key=lambda s: (benefits[s], s.order))
+                self.choices += 1
+            return chosen
+
+        chooser.choose = compared  # type: ignore[method-assign]
+        return chooser
+
+
+def _benefits(chooser: ScoredChooser, now: int) -> Iterator[tuple[Candidate, float]]:
+    neighborhood, power = chooser._neighborhood, chooser._power
+    asked = getattr(neighborhood, "_asked", 0)
+    for storage in chooser._slot:
+        price = neighborhood.cost(storage) or 1e-9
+        weight = storage.nbytes**power if chooser._by_size else 1.0
+        moving = chooser._lines._moving
+        benefit = weight * (now - storage.last_access) / price**power
+        yield storage, benefit if moving else weight / price
+    if asked:
+        neighborhood._asked = asked  # type: ignore[attr-defined]
+
+
+LAZY = [
+    DTR(),
+    DTR("classes"),
+    MSPS(),
+    Thrifty(),
+    Ablation(staleness=False, size=True, cost="exact"),
+    Ablation(staleness=True, size=False, cost="classes"),
+]
+
+
+@pytest.mark.parametrize("policy", LAZY, ids=repr)
+@pytest.mark.parametrize("rules", [Rules(), Rules(quirks=True), Rules("banish")], ids=repr)
+@given(problem=problems(longest=40))
+@settings(max_examples=25, deadline=None)
+def test_the_choice_is_the_best_of_all(
+    policy: Policy, rules: Rules, problem: tuple[Trace, int]
+) -> None:
+    trace, budget = problem
+    try:
+        replay(trace, budget=budget, policy=Compared(policy), rules=rules)
+    except NoRoom:
+        assume(False)
+
+
+def test_the_comparison_sees_many_choices() -> None:
+    compared = Compared(DTR())
+    for seed in range(30):
+        trace = random_dag(60, random.Random(seed))
+        budget = (largest_need(trace) + keep_all_peak(trace)) // 2
+        try:
+            replay(trace, budget=budget, policy=compared, rules=Rules(recompute_limit=10_000))
+        except (NoRoom, Thrashed):
+            continue
+    assert compared.choices > 300
+
+
+@pytest.mark.parametrize("moving", [True, False])
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_the_envelope_knows_the_top_of_several_rows(seed: int, moving: bool) -> None:
+    rng = random.Random(seed)
+    lines = Envelope(moving=moving)
+    known: dict[int, list[int]] = {}  # slot: bytes, cost, last, order
+    now = order = 0
+
+    def add() -> None:
+        nonlocal order
+        order += 1
+        line = [rng.randint(1, 99), rng.randint(1, 99), now, order]
+        known[lines.add(line[0], line[1], now, order)] = line
+
+    while len(known) < 2 * WIDTH + 7:
+        add()
+        now += rng.random() < 0.1
+    for _ in range(60):
+        now += rng.choice([0, 0, 1, 5, 200])
+        slot = rng.choice(list(known))
+        match rng.randrange(4):
+            case 0:
+                del known[slot]
+                lines.remove(slot)
+            case 1:
+                known[slot][1] = rng.randint(1, 99)
+                lines.reprice(slot, known[slot][1])
+            case 2:
+                known[slot][2] = now
+                lines.access(slot, now)
+            case _:
+                add()
+        if rng.random() < 0.7:
+            best = max(known, key=lambda s: (_value(known[s], now, moving), known[s][3]))
+            assert lines.best(now) == best
+
+
+def _value(line: list[int], now: int, moving: bool) -> float:
+    nbytes, cost, last, _ = line
+    return nbytes * (now - last) / cost if moving else nbytes / cost
+
+
+def test_thrifty_against_its_formula() -> None:
+    """sqrt(staleness) and the capped descendants, on a chain of which the middle is gone."""
+
+    class Link:
+        def __init__(self, cost: int, last: int) -> None:
+            self.nbytes, self.cost, self.last_access, self.order = 10, cost, last, last
+            self.resident = True
+            self.above: list[Link] = []
+            self.below: list[Link] = []
+
+        def parents(self) -> list[Link]:
+            return self.above
+
+        def children(self) -> list[Link]:
+            return self.below
+
+    links = [Link(cost, last) for cost, last in ((3, 1), (50, 2), (60, 3), (7, 4), (8, 19))]
+    for upper, lower in itertools.pairwise(links):
+        upper.below.append(lower)
+        lower.above.append(upper)
+    chooser = Thrifty().bind()
+    for gone in links[1:3]:
+        gone.resident = False
+        chooser.evicted(gone)
+    for link in (links[0], links[3], links[4]):
+        chooser.add(link)
+    # Squares of benefits at 20: 100 * 19 / (3 + min(110, 3))**2 = 52.8, 100 * 16 / (7 + 110)**2,
+    # and 100 * 1 / 8**2 = 1.6. In full the descendants of the first would make it 0.15.
+    assert chooser.choose(20) is links[0]
+
+
+def test_names_are_of_policies_that_differ() -> None:
+    assert len(NAMED) == len({repr(policy) for policy in NAMED.values()})

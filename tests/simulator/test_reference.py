@@ -1,0 +1,163 @@
+"""The authors' simulator (DTR, ICLR 2021) against ours, on the logs of their models.
+
+Their logs are not part of this repository; a folder of them beside it is used if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rekindle.engine import NoRoom, Rules, Thrashed
+from rekindle.policies import named
+from rekindle.schedule import Compute, verify
+from rekindle.simulator import RATIOS, Case, Run, run_case
+from rekindle.trace import keep_all_peak
+from rekindle.trace.formats import dtr, load, native
+
+FOLDER = Path(__file__).parents[3] / "shared" / "reference"
+LOGS = ("resnet32", "unet", "transformer", "treelstm", "lstm")
+
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "logs").is_dir(), reason=f"the authors' logs are not in {FOLDER}"
+)
+
+# log, policy, ratio: the authors' verdict and overhead, from their simulator at commit eff53cc4.
+GOLDEN = [
+    ("resnet32", "dtr", 0.3, "pass", 1.1782478449951166),
+    ("resnet32", "dtr", 0.1, "thrash", None),
+    ("resnet32", "dtr-eq", 0.2, "pass", 1.332160786001258),
+    ("resnet32", "largest", 0.4, "pass", 1.7384240228413383),
+    ("resnet32", "lru", 0.8, "pass", 1.0672468345893067),
+    ("unet", "dtr", 0.4, "oom", None),
+    ("unet", "msps", 0.3, "pass", 1.58510120003871),
+    ("unet", "dtr-local", 0.5, "pass", 1.846852502812155),
+    ("transformer", "dtr", 0.5, "pass", 1.0583950499689931),
+    ("transformer", "h-0-exact", 0.6, "pass", 1.5132604347198415),
+    ("treelstm", "dtr", 0.5, "pass", 1.1230906150151168),
+    ("treelstm", "dtr-eq", 0.5, "pass", 1.126796281000227),
+    ("lstm", "dtr", 0.5, "pass", 1.0650586176323744),
+    ("lstm", "dtr-eq", 0.5, "pass", 1.071006122298943),
+    ("lstm", "dtr-local", 0.5, "thrash", None),
+]
+HEURISTICS = {
+    "DTR": "dtr",
+    "DTREqClass": "dtr-eq",
+    "DTRLocal": "dtr-local",
+    "LRU": "lru",
+    "LargestStorage": "largest",
+    "MSPS": "msps",
+    "DTRUnopt": "dtr-unopt",
+}
+
+
+def _log(name: str) -> str:
+    return str(FOLDER / "logs" / f"{name}.log.gz")
+
+
+@pytest.mark.parametrize(("log", "policy", "ratio", "status", "overhead"), GOLDEN)
+def test_golden(log: str, policy: str, ratio: float, status: str, overhead: float | None) -> None:
+    outcome = run_case(Case(_log(log), policy, ratio, quirks=True))
+    assert outcome.status == status
+    if overhead is not None:
+        assert outcome.overhead == overhead
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("dead", ["evict", "banish"])
+def test_every_run_of_the_papers_policies(log: str, dead: str) -> None:
+    policy = {"evict": "eager", "banish": "banish"}[dead]
+    status = {"pass": "pass", "oom": "oom", "thrashed": "thrash"}
+    compared = 0
+    for row in json.loads((FOLDER / "simrd_reference.json").read_text()):
+        wanted = row["log"] == log and row["dealloc_policy"] == policy
+        if not wanted or row["heuristic"] not in HEURISTICS:
+            continue
+        case = Case(_log(log), HEURISTICS[row["heuristic"]], row["ratio"], None, dead, quirks=True)  # type: ignore[arg-type]
+        outcome = run_case(case)
+        assert outcome.budget_bytes == row["budget_bytes"]
+        assert outcome.status == status[row["result"]], case
+        if outcome.status == "pass":
+            assert outcome.overhead == row["overhead"], case
+            assert outcome.rematerializations == row["remats"], case
+        compared += 1
+    assert compared == {"evict": 60, "banish": 10}[dead]
+
+
+@pytest.mark.slow
+def test_the_same_decisions_one_by_one() -> None:
+    """Every replay, in order, at the same time and of the same cost (the first 400 events)."""
+    compared = 0
+    for wanted in json.loads((FOLDER / "simrd_traces.json").read_text())["traces"]:
+        if wanted["result"] != "pass" or wanted["heuristic"] not in ("DTR", "DTREqClass"):
+            continue
+        events = _decisions(wanted["log"], HEURISTICS[wanted["heuristic"]], wanted["budget_bytes"])
+        theirs = [[e[0], e[2]] for e in wanted["events_first"] if e[1].startswith("R:")]
+        assert events[: len(theirs)] == theirs
+        compared += len(theirs)
+    assert compared > 500
+
+
+def _decisions(log: str, policy: str, budget: int) -> list[list[object]]:
+    """[clock, R:name, cost] of replays, for which one output of the operator stands."""
+    trace = load(_log(log))
+    run = Run(trace, budget, named(policy), Rules(quirks=True))
+    run.go()
+    record = run.record()
+    clock, ran, events = 1, set(), []
+    for action in record.actions:
+        if isinstance(action, Compute):
+            clock += trace.ops[action.op].cost
+            if action.op in ran:
+                events.append([clock, trace.ops[action.op].cost])
+            ran.add(action.op)
+    return events
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_the_logs_come_back_from_both_formats(log: str) -> None:
+    trace = load(_log(log))
+    assert native.read(native.write(trace)) == trace
+    assert dtr.read(dtr.write(trace), trace.name) == trace
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("quirks", [False, True])
+def test_every_run_is_a_valid_schedule(log: str, quirks: bool) -> None:
+    trace = load(_log(log))
+    everything = keep_all_peak(trace)
+    passed = 0
+    for policy in ("dtr", "dtr-eq", "thrifty", "msps", "lru", "random:1"):
+        for ratio in RATIOS[::3]:
+            budget = int(everything * ratio)
+            run = Run(trace, budget, named(policy), Rules("evict", trace.compute_ns, quirks))
+            try:
+                run.go()
+            except (NoRoom, Thrashed):
+                continue
+            record = run.record()
+            cost = verify(trace, record.schedule, budget)
+            assert (cost.recompute_ns, cost.peak) == (record.recompute_ns, record.peak)
+            again = sum(isinstance(action, Compute) for action in record.actions) - len(trace.ops)
+            assert again == cost.recomputations == record.recomputations
+            passed += 1
+    assert passed > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log", LOGS)
+def test_thrifty_is_no_worse_than_dtr_by_more_than_a_hundredth(log: str) -> None:
+    better = 0
+    for ratio in RATIOS:
+        theirs, ours = (run_case(Case(_log(log), name, ratio)) for name in ("dtr", "thrifty"))
+        if theirs.status == "pass":
+            assert ours.status == "pass"
+            assert ours.overhead <= theirs.overhead * 1.01
+        better += ours.status == "pass" and (
+            theirs.status != "pass" or ours.overhead < theirs.overhead
+        )
+    assert better >= 3

@@ -1,0 +1,127 @@
+"""The theorems of the DTR paper: golden figures of the authors' simulator (commit eff53cc4), and
+the smooth switch between no recomputation, O(sqrt N) and O(log N) space."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import pytest
+
+from rekindle.policies import DTR, LRU, Ablation, Policy
+from rekindle.simulator import adversary, chen, linear_recomputations, revolve
+
+THEOREM_1 = Ablation(staleness=False, size=True, cost="exact")
+
+# (layers, budget): recomputed operators. Budgets 2 sqrt(n), log2(n) and n / 2.
+LINEAR = {
+    (16, 8): 8,
+    (32, 12): 20,
+    (64, 16): 49,
+    (128, 23): 105,
+    (256, 32): 230,
+    (16, 4): 57,
+    (32, 5): 83,
+    (64, 6): 196,
+    (128, 7): 485,
+    (256, 8): 1107,
+    (32, 16): 16,
+    (64, 32): 32,
+    (128, 64): 64,
+    (256, 128): 128,
+}
+LINEAR_THEOREM = {(16, 8): 13, (32, 12): 23, (64, 16): 74, (128, 23): 132, (256, 32): 373}
+LARGE = {(512, 46): 485, (1024, 64): 988, (2048, 91): 2115, (4096, 128): 4217, (1024, 10): 5064}
+LARGE_THEOREM = {(512, 46): 751, (1024, 64): 1716, (2048, 91): 3111, (4096, 128): 7454}
+# (operators, budget): recomputed operators, alike for h_DTR, h_DTR^eq and LRU.
+ADVERSARY = {
+    (64, 4): 465,
+    (128, 4): 1953,
+    (64, 8): 217,
+    (128, 8): 945,
+    (256, 8): 3937,
+    (128, 16): 441,
+    (256, 32): 889,
+}
+
+
+@pytest.mark.parametrize("quirks", [False, True])
+@pytest.mark.parametrize("policy", [DTR(), DTR("classes")], ids=repr)
+def test_linear_network_as_the_authors_have_it(policy: Policy, quirks: bool) -> None:
+    found = {case: linear_recomputations(*case, policy, quirks=quirks) for case in LINEAR}
+    assert found == LINEAR
+
+
+@pytest.mark.parametrize("quirks", [False, True])
+def test_linear_network_of_theorem_1_as_the_authors_have_it(quirks: bool) -> None:
+    """All costs are equal here: which of equals goes decides, and it is the authors' way."""
+    found = {c: linear_recomputations(*c, THEOREM_1, quirks=quirks) for c in LINEAR_THEOREM}
+    assert found == LINEAR_THEOREM
+
+
+@pytest.mark.slow
+def test_large_linear_networks() -> None:
+    assert {case: linear_recomputations(*case, DTR()) for case in LARGE} == LARGE
+    found = {case: linear_recomputations(*case, THEOREM_1) for case in LARGE_THEOREM}
+    assert found == LARGE_THEOREM
+
+
+@pytest.mark.parametrize("policy", [DTR(), DTR("classes"), LRU()], ids=repr)
+def test_the_adversary_as_the_authors_simulator_has_it(policy: Policy) -> None:
+    for (asked, budget), recomputations in ADVERSARY.items():
+        assert adversary(asked, budget, policy).recomputations == recomputations
+
+
+def test_theorem_2() -> None:
+    """The time grows with N / B beside that of N operators one after the other."""
+    for asked in (64, 128, 256):
+        for budget in (4, 8, 16):
+            assert adversary(asked, budget, DTR()).total / asked >= asked / budget / 2
+
+
+def test_theorem_1() -> None:
+    """With 2 sqrt(N) memory the recomputations are O(N): under 2 N, while N grows 64-fold."""
+    for layers in (16, 64, 256, 1024):
+        budget = math.ceil(2 * math.sqrt(layers))
+        assert linear_recomputations(layers, budget, DTR()) < 1.1 * layers
+
+
+def test_the_switch_between_the_regimes_is_smooth() -> None:
+    """From no recomputation to O(log N) space: each unit of memory less costs a little more."""
+    layers = 128
+    again = functools.partial(linear_recomputations, layers, policy=DTR())
+    curve = {budget: again(budget) for budget in (7, 9, 12, 16, 23, 32, 45, 64, 90, 128)}
+    assert curve[128] == 0
+    assert curve[90] == 128 - 90
+    assert curve[64] == 128 - 64
+    assert curve[23] == 105  # 2 sqrt(N): about N
+    assert curve[7] == 485  # log2(N): under N log2(N)
+    assert layers * math.log2(layers) > 485
+    values = list(curve.values())
+    assert values == sorted(values, reverse=True)
+    assert all(upper <= 2.2 * lower + 40 for upper, lower in itertools.pairwise(values))
+
+
+def test_what_it_is_compared_with() -> None:
+    # Griewank and Walther 2000: ten steps with three checkpoints take 9 + 6 + ... forward steps.
+    assert revolve(10, 10) == revolve(1, 1) == 0
+    assert revolve(10, 3) == 2 * 10 - 5 - 9
+    assert revolve(11, 3) == 3 * 11 - 15 - 10
+    assert all(revolve(n, s) == _revolve(n, s) for n in range(1, 40) for s in range(1, 8))
+    assert chen(100) == 90
+
+
+@functools.cache
+def _revolve(layers: int, slots: int) -> int:
+    """By the recurrence: forward to the next checkpoint, reverse what is after it, then before."""
+    return _steps(layers, slots) - (layers - 1)
+
+
+@functools.cache
+def _steps(layers: int, slots: int) -> int:
+    if layers == 1:
+        return 0
+    if slots == 1:
+        return layers * (layers - 1) // 2
+    return min(m + _steps(layers - m, slots - 1) + _steps(m, slots) for m in range(1, layers))
