@@ -24,7 +24,7 @@ cut at every node, with more rows for the memory between first computations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import final
@@ -51,7 +51,13 @@ class Decisions:
 class Relaxation:
     """The integer program for `cuts`, in multiples of the problem's grain of cost."""
 
-    def __init__(self, problem: Problem, cuts: Sequence[int], budget: Bytes) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        cuts: Sequence[int],
+        budget: Bytes,
+        tight: Iterable[tuple[int, int]] = (),
+    ) -> None:
         self.problem = problem
         self.cuts = tuple(sorted(cuts))
         self.model = Model()
@@ -67,6 +73,9 @@ class Relaxation:
             self._first_computations(k)
             if k:
                 self._carry(k)
+        self._kept: dict[tuple[int, int], int] = {}
+        for node, k in sorted({(node, self._interval(before)) for node, before in tight}):
+            self._while_again(k, node, budget)
 
     def decisions(self, values: Floats) -> Decisions:
         resident = (
@@ -159,6 +168,42 @@ class Relaxation:
             if self.problem.maker[item] < self.cuts[k - 1]:
                 there = self._available(k - 1, item)
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
+
+
+    def _interval(self, before: int) -> int:
+        """The interval in which something happens shortly before node `before` first runs."""
+        return int(np.searchsorted(self.cuts, before, side="left")) - 1
+
+    def _while_again(self, k: int, node: int, budget: Bytes) -> None:
+        if not 0 <= k < len(self.cuts) - 1 or node not in self._again[k]:
+            return
+        problem = self.problem
+        own = {*problem.reads[node], *problem.makes[node]}
+        kept = [
+            item
+            for item in self._resident[k + 1]
+            if item not in own and problem.maker[item] < self.cuts[k] and problem.nbytes[item]
+        ]
+        need = sum(problem.nbytes[item] for item in own)
+        self.model.row(
+            [self._again[k][node], *(self._keep(k, item) for item in kept)],
+            [need / self._unit, *(problem.nbytes[item] / self._unit for item in kept)],
+            upper=(budget - problem.fixed) // self._unit,
+        )
+
+    def _keep(self, k: int, item: int) -> int:
+        """At least 1 where `item` is resident throughout interval k: it is at the next cut, and
+        is not made again between."""
+        if (k, item) not in self._kept:
+            column = self._kept[k, item] = self.model.column()
+            again = self._again[k].get(self.problem.maker[item])
+            minus = [again] if again is not None else []
+            self.model.row(
+                [column, self._resident[k + 1][item], *minus],
+                [1.0, -1.0, *([1.0] * len(minus))],
+                lower=0.0,
+            )
+        return self._kept[k, item]
 
 
 def _last_use(problem: Problem) -> list[int]:
