@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Set
 from typing import Protocol, final
 
 from rekindle._types import Bytes, Nanoseconds
@@ -132,27 +132,43 @@ class Search:
         )
 
 
-def demand(problem: Problem, keep: Sequence[bool], *, checkpoints: bool = False) -> list[int]:
+def demand(problem: Problem, keep: Set[int]) -> list[int]:
     """Every node once, and what is missing recomputed when a backward node first demands it.
 
-    An item with `keep` stays until its last reader. The others are let go after the last forward
-    node that reads them, and come back once. With `checkpoints` what came back is let go again
-    before the next stretch between kept items (Chen et al. 2016: one segment at a time).
+    The items in `keep` stay until their last reader. The others are let go after the last forward
+    node that reads them, come back once, and stay.
     """
     backward = backward_start(problem)
-    steps: list[int] = []
-    gone: set[int] = set()
-    for node in range(len(problem)):
-        if node == backward:
-            gone = {
-                item
-                for item, maker in enumerate(problem.maker)
-                if maker < backward and not keep[item] and problem.replayable[maker]
-            }
-            gone -= {hold.item for hold in problem.holds if hold.last >= backward}
+    gone = droppable(problem, keep)
+    steps = list(range(backward))
+    for node in range(backward, len(problem)):
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
     return steps
+
+
+def recompute_all(problem: Problem) -> list[int]:
+    """Nothing outlives the node that reads it if it can be computed again: little memory, slow."""
+    backward = backward_start(problem)
+    steps = list(range(backward))
+    gone = droppable(problem, set())
+    for node in range(backward, len(problem)):
+        before = set(gone)
+        bring_back(problem, problem.reads[node], gone, steps)
+        steps.append(node)
+        gone |= before
+    return steps
+
+
+def droppable(problem: Problem, keep: Set[int]) -> set[int]:
+    """What may be let go at the end of the forward pass: all but `keep` and what is on hold."""
+    backward = backward_start(problem)
+    gone = {
+        item
+        for item, maker in enumerate(problem.maker)
+        if maker < backward and problem.replayable[maker] and item not in keep
+    }
+    return gone - {hold.item for hold in problem.holds if hold.last >= backward}
 
 
 def bring_back(

@@ -72,6 +72,10 @@ class Model:
         self._row_lower.append(lower)
         self._row_upper.append(upper)
 
+    def price(self, column: int, extra: float) -> None:
+        """Adds to the cost of a column."""
+        self._cost[column] += extra
+
     @property
     def columns(self) -> int:
         return len(self._cost)

@@ -107,6 +107,19 @@ class Relaxation:
                     values[self._again[k][node]] = 1.0
         return values
 
+    def lean(self, price: float) -> None:
+        """Puts a price on what stays long after a cut: the whole budget, kept from the first cut
+        to the end, costs `price` times the program. The optimum is a bound no more.
+        """
+        problem = self.problem
+        total = max(1, sum(problem.nbytes))
+        scale = price * problem.compute_ns / problem.grain / total / len(self.cuts)
+        for cut, columns in zip(self.cuts, self._resident, strict=True):
+            for item, column in columns.items():
+                if problem.readers[item]:
+                    share = (problem.readers[item][-1] - cut) / max(1, len(problem) - cut)
+                    self.model.price(column, scale * problem.nbytes[item] * share)
+
     def _columns(self, k: int, last: Sequence[int]) -> None:
         problem, cut = self.problem, self.cuts[k]
         forced = {*problem.reads[cut]}

@@ -27,7 +27,7 @@ from typing import final
 
 from rekindle._types import Bytes
 from rekindle.planners import revolve
-from rekindle.planners._base import Search, Watch, demand
+from rekindle.planners._base import Search, Watch, recompute_all
 from rekindle.planners._improve import anneal, fill
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
@@ -70,7 +70,7 @@ class Cuts:
                 return search.conclude(detail="a homogeneous chain: solved by its recurrence")
         search.offer(range(len(problem)), "keep all")
         if search.solved or search.impossible:
-            search.offer(demand(problem, [False] * len(problem.nbytes)))
+            search.offer(recompute_all(problem))
             return search.conclude()
         for steps in self.warm_start:
             search.offer(steps, "warm start")
