@@ -60,6 +60,7 @@ class Relaxation:
     ) -> None:
         self.problem = problem
         self.cuts = tuple(sorted(cuts))
+        self.budget = budget
         self.model = Model()
         self._resident: list[dict[int, int]] = []  # for each cut: column of each item
         self._again: list[dict[int, int]] = []  # for each cut: column of each node
@@ -112,8 +113,7 @@ class Relaxation:
         to the end, costs `price` times the program. The optimum is a bound no more.
         """
         problem = self.problem
-        total = max(1, sum(problem.nbytes))
-        scale = price * problem.compute_ns / problem.grain / total / len(self.cuts)
+        scale = price * problem.compute_ns / problem.grain / self.budget / len(self.cuts)
         for cut, columns in zip(self.cuts, self._resident, strict=True):
             for item, column in columns.items():
                 if problem.readers[item]:
