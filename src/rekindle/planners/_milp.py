@@ -76,6 +76,10 @@ class Model:
         """Adds to the cost of a column."""
         self._cost[column] += extra
 
+    def fix(self, column: int, value: float) -> None:
+        """Gives a column its value."""
+        self._lower[column] = self._upper[column] = value
+
     @property
     def columns(self) -> int:
         return len(self._cost)
@@ -88,10 +92,10 @@ class Model:
         absolute_gap: float = 0.0,
         start: Floats | None = None,
         relaxed: bool = False,
-        cutoff: float = np.inf,
+        seed: int = 0,
         watch: Callable[[float, float], None] | None = None,
     ) -> Solution:
-        """`start` is a solution to begin with, `cutoff` a value that is known to be reached.
+        """`start` is a solution to begin with; another `seed` searches in another order.
 
         `relaxed` drops integrality. `watch(incumbent, bound)` is called while solving.
         """
@@ -102,8 +106,7 @@ class Model:
         highs.setOptionValue("mip_rel_gap", relative_gap)
         highs.setOptionValue("mip_abs_gap", max(absolute_gap, 1e-6))
         highs.setOptionValue("mip_feasibility_tolerance", 1e-7)
-        if np.isfinite(cutoff):
-            highs.setOptionValue("objective_bound", cutoff)
+        highs.setOptionValue("random_seed", seed)
         highs.passModel(self._program(relaxed))
         if start is not None and not relaxed:
             highs.setSolution(

@@ -14,7 +14,7 @@ Candidates are the articulation points of the forward graph (the paper's chains)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Literal, final
@@ -29,7 +29,7 @@ from rekindle.planners._result import Plan
 @final
 @dataclass(frozen=True)
 class ChenSqrt:
-    """Keeps every k-th candidate; k nearest to sqrt(n) that fits, larger and smaller k tried."""
+    """Keeps every k-th candidate; the cheapest k near sqrt(n) that fits."""
 
     line: Literal["articulation", "all"] = "articulation"
 
@@ -38,11 +38,19 @@ class ChenSqrt:
         return "chen-sqrt" if self.line == "articulation" else "chen-sqrt-all"
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
-        candidates = _line.candidates(problem, self.line)
-        root = max(1, isqrt(len(candidates)))
-        steps = sorted({root, *range(1, 2 * root + 1), len(candidates) + 1})
-        keeps = (candidates[step - 1 :: step] for step in steps)
-        return _best(Search(problem, budget, self.name, watch), keeps)
+        return _best(Search(problem, budget, self.name, watch), sequences(problem, self.line))
+
+
+def sequences(
+    problem: Problem, line: Literal["articulation", "all"] = "all"
+) -> Iterator[list[int]]:
+    """One sequence for each k: up to 2 sqrt(n), and nothing kept at all."""
+    candidates = _line.candidates(problem, line)
+    root = max(1, isqrt(len(candidates)))
+    return _sequences(
+        problem,
+        (candidates[step - 1 :: step] for step in (*range(1, 2 * root + 1), len(candidates) + 1)),
+    )
 
 
 @final
@@ -63,7 +71,8 @@ class ChenGreedy:
             _greedy(problem, candidates, budget * number // self.tries)
             for number in range(self.tries + 1)
         )
-        return _best(Search(problem, budget, self.name, watch), keeps)
+        search = Search(problem, budget, self.name, watch)
+        return _best(search, _sequences(problem, keeps))
 
 
 def _greedy(problem: Problem, candidates: Sequence[int], most: Bytes) -> list[int]:
@@ -80,10 +89,12 @@ def _greedy(problem: Problem, candidates: Sequence[int], most: Bytes) -> list[in
     return kept
 
 
-def _best(search: Search, keeps: Iterator[Sequence[int]]) -> Plan:
-    seen: set[frozenset[int]] = set()
-    for keep in keeps:
-        if frozenset(keep) not in seen:
-            seen.add(frozenset(keep))
-            search.offer(demand(search.problem, {*keep}))
+def _sequences(problem: Problem, keeps: Iterable[Sequence[int]]) -> Iterator[list[int]]:
+    for keep in {frozenset(keep): None for keep in keeps}:
+        yield demand(problem, keep)
+
+
+def _best(search: Search, sequences: Iterable[list[int]]) -> Plan:
+    for steps in sequences:
+        search.offer(steps)
     return search.conclude()

@@ -7,14 +7,9 @@ not fit, the worst moments become cuts, and the next round begins. K starts at o
 keep-all, and ends between 1 and about 15: that is why programs of thousands of operators are
 planned in seconds, where a program with all moments (Checkmate) takes hours.
 
-Plans on the way there come from the same relaxation, which has many solutions of nearly the same
-cost that differ in when their memory is needed:
-
-- *leaning*: a small price on keeping what is needed late. The peaks after a cut come from what is
-  still kept then together with what is recomputed there; what is needed last is best let go,
-  since its recomputation meets an empty memory. A handful of prices are tried.
-- *shrinking*: a budget smaller by the overshoot of the last try.
-- *filling* and *annealing* (`_improve.py`): use the memory that a plan leaves unused.
+Plans on the way there come from `_repair.py`: solutions with few cuts whose overshoots are repaired
+with the cuts before them fixed, and better plans in the neighbourhood of the best. They matter on
+programs whose relaxation has many solutions of nearly the same cost (ResNets at a low budget).
 
 Two programs of known optimum do not need all that: keep-all where it fits, and the homogeneous
 chain (`revolve.py`), on which the relaxation is at its weakest.
@@ -22,21 +17,24 @@ chain (`revolve.py`), on which the relaxation is at its weakest.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import final
 
 from rekindle._types import Bytes
-from rekindle.planners import revolve
+from rekindle.planners import chen, revolve
 from rekindle.planners._base import Search, Watch, recompute_all
-from rekindle.planners._improve import anneal, fill
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
+from rekindle.planners._repair import Repairer
 from rekindle.planners._result import Plan
 from rekindle.planners._sequence import Timeline, timeline
 
 # Prices of memory that is kept for long, as a share of the program's cost for the whole budget
-# kept to the end. From "decides ties" to "rules the choice".
-_LEANINGS = (0.003, 0.01, 0.02, 0.05, 0.15)
+# kept to the end: from "decides ties" to "rules the choice".
+_PRICES = (0.003, 0.01, 0.03, 0.1, 0.3)
+_MARGINS = (1.0, 0.98, 0.93)
+_SHARES = (0.05, 0.1, 0.2, 0.4)
 _MOST_CUTS = 24
 
 
@@ -47,7 +45,7 @@ class Cuts:
 
     time_limit: seconds after which the best plan so far is returned.
     gap: stop when cost and bound are that close, as a share of the cost; 0 wants the proof.
-    seed: of the annealing; the same seed gives the same moves (not the same time for them).
+    seed: of the neighbourhoods.
     warm_start: sequences of nodes to begin with, such as a run of DTR (`steps_of`).
     """
 
@@ -72,7 +70,7 @@ class Cuts:
         if search.solved or search.impossible:
             search.offer(recompute_all(problem))
             return search.conclude()
-        for steps in self.warm_start:
+        for steps in (*self.warm_start, *chen.sequences(problem), *revolve.sequences(problem)):
             search.offer(steps, "warm start")
         cuts = _Rounds(self, search).run()
         return search.conclude(detail=f"{cuts} cut{'s' * (cuts != 1)}")
@@ -88,85 +86,87 @@ class _Rounds:
         memory = timeline(self.problem, range(len(self.problem))).memory
         self.cuts = [int(memory.argmax())]
         self.tight: set[tuple[int, int]] = set()
-        self.tried: set[tuple[int, ...]] = set()
+        self.rng = random.Random(planner.seed)
+        self.repairer = Repairer(self.problem, search.budget, lambda: search.left)
 
     def run(self) -> int:
         search = self.search
-        number = 0
+        turn = self.planner.time_limit / 12
         while search.left > 0 and not self._close_enough():
-            line = self._exact(number)
-            if line is None:
+            line = self._exact()
+            if line is None or self._close_enough():
                 break
-            if line.peak <= search.budget:
-                continue  # a plan within the tolerance: the next round has a smaller one
-            if not self._close_enough():
-                self._leaning(number)
-                self._improve(number)
+            if len(self.cuts) == 1:
+                self._lean()
+            self._neighbours(turn)
             if len(self.cuts) >= _MOST_CUTS or not self._add_cuts(line):
                 break
-            number += 1
-        if search.left > 0 and not self._close_enough():
-            self._improve(number, long=True)
+        self._neighbours(search.left)
         return len(self.cuts)
 
     def _close_enough(self) -> bool:
         best = self.search.best
         return best is not None and best.cost - self.search.bound <= self.planner.gap * best.cost
 
-    def _exact(self, number: int) -> Timeline | None:
-        """One round of the relaxation; None when nothing more can come of it."""
+    def _exact(self) -> Timeline | None:
+        """The relaxation solved to the end; None when time is over before it has a solution.
+
+        The solver's time is heavy-tailed in its random seed (one program: 0.03 s with three seeds,
+        30 s with the fourth). So it is started again with another seed and twice the time.
+        """
         search, problem = self.search, self.problem
+        note = f"{len(self.cuts)} cut{'s' * (len(self.cuts) != 1)}"
         relaxation = Relaxation(problem, self.cuts, search.budget, self.tight)
-        base = problem.compute_ns
-        best = search.best
-        # Costs are multiples of the grain: within less than one grain the optimum is reached.
-        tolerance = 0.999
-        solution = relaxation.model.solve(
-            time_limit=search.left,
-            absolute_gap=tolerance,
-            start=relaxation.start(best) if best is not None else None,
-            watch=lambda _, bound: search.raise_bound(
-                base + bound * problem.grain, f"{len(self.cuts)} cuts"
-            ),
-        )
-        search.raise_bound(base + solution.bound * problem.grain, f"{len(self.cuts)} cuts")
-        if solution.values is None:
-            return None
-        return search.offer(decode(problem, relaxation.decisions(solution.values)), "relaxation")
-
-    def _leaning(self, number: int) -> None:
-        """Tries for a plan from solutions that keep little for late."""
-        search = self.search
-        budget = search.budget
-        for price in _LEANINGS:
-            if search.left <= 0 or self._close_enough():
-                return
-            relaxation = Relaxation(self.problem, self.cuts, budget, ())
-            relaxation.lean(price)
-            limit = min(search.left, 1.0 + self.planner.time_limit / 30)
-            solution = relaxation.model.solve(time_limit=limit, relative_gap=0.003)
-            if solution.values is None:
-                continue
-            line = search.offer(
-                decode(self.problem, relaxation.decisions(solution.values)), f"leaning {price}"
+        start = relaxation.start(search.best) if search.best is not None else None
+        best: Timeline | None = None
+        seed, seconds = 0, 2.0
+        while search.left > 0 and not self._close_enough():
+            solution = relaxation.model.solve(
+                time_limit=min(search.left, seconds),
+                absolute_gap=0.999,  # costs are multiples of the grain: that is the optimum
+                start=start,
+                seed=seed,
+                watch=lambda _, bound: self._raise_bound(bound, note),
             )
-            if line.peak <= search.budget:
-                search.offer(fill(line, search.budget), "filling")
-            else:
-                budget = max(
-                    self.problem.floor, int(search.budget * search.budget / line.peak * 0.9995)
-                )
+            self._raise_bound(solution.bound, note)
+            if solution.values is not None:
+                start = solution.values
+                line = search.offer(decode(problem, relaxation.decisions(start)), note)
+                best = line
+                if solution.objective - solution.bound < 1:
+                    return best
+            seed, seconds = seed + 1, seconds * 2
+            if seconds > 16:
+                return best
+        return best
 
-    def _improve(self, number: int, *, long: bool = False) -> None:
+    def _raise_bound(self, bound: float, note: str) -> None:
+        self.search.raise_bound(self.problem.compute_ns + bound * self.problem.grain, note)
+
+    def _lean(self) -> None:
+        """Plans from one cut. Smaller budgets, which make room for repairs, until there is one."""
         search = self.search
-        if search.best is None:
-            return
-        seconds = search.left if long else min(search.left, self.planner.time_limit / 20)
-        steps = anneal(
-            search.best, search.budget, seconds=seconds, seed=self.planner.seed + number,
-            target=search.bound,
-        )
-        search.offer(steps, "annealing")
+        for margin in _MARGINS:
+            for price in _PRICES:
+                if search.left <= 0 or self._close_enough():
+                    return
+                line = self.repairer.lean(self.cuts, price, margin)
+                if line is not None:
+                    search.offer(line.steps, f"leaning {price}")
+            best = search.best
+            if best is not None and best.cost < 1.05 * search.bound:
+                return
+
+    def _neighbours(self, seconds: float) -> None:
+        """Looks for better plans near the best one for about that long."""
+        search = self.search
+        end = search.seconds + seconds
+        while search.best is not None and search.seconds < end and not self._close_enough():
+            if search.left <= 0:
+                return
+            line = self.repairer.neighbour(search.best, self.rng, self.rng.choice(_SHARES))
+            if line is not None:
+                search.offer(line.steps, "neighbour")
 
     def _add_cuts(self, line: Timeline) -> bool:
         """The worst moments become cuts, spread out; whether there was anything to add."""

@@ -20,6 +20,7 @@ counts as one step, whatever it costs. That is a heuristic, and its plans carry 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import comb
@@ -132,9 +133,17 @@ class Revolve:
             else:
                 search.smallest = problem.floor
             return search.conclude()
-        candidates = _line.candidates(problem, self.line)
-        slots = 1
-        while slots <= 2 * len(candidates):  # more slots cost less and need more memory
-            search.offer(_line.reverse(problem, candidates, slots, split))
-            slots = slots + 1 if slots < 16 else slots * 5 // 4
+        for steps in sequences(problem, self.line):
+            search.offer(steps)
         return search.conclude()
+
+
+def sequences(
+    problem: Problem, line: Literal["articulation", "all"] = "all"
+) -> Iterator[list[int]]:
+    """One sequence for each of many numbers of slots: more slots cost less, need more memory."""
+    candidates = _line.candidates(problem, line)
+    slots = 1
+    while slots <= 2 * len(candidates):
+        yield _line.reverse(problem, candidates, slots, split)
+        slots = slots + 1 if slots < 16 else slots * 5 // 4
