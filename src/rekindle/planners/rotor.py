@@ -37,9 +37,49 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle._types import Bytes
+from rekindle.planners._base import Search, Watch
 from rekindle.planners._chain import Chain, Kind, Operation
+from rekindle.planners._problem import Problem
+from rekindle.planners._result import Plan
+from rekindle.planners._stages import stages_of
 
 Row = NDArray[np.float64]
+
+# Shares of the budget to plan a program with that is only nearly a chain, until a plan fits: the
+# model counts some memory twice (more than the budget can be right) and misses some (less).
+_SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+
+
+@final
+@dataclass(frozen=True)
+class Rotor:
+    """The best persistent schedule of the program as a chain (`_stages.py`).
+
+    slots: how finely memory is counted; None counts exactly, in time and memory that grow with
+    budget / greatest common divisor of the sizes.
+
+    Its optimum is that of the chain model, where a stage is recomputed as a whole: other schedules
+    of the program can be better, so a plan of a program carries no bound.
+    """
+
+    slots: int | None = 500
+
+    @property
+    def name(self) -> str:
+        return "rotor"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        search = Search(problem, budget, self.name, watch)
+        stages = stages_of(problem)
+        limit = budget - problem.fixed
+        for share in _SHARES:
+            found = persistent(stages.chain, int(limit * share), slots=self.slots)
+            if found.operations:
+                search.offer(stages.steps(found.operations), f"{share} of the budget")
+            if search.best is not None:
+                break
+        return search.conclude(detail=f"{len(stages.chain)} stages")
 
 
 @final
