@@ -171,9 +171,7 @@ def droppable(problem: Problem, keep: Set[int]) -> set[int]:
     return gone - {hold.item for hold in problem.holds if hold.last >= backward}
 
 
-def bring_back(
-    problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]
-) -> None:
+def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:
     """Appends the recomputations after which none of `items` is in `gone`."""
     stack = [item for item in items if item in gone]
     while stack:

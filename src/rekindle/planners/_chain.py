@@ -3,12 +3,12 @@
 L stages in sequence, then the loss as stage L. For stage i (counted from 0):
 
     forward[i], backward[i]   times; backward[L] is the time of the loss
-    value[i]                  x_i, size of the input of stage i and of its gradient; value[L]: output
+    value[i]                  x_i, size of the input of stage i and of its gradient; [L]: output
     tape[i]                   X_{i+1}, all that a taped forward leaves, its output x_{i+1} included
     forward_extra[i]          transient memory of the forward beyond input and result
     backward_extra[i]         transient memory of the backward beyond x_i, y_i, y_{i+1}, X_{i+1}
 
-(The papers index tapes by the output: X_{i+1} = tape[i].) Sizes are integers of any unit.
+(The papers index tapes by the output: X_{i+1} = tape[i].) Sizes are integers.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ to cut k+1, the last one to the end. With t_1 < ... < t_K:
     (memory)    sum_i m_i S[k,i] + made(t_k) - lent(t_k) <= budget
     (at a cut)  S[k,i] = 1                              for what t_k reads, and what is on hold
     (carry)     S[k+1,i] <= S[k,i] + R[k,maker(i)]      for i made before t_k
-    (first)     S[k,i] + R[k,maker(i)] >= 1             for what first computations of interval k read
+    (first)     S[k,i] + R[k,maker(i)] >= 1             for what interval k reads at first
     (again)     R[k,n] <= S[k,i] + R[k,maker(i)]        for what n reads
 
 What is first computed within an interval is available throughout it. Every schedule with this
 order of first computations satisfies all rows - S is what it has in memory at the cuts, R what it
 recomputes between them - so the optimum (and any bound of it) is a **lower bound** for all of
-them. R is integral where S is - the least set closed under the rows -, and told so, the solver is up to
-a hundred times faster.
+them. R is integral where S is, the least set closed under the rows; told so, the solver is up to a
+hundred times faster.
 
 We know of no publication of this relaxation. Checkmate (Jain et al., MLSys 2020) is the case of a
 cut at every node, with more rows for the memory between first computations.
@@ -91,11 +91,11 @@ class Relaxation:
         return Decisions(self.cuts, tuple(resident), tuple(again))
 
     def start(self, line: Timeline) -> Floats:
-        """The solution that a sequence is: what it has in memory at the cuts, what it recomputes."""
+        """The solution that a sequence is: what it has at the cuts, and what it recomputes."""
         values = np.zeros(self.model.columns)
         at = line.first[list(self.cuts)]
         for copy in line.copies:
-            # A copy that ends at the cut's step and is read there is resident; one made there is not.
+            # A copy that ends at the cut's step is resident there; one made there is not.
             low = int(np.searchsorted(at, copy.start, side="right"))
             high = int(np.searchsorted(at, copy.end, side="right"))
             for k in range(low, high):
@@ -193,7 +193,6 @@ class Relaxation:
             if self.problem.maker[item] < self.cuts[k - 1]:
                 there = self._available(k - 1, item)
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
-
 
     def _interval(self, before: int) -> int:
         """The interval in which something happens shortly before node `before` first runs."""

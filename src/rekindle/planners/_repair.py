@@ -15,7 +15,7 @@ random few open, solve, repair. Small programs again, and each answer is a plan 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
@@ -80,13 +80,10 @@ class Repairer:
         for step in (-line.memory).argsort(kind="stable"):
             if len(cuts) >= 8:
                 break
-            moment = self._moment(line, int(step))
+            moment = moment_of(line, int(step))
             if all(abs(moment - cut) >= apart for cut in cuts):
                 cuts.append(moment)
         return sorted(cuts)
-
-    def _moment(self, line: Timeline, step: int) -> int:
-        return min(int(line.first.searchsorted(step)), len(self.problem) - 1)
 
     def _repair(
         self,
@@ -104,7 +101,7 @@ class Repairer:
                 return timeline(problem, fill(line, self.budget))
             if line.cost >= most or self.left() <= 0:
                 return None
-            added = self._worst(line, relaxation.cuts, budget, tight)
+            added = worst_moments(line, relaxation.cuts, budget, tight)
             if not added:
                 return None
             found = self._refine(line, relaxation.cuts, added, budget, price, tight)
@@ -112,25 +109,6 @@ class Repairer:
                 return None
             relaxation, values = found
         return None
-
-    def _worst(
-        self, line: Timeline, cuts: tuple[int, ...], budget: Bytes, tight: set[tuple[int, int]]
-    ) -> list[int]:
-        """New cuts where memory is over the budget, and rows for what is recomputed there."""
-        added: list[int] = []
-        rows = 0
-        for step in (-line.memory).argsort(kind="stable"):
-            if line.memory[step] <= budget or len(added) >= 2:
-                break
-            node, moment = line.steps[step], self._moment(line, int(step))
-            if node != moment and (node, moment) not in tight and rows < 6:
-                tight.add((node, moment))
-                rows += 1
-            for cut in (moment, moment - 1):
-                if cut > 0 and cut not in cuts and all(abs(cut - other) > 2 for other in added):
-                    added.append(cut)
-                    break
-        return added
 
     def _refine(
         self,
@@ -153,6 +131,42 @@ class Repairer:
             if solution.values is not None:
                 return relaxation, solution.values
         return None
+
+
+def worst_moments(
+    line: Timeline,
+    cuts: Sequence[int],
+    budget: Bytes,
+    tight: set[tuple[int, int]],
+    *,
+    wanted: int = 2,
+    apart: int = 3,
+) -> list[int]:
+    """New cuts where `line` is most over the budget, spread out.
+
+    What is recomputed there goes into `tight`, with the moment: rows for the next relaxation.
+    """
+    added: list[int] = []
+    rows = 0
+    order: list[int] = (-line.memory).argsort(kind="stable").tolist()
+    for step in order:
+        if line.memory[step] <= budget or len(added) >= wanted:
+            break
+        node, moment = line.steps[step], moment_of(line, step)
+        if node != moment and (node, moment) not in tight and rows < 6:
+            tight.add((node, moment))
+            rows += 1
+        for cut in (moment, moment - 1):
+            far = all(abs(cut - other) >= apart for other in added)
+            if cut > 0 and cut not in cuts and far:
+                added.append(cut)
+                break
+    return added
+
+
+def moment_of(line: Timeline, step: int) -> int:
+    """The next node to be computed for the first time at a step, or the one that is."""
+    return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
 
 
 def residents(line: Timeline, cut: int) -> set[int]:

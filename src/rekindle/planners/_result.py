@@ -1,4 +1,4 @@
-"""What a planner returns: a status, a schedule, what it costs, and how far from the best it can be."""
+"""What a planner returns: a status, a schedule, its cost, how far from the best it can be."""
 
 from __future__ import annotations
 

@@ -40,7 +40,6 @@ from rekindle.planners._base import Search, Watch, recompute_all
 from rekindle.planners._milp import Floats, Model
 from rekindle.planners._problem import Problem
 from rekindle.planners._result import Plan, Status
-from rekindle.planners._sequence import Timeline
 
 
 @final

@@ -26,7 +26,7 @@ from rekindle.planners import chen, revolve
 from rekindle.planners._base import Search, Watch, recompute_all
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
-from rekindle.planners._repair import Repairer
+from rekindle.planners._repair import Repairer, worst_moments
 from rekindle.planners._result import Plan
 from rekindle.planners._sequence import Timeline, timeline
 
@@ -169,24 +169,15 @@ class _Rounds:
                 search.offer(line.steps, "neighbour")
 
     def _add_cuts(self, line: Timeline) -> bool:
-        """The worst moments become cuts, spread out; whether there was anything to add."""
-        budget = self.search.budget
-        wanted = 2 if len(self.cuts) < 12 else 1
-        apart = max(2, len(self.problem) // 100)
-        added: list[int] = []
-        rows = 0
-        for step in (-line.memory).argsort(kind="stable"):
-            if line.memory[step] <= budget or len(added) >= wanted:
-                break
-            node = line.steps[step]
-            moment = min(int(line.first.searchsorted(step)), len(self.problem) - 1)
-            if node != moment and (node, moment) not in self.tight and rows < 4:
-                self.tight.add((node, moment))
-                rows += 1
-            for cut in (moment, moment - 1):
-                if cut > 0 and all(abs(cut - other) >= apart for other in added):
-                    if cut not in self.cuts and cut not in added:
-                        added.append(cut)
-                        break
+        """The worst moments become cuts; whether there was anything to add."""
+        rows = len(self.tight)
+        added = worst_moments(
+            line,
+            self.cuts,
+            self.search.budget,
+            self.tight,
+            wanted=2 if len(self.cuts) < 12 else 1,
+            apart=max(2, len(self.problem) // 100),
+        )
         self.cuts = sorted({*self.cuts, *added})
-        return bool(added) or rows > 0
+        return bool(added) or len(self.tight) > rows

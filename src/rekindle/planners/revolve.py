@@ -51,11 +51,10 @@ def split(length: int, slots: int) -> int:
     """The first value to keep; of several best ones the last."""
     if slots == 1:
         return length
-    best = min(
+    return min(
         range(length, 0, -1),
         key=lambda j: j + forwards(length - j, slots - 1) + forwards(j - 1, slots),
     )
-    return best
 
 
 def optimum(problem: Problem, budget: Bytes) -> list[int] | None:

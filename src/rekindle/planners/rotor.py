@@ -105,9 +105,7 @@ def persistent(chain: Chain, limit: int, *, slots: int | None = 500) -> ChainPla
 
 
 def _exact_unit(chain: Chain) -> int:
-    return (
-        gcd(*chain.value, *chain.tape, *chain.forward_extra, *chain.backward_extra) or 1
-    )
+    return gcd(*chain.value, *chain.tape, *chain.forward_extra, *chain.backward_extra) or 1
 
 
 @final

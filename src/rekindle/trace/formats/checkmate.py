@@ -1,7 +1,8 @@
 """Graphs as Checkmate plans them (Jain et al., MLSys 2020), in JSON.
 
     {"name": "vgg16", "meta": {...}, "nodes": [
-        {"id": 0, "name": "conv", "cost": 12.5, "mem": 4096, "deps": [], "is_backward": false}, ...]}
+        {"id": 0, "name": "conv", "cost": 12.5, "mem": 4096, "deps": [], "is_backward": false},
+        ...]}
 
 One node is one operator with one output. `cost` is in microseconds (a fraction is kept to the
 nanosecond), `mem` in bytes, `deps` lists the ids that it reads, and the nodes come in the order in
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from rekindle._errors import InvalidTrace, Unsupported
 from rekindle._types import Nanoseconds, ValueId
@@ -27,13 +29,28 @@ from rekindle.trace._model import Call, Pin, Release, Trace
 _NS_PER_US = 1000
 
 
-def read_checkmate(path: str | Path) -> Trace:
-    """The trace of a graph file; raises `InvalidTrace` naming what is wrong and where."""
+NAME: Final = "checkmate"
+
+
+def recognizes(first: str) -> bool:
+    """Whether a file that begins with this line is a graph: any other JSON object."""
+    return first.lstrip().startswith("{")
+
+
+def read(lines: Iterable[str], name: str = "") -> Trace:
+    """The trace of a graph; raises `InvalidTrace` naming what is wrong and where."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads("".join(lines))
     except ValueError as error:
-        raise InvalidTrace("graph-file", f"{path}: is no JSON: {error}") from None
-    return graph_to_trace(document)
+        raise InvalidTrace("graph-file", f"this is no JSON: {error}") from None
+    trace = graph_to_trace(document)
+    return trace if trace.name else replace(trace, name=name)
+
+
+def read_checkmate(path: str | Path) -> Trace:
+    """The trace of a graph file."""
+    with Path(path).open(encoding="utf-8") as lines:
+        return read(lines, Path(path).stem)
 
 
 def graph_to_trace(document: object) -> Trace:
@@ -70,8 +87,11 @@ def graph_to_trace(document: object) -> Trace:
     return builder.build()
 
 
-def write_checkmate(trace: Trace, path: str | Path) -> None:
-    """Writes a trace of operators with one output each; other traces raise `Unsupported`."""
+def write(trace: Trace) -> Iterator[str]:
+    """The lines of a file for a trace of operators with one output each.
+
+    Other traces raise `Unsupported`.
+    """
     nodes: list[dict[str, object]] = []
     outputs = {event.value for event in trace.events if isinstance(event, Pin)}
     for op_id, op in enumerate(trace.ops):
@@ -95,8 +115,8 @@ def write_checkmate(trace: Trace, path: str | Path) -> None:
     for event in trace.events:
         if not isinstance(event, Call | Release | Pin) or (isinstance(event, Call) and event.held):
             raise Unsupported(f"a graph file cannot say {event}; write the native format instead")
-    document = {"name": trace.name, "meta": {}, "nodes": nodes}
-    Path(path).write_text(json.dumps(document) + "\n", encoding="utf-8")
+    document: dict[str, object] = {"name": trace.name, "meta": {}, "nodes": nodes}
+    yield json.dumps(document) + "\n"
 
 
 # Reading one field: each says which node is wrong, and what was wanted.
@@ -160,7 +180,8 @@ def _deps(node: _Node, at: int, position: Mapping[object, int]) -> list[int]:
     for dep in cast("list[object]", found):
         if not isinstance(dep, int | str) or dep not in position:
             raise InvalidTrace(
-                "known-names", f"node {at} ({_label(node, at)}) depends on {dep!r}, which is no node"
+                "known-names",
+                f"node {at} ({_label(node, at)}) depends on {dep!r}, which is no node",
             )
         if position[dep] not in deps:
             deps.append(position[dep])
