@@ -15,6 +15,8 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns, parse_bytes
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rekindle.planners import Plan, Problem
     from rekindle.planners._base import Watch
 
@@ -164,36 +166,40 @@ def _progress(name: str, quiet: bool) -> Generator[Watch | None]:
 
 def _show(plans: Sequence[Plan], problem: Problem) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    table = Table(title=problem.trace.name or None, title_justify="left")
-    for heading in ("budget", "planner", "overhead", "lower bound", "gap", "peak", "seconds"):
-        table.add_column(heading, justify="left" if heading == "planner" else "right")
-    table.add_column("status", overflow="fold")
-    bounds: dict[Bytes, float] = {}  # the best bound that any planner proved holds for all of them
-    for plan in plans:
-        bounds[plan.budget] = max(bounds.get(plan.budget, 0.0), plan.lower_bound)
-    for at, plan in enumerate(plans):
-        first = at == 0 or plans[at - 1].budget != plan.budget
-        table.add_row(
-            f"{format_bytes(plan.budget)} ({_ratio(plan, problem):.0%})" if first else "",
-            plan.planner,
-            "-" if plan.overhead is None else f"{plan.overhead:.2%}",
-            f"{bounds[plan.budget]:.2%}",
-            "-" if plan.gap is None else f"{_gap(plan, bounds[plan.budget]):.2%}",
-            "-" if plan.peak is None else format_bytes(plan.peak),
-            f"{plan.seconds:.2f}",
-            plan.status.name.lower().replace("_", " "),
-            end_section=at + 1 < len(plans) and plans[at + 1].budget != plan.budget,
-        )
-    console.print(table)
+    for budget in dict.fromkeys(plan.budget for plan in plans):
+        console.print(_table([plan for plan in plans if plan.budget == budget], problem))
     console.print(
         f"keep-all: {format_ns(problem.compute_ns)} in {format_bytes(problem.keep_all_peak)}; "
         f"no schedule fits below {format_bytes(problem.floor)}"
     )
     if len(plans) == 1 and plans[0].schedule is None:
         console.print(plans[0].message, soft_wrap=True)
+
+
+def _table(plans: Sequence[Plan], problem: Problem) -> Table:
+    """Plans within one budget."""
+    from rich.table import Table
+
+    bound = max(plan.lower_bound for plan in plans)  # whoever proved it: it holds for all of them
+    first = plans[0]
+    title = f"{problem.trace.name} within {format_bytes(first.budget)} ".lstrip()
+    title += f"({_ratio(first, problem):.0%} of keep-all), lower bound {bound:.2%}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("planner", "overhead", "gap", "peak", "seconds", "status"):
+        justify = "left" if heading in ("planner", "status") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for plan in plans:
+        table.add_row(
+            plan.planner,
+            "-" if plan.overhead is None else f"{plan.overhead:.2%}",
+            "-" if plan.gap is None else f"{_gap(plan, bound):.2%}",
+            "-" if plan.peak is None else format_bytes(plan.peak),
+            f"{plan.seconds:.2f}",
+            plan.status.name.lower().replace("_", " "),
+        )
+    return table
 
 
 def _gap(plan: Plan, bound: float) -> float:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import chain
 from typing import final
 
 from rekindle._types import Bytes
@@ -36,6 +37,7 @@ _PRICES = (0.003, 0.01, 0.03, 0.1, 0.3)
 _MARGINS = (1.0, 0.98, 0.93)
 _SHARES = (0.05, 0.1, 0.2, 0.4)
 _MOST_CUTS = 24
+_CLASSICS = 0.01  # share of the time for plans of Chen and Revolve: any plan, for the beginning
 
 
 @final
@@ -70,8 +72,12 @@ class Cuts:
         if search.solved or search.impossible:
             search.offer(recompute_all(problem))
             return search.conclude()
-        for steps in (*self.warm_start, *chen.sequences(problem), *revolve.sequences(problem)):
+        for steps in self.warm_start:
             search.offer(steps, "warm start")
+        for steps in chain(chen.sequences(problem), revolve.sequences(problem)):
+            search.offer(steps, "classic")
+            if search.seconds > self.time_limit * _CLASSICS and search.best is not None:
+                break
         cuts = _Rounds(self, search).run()
         return search.conclude(detail=f"{cuts} cut{'s' * (cuts != 1)}")
 
