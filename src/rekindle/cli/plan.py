@@ -182,7 +182,7 @@ def _table(plans: Sequence[Plan], problem: Problem) -> Table:
     """Plans within one budget."""
     from rich.table import Table
 
-    bound = max(plan.lower_bound for plan in plans)  # whoever proved it: it holds for all of them
+    bound = _bound(plans)
     first = plans[0]
     title = f"{problem.trace.name} within {format_bytes(first.budget)} ".lstrip()
     title += f"({_ratio(first, problem):.0%} of keep-all), lower bound {bound:.2%}"
@@ -202,6 +202,12 @@ def _table(plans: Sequence[Plan], problem: Problem) -> Table:
     return table
 
 
+def _bound(plans: Sequence[Plan]) -> float:
+    """The best bound for all schedules; Checkmate's is for those of its stages only."""
+    general = [plan for plan in plans if not plan.planner.startswith("checkmate")]
+    return max(plan.lower_bound for plan in general or plans)
+
+
 def _gap(plan: Plan, bound: float) -> float:
     """Of the plan's cost, with the best bound known for its budget."""
     return max(0.0, ((plan.overhead or 0.0) - bound) / (1 + (plan.overhead or 0.0)))
@@ -215,11 +221,14 @@ def _draw(plans: Sequence[Plan], problem: Problem, path: Path) -> None:
             "--plot needs matplotlib; write: pip install 'rekindle[plot]'"
         ) from None
     curves: dict[str, list[tuple[float, float]]] = {}
-    bounds: dict[float, float] = {}
     for plan in plans:
         ratio = _ratio(plan, problem)
-        bounds[ratio] = max(bounds.get(ratio, 0.0), plan.lower_bound)
         points = curves.setdefault(plan.planner, [])
         if plan.overhead is not None:
             points.append((ratio, plan.overhead))
-    time_against_memory(curves, sorted(bounds.items()), path, title=problem.trace.name)
+    budgets = {plan.budget: _ratio(plan, problem) for plan in plans}
+    bounds = [
+        (ratio, _bound([plan for plan in plans if plan.budget == budget]))
+        for budget, ratio in budgets.items()
+    ]
+    time_against_memory(curves, bounds, path, title=problem.trace.name)

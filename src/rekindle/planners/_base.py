@@ -144,6 +144,7 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
     for node in range(backward, len(problem)):
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
+        gone.update(problem.lends[node])
     return steps
 
 
@@ -157,6 +158,7 @@ def recompute_all(problem: Problem) -> list[int]:
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
         gone |= before
+        gone.update(problem.lends[node])
     return steps
 
 
@@ -168,7 +170,8 @@ def droppable(problem: Problem, keep: Set[int]) -> set[int]:
         for item, maker in enumerate(problem.maker)
         if maker < backward and problem.replayable[maker] and item not in keep
     }
-    return gone - {hold.item for hold in problem.holds if hold.last >= backward}
+    gone -= {hold.item for hold in problem.holds if hold.last >= backward}
+    return gone | {item for items in problem.lends[:backward] for item in items}
 
 
 def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:

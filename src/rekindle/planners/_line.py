@@ -85,4 +85,5 @@ def reverse(
             }
         bring_back(problem, problem.reads[node], gone, steps)
         steps.append(node)
+        gone.update(problem.lends[node])
     return steps

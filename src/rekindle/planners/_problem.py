@@ -168,7 +168,7 @@ class _Distiller:
             tuple(self.reads),
             tuple(self.makes),
             tuple(self.lends),
-            tuple(self.replayable),
+            self._repeatable(),
             tuple(self.op),
             tuple(self.value),
             tuple(self.trace.storages[storage] for storage in self.storage),
@@ -177,6 +177,17 @@ class _Distiller:
             tuple(self.holds),
             sum(self.trace.storages[storage] for storage in self.constants),
         )
+
+    def _repeatable(self) -> tuple[bool, ...]:
+        """Without the nodes that read, through others, a source which is overwritten in place."""
+        lent = {item for items in self.lends for item in items}
+        lost: set[int] = set()
+        found: list[bool] = []
+        for node, replayable in enumerate(self.replayable):
+            found.append(replayable and lost.isdisjoint(self.reads[node]))
+            if not found[-1]:
+                lost.update(lent.intersection(self.makes[node]))
+        return tuple(found)
 
     def _call(self, op_id: OpId, held: bool) -> None:
         op = self.trace.ops[op_id]

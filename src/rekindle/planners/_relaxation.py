@@ -272,7 +272,11 @@ def decode(problem: Problem, decisions: Decisions) -> list[int]:
             wanted = decisions.resident[k]
             for item in sorted(wanted):
                 need(item)
-            available = {item for item in available if item in wanted}
+            available = {
+                item
+                for item in available
+                if item in wanted or not problem.replayable[problem.maker[item]]
+            }
         for item in problem.reads[node]:
             need(item)
         compute(node)

@@ -161,8 +161,9 @@ class _Writer:
                 is_first = bool(self.line.first[node] == step)
                 self._constants_before(op, is_first)
                 self._compute(op, is_first)
-            for item in frees[step]:
-                self._free(problem.storage[item])
+            if step + 1 < len(steps):  # at the end the program may still hold what is there
+                for item in frees[step]:
+                    self._free(problem.storage[item])
         self._constants_before(OpId(len(self.trace.ops)), True)
         return Schedule(tuple(self.actions), made_by)
 

@@ -19,7 +19,8 @@ exactly where that is 0. Items may be freed after the nodes that read them and a
 makes them. Nodes may make several items here (the paper: one); a copy made while another one is
 still there is counted beside it until the next free, as the verifier does.
 
-O(n^2) columns and O(n E) rows: for small programs, and for the record; `Cuts` scales.
+A stage computes a node at most once, in the program's order: the optimum, and the bound, are those
+of such schedules. O(n^2) columns and O(n E) rows: for small programs, and for the record.
 
 **Rounding** (section 5): solve the linear relaxation with a budget of (1 - epsilon), round S at a
 threshold, recompute the least R that S and the reads demand (two phases). Several epsilons and
@@ -79,7 +80,7 @@ class Checkmate:
         search.raise_bound(solution.bound * problem.grain)
         if solution.values is not None:
             search.offer(stages.sequence(solution.values), "integer program")
-        return search.conclude()
+        return search.conclude(detail="of schedules that run a node at most once a stage, in order")
 
     def _smallest(self, problem: Problem, search: Search) -> str:
         """Asks for the least budget that is enough; the search learns of its plan's peak."""
