@@ -76,10 +76,11 @@ def exhaustive(problem: Problem, budget: int) -> int | None:
             continue
         if frontier == nodes:
             return cost
-        following: list[tuple[int, tuple[int, int]]] = []
-        for item in range(len(sizes)):
-            if resident >> item & 1:
-                following.append((cost, (frontier, resident & ~(1 << item))))
+        following = [
+            (cost, (frontier, resident & ~(1 << item)))
+            for item in range(len(sizes))
+            if resident >> item & 1
+        ]
         memory = sum(size for item, size in enumerate(sizes) if resident >> item & 1)
         for node in range(frontier + 1):
             made = sum(1 << item for item in problem.makes[node])

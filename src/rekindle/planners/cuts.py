@@ -97,7 +97,7 @@ class _Rounds:
 
     def run(self) -> int:
         search = self.search
-        turn = self.planner.time_limit / 12
+        turn = self.planner.time_limit / 120  # doubled each time: a quick proof is not held up
         while search.left > 0 and not self._close_enough():
             line = self._exact()
             if line is None or self._close_enough():
@@ -105,6 +105,7 @@ class _Rounds:
             if len(self.cuts) == 1:
                 self._lean()
             self._neighbours(turn)
+            turn = min(2 * turn, self.planner.time_limit / 12)
             if len(self.cuts) >= _MOST_CUTS or not self._add_cuts(line):
                 break
         self._neighbours(search.left)
