@@ -91,7 +91,8 @@ class Problem:
         need = 0
         for node in range(len(self)):
             own = {*self.reads[node], *self.makes[node]} - {*self.lends[node]}
-            beside = held[node] - sum(self.nbytes[i] for i in own if self._held_at(i, node))
+            counted = own.union(self.lends[node])
+            beside = held[node] - sum(self.nbytes[i] for i in counted if self._held_at(i, node))
             need = max(need, beside + sum(self.nbytes[item] for item in own))
         return need + self.fixed
 

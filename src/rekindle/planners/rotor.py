@@ -41,7 +41,7 @@ from rekindle._types import Bytes
 from rekindle.planners._base import Search, Watch
 from rekindle.planners._chain import Chain, Kind, Operation
 from rekindle.planners._problem import Problem
-from rekindle.planners._result import Plan
+from rekindle.planners._result import Plan, Status
 from rekindle.planners._stages import stages_of
 
 Row = NDArray[np.float64]
@@ -71,6 +71,9 @@ class Rotor:
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         search = Search(problem, budget, self.name, watch)
+        if any(problem.lends) or not all(problem.replayable):
+            detail = "a chain's stages can all be run again; this program writes in place or reads"
+            return search.conclude(status=Status.UNSUITED, detail=detail)
         stages = stages_of(problem)
         limit = budget - problem.fixed
         for share in _SHARES:
