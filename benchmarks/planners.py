@@ -67,6 +67,12 @@ def main() -> None:
                 budget = int(ratio * problem.keep_all_peak)
                 rows += measure(problem, ratio, budget, ("cuts",), LARGE_LIMIT, {})
     RESULT.parent.mkdir(exist_ok=True)
+    commit = about()["commit"]
+    rows = [row | {"commit": commit} for row in rows]
+    if arguments.only and RESULT.exists():  # the other graphs keep their rows and commits
+        done = {row["graph"] for row in rows}
+        before = json.loads(RESULT.read_text())["rows"]
+        rows = [row for row in before if row["graph"] not in done] + rows
     RESULT.write_text(json.dumps({"about": about(), "rows": rows}, indent=1) + "\n")
 
 

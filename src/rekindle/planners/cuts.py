@@ -93,7 +93,8 @@ class _Rounds:
         self.cuts = [int(memory.argmax())]
         self.tight: set[tuple[int, int]] = set()
         self.rng = random.Random(planner.seed)
-        self.repairer = Repairer(self.problem, search.budget, lambda: search.left)
+        self.until = float("inf")  # when looking for better plans has to end, to prove some more
+        self.repairer = Repairer(self.problem, search.budget, self._left)
 
     def run(self) -> int:
         search = self.search
@@ -150,12 +151,16 @@ class _Rounds:
     def _raise_bound(self, bound: float, note: str) -> None:
         self.search.raise_bound(self.problem.compute_ns + bound * self.problem.grain, note)
 
+    def _left(self) -> float:
+        return min(self.search.left, max(0.0, self.until - self.search.seconds))
+
     def _lean(self) -> None:
         """Plans from one cut. Smaller budgets, which make room for repairs, until there is one."""
         search = self.search
+        self.until = search.seconds + self.planner.time_limit / 15
         for margin in _MARGINS:
             for price in _PRICES:
-                if search.left <= 0 or self._close_enough():
+                if self._left() <= 0 or self._close_enough():
                     return
                 line = self.repairer.lean(self.cuts, price, margin)
                 if line is not None:
@@ -167,10 +172,8 @@ class _Rounds:
     def _neighbours(self, seconds: float) -> None:
         """Looks for better plans near the best one for about that long."""
         search = self.search
-        end = search.seconds + seconds
-        while search.best is not None and search.seconds < end and not self._close_enough():
-            if search.left <= 0:
-                return
+        self.until = search.seconds + seconds
+        while search.best is not None and self._left() > 0 and not self._close_enough():
             line = self.repairer.neighbour(search.best, self.rng, self.rng.choice(_SHARES))
             if line is not None:
                 search.offer(line.steps, "neighbour")
