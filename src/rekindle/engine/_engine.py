@@ -195,24 +195,14 @@ class Engine:
             self._storages[storage] = None
             storage.cost = call.cost
             storage.replayable = call.replayable
-        if len(call.made) < len(call.outputs):
-            self._link_views(call)
-        elif call.replayable:
-            for value in call.inputs:
-                value.storage.consumers[call] = None
-
-    def _link_views(self, call: Call) -> None:
-        """The views that `call` makes are part of storages that were there before."""
-        for storage in call.storages():
-            if storage.makers[0] is not call:
-                storage.cost += call.cost
-                storage.replayable = storage.replayable and call.replayable
-                self._chooser.repriced(storage)
+        if len(call.made) < len(call.outputs):  # views are part of what was there before
+            for storage in call.storages():
+                if storage.makers[0] is not call:
+                    storage.cost += call.cost
+                    storage.replayable = storage.replayable and call.replayable
+                    self._chooser.repriced(storage)
         if call.replayable:
-            for value in call.inputs:
-                storage = value.storage
-                if any(output.storage is not storage for output in call.outputs):
-                    storage.consumers[call] = None
+            call.consume()
 
     @property
     def storages(self) -> Iterator[Storage]:
@@ -300,7 +290,7 @@ class Engine:
 
     def _run(self, frame: Frame, held: bool) -> Iterator[Action]:
         call = frame.call
-        in_place = bool(call.overwrites) and (not call.ran or self._may_consume(frame))
+        in_place = bool(call.overwrites) and (not call.ran or frame.may_consume())
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
         yield from self.make_room(call.nbytes - lent, call)
         self.subject = call
@@ -314,16 +304,6 @@ class Engine:
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
-
-    def _may_consume(self, frame: Frame) -> bool:
-        """Whether nobody but this call can ask for the inputs that it overwrites."""
-        for output, source in frame.call.overwrites:
-            storage = source.storage
-            mine = frame.locked.count(storage)
-            kept = storage.held or storage.pinned or not storage.dead or not storage.replayable
-            if kept or storage.locks > mine or output.storage.resident:
-                return False
-        return True
 
     def _readmit(self, frame: Frame, in_place: bool) -> None:
         call = frame.call
@@ -450,7 +430,7 @@ class Engine:
             if any(not v.defined for call in storage.consumers for v in call.living_outputs()):
                 continue
             for call in list(storage.consumers):
-                for child in self._disown(call):
+                for child in call.disown():
                     child.replayable = False
                     self._classify(child)
             if storage.resident:
@@ -466,7 +446,7 @@ class Engine:
         lost = [call]
         while lost:
             call = lost.pop()
-            for storage in self._disown(call):
+            for storage in call.disown():
                 if not storage.resident:
                     lost.extend(storage.consumers)
                     if storage.replayable:
@@ -477,14 +457,6 @@ class Engine:
             for value in call.inputs:
                 freed += self._prune(value.storage)
         return freed
-
-    @staticmethod
-    def _disown(call: Call) -> Iterable[Storage]:
-        """`call` cannot run again. Returns the storages of its outputs, if in the graph."""
-        call.replayable = False
-        for value in call.inputs:
-            value.storage.consumers.pop(call, None)
-        return dict.fromkeys(value.storage for value in call.living_outputs())
 
     def _touch(self, storage: Storage) -> None:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:

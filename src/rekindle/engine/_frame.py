@@ -36,3 +36,13 @@ class Frame:
         self.wanted = wanted  #: None: all outputs, for the first time
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
+
+    def may_consume(self) -> bool:
+        """Whether nobody but this call can ask for the inputs that it overwrites."""
+        for output, source in self.call.overwrites:
+            storage = source.storage
+            mine = self.locked.count(storage)
+            kept = storage.held or storage.pinned or not storage.dead or not storage.replayable
+            if kept or storage.locks > mine or output.storage.resident:
+                return False
+        return True

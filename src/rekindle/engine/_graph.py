@@ -160,6 +160,21 @@ class Call:
         self.outputs.append(value)
         return value
 
+    def consume(self) -> None:
+        """Tells the inputs that they are needed to run this again; not for views of themselves."""
+        views = len(self.made) < len(self.outputs)
+        for value in self.inputs:
+            storage = value.storage
+            if not views or any(output.storage is not storage for output in self.outputs):
+                storage.consumers[self] = None
+
+    def disown(self) -> Iterable[Storage]:
+        """This cannot run again. Returns the storages of its outputs, if in the graph."""
+        self.replayable = False
+        for value in self.inputs:
+            value.storage.consumers.pop(self, None)
+        return dict.fromkeys(value.storage for value in self.living_outputs())
+
     def dissolve(self) -> None:
         """Nobody needs it any more: lets go of what refers to it in its turn.
 

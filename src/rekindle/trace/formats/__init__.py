@@ -13,10 +13,10 @@ from typing import Final
 
 from rekindle._errors import InvalidFile
 from rekindle.trace._model import Trace
-from rekindle.trace.formats import dtr, native
+from rekindle.trace.formats import checkmate, dtr, native
 
 # Each has NAME, recognizes(first line), read(lines, name) and write(trace) -> lines.
-FORMATS: Final[tuple[ModuleType, ...]] = (native, dtr)
+FORMATS: Final[tuple[ModuleType, ...]] = (native, dtr, checkmate)
 _GZIP: Final = b"\x1f\x8b"
 
 

@@ -1,0 +1,234 @@
+"""`rekindle plan`: the best schedule for a trace within a budget, and how good it can be at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekindle._errors import InvalidBudget, RekindleError
+from rekindle._types import Bytes
+from rekindle._units import format_bytes, format_ns, parse_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rekindle.planners import Plan, Problem
+    from rekindle.planners._base import Watch
+
+_RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+_SHOWN = "cuts"  # the planner without --planner
+
+
+@click.command
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="SIZE",
+    help="A size such as 6GiB, or a fraction of the peak of keep-all such as 0.5; may be repeated. "
+    "0.5 if not given.",
+)
+@click.option(
+    "--planner",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="The planner; may be repeated. An unknown name lists them all. [default: cuts]",
+)
+@click.option(
+    "--compare", is_flag=True, help="All planners; budgets from 0.8 to 0.2 if none given."
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For each plan of those planners that search.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw time against memory into this file (.png, .svg or .pdf).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per plan, no more.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    trace: Path,
+    budgets: tuple[str, ...],
+    names: tuple[str, ...],
+    compare: bool,
+    time_limit: float,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Plan ahead what to recompute so that TRACE runs within a budget.
+
+    TRACE is a trace of any format, or a graph of Checkmate. The overhead is recomputation over the
+    cost of running once; no schedule can be below the lower bound. The exit code is 1 if a planner
+    that was asked for by name, or the default one, has no plan.
+    """
+    from rekindle.cli._planners import PLANNERS
+    from rekindle.planners import Problem
+    from rekindle.trace.formats import load
+
+    unknown = [name for name in names if name not in PLANNERS]
+    if unknown:
+        raise click.UsageError(f"no planner {unknown[0]!r}; there is: {', '.join(PLANNERS)}", ctx)
+    try:
+        problem = Problem.of(load(trace))
+    except RekindleError as error:
+        raise click.ClickException(f"{trace}: {error}") from None
+    written = budgets or ([str(ratio) for ratio in _RATIOS] if compare else ["0.5"])
+    sizes = [_bytes(text, problem, ctx) for text in written]
+    chosen = names or (tuple(PLANNERS) if compare else (_SHOWN,))
+    plans: list[Plan] = []
+    for budget in sizes:
+        for name in chosen:
+            with _progress(name, as_json) as watch:
+                plan = PLANNERS[name](time_limit).plan(problem, budget, watch=watch)
+            plans.append(plan)
+            if as_json:
+                click.echo(json.dumps(_as_object(plan, problem)))
+    if not as_json:
+        _show(plans, problem)
+    if plot is not None:
+        _draw(plans, problem, plot)
+    if not compare and any(plan.schedule is None for plan in plans):
+        ctx.exit(1)
+
+
+def _bytes(text: str, problem: Problem, ctx: click.Context) -> Bytes:
+    """A fraction (0.5) is of the peak of keep-all; anything else an amount of bytes."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = 2.0
+    if 0 < share <= 1 and text.strip() != "1":
+        return int(share * problem.keep_all_peak)
+    try:
+        return parse_bytes(text, line="--budget {}")
+    except InvalidBudget as error:
+        hint = "or a fraction of the peak of keep-all, such as --budget 0.5"
+        raise click.UsageError(f"{error}, {hint}", ctx) from None
+
+
+def _ratio(plan: Plan, problem: Problem) -> float:
+    return plan.budget / problem.keep_all_peak if problem.keep_all_peak else 1.0
+
+
+def _as_object(plan: Plan, problem: Problem) -> dict[str, object]:
+    return {
+        "trace": problem.trace.name,
+        "planner": plan.planner,
+        "ratio": round(_ratio(plan, problem), 6),
+        "budget_bytes": plan.budget,
+        "status": plan.status.name.lower(),
+        "overhead": plan.overhead,
+        "lower_bound": plan.lower_bound,
+        "gap": plan.gap,
+        "peak_bytes": plan.peak,
+        "seconds": round(plan.seconds, 4),
+        "smallest_budget_bytes": plan.smallest_budget,
+        "message": plan.message,
+    }
+
+
+@contextmanager
+def _progress(name: str, quiet: bool) -> Generator[Watch | None]:
+    """A line that says where the search stands, on a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rekindle.planners import Progress
+
+    with console.status(f"{name}: starting") as status:
+
+        def watch(step: Progress) -> None:
+            best = "none yet" if step.incumbent_ns is None else format_ns(step.incumbent_ns)
+            line = f"{name}: {step.seconds:.0f} s, plan {best}, bound {format_ns(step.bound_ns)}"
+            if step.incumbent_ns:
+                line += f", gap {(step.incumbent_ns - step.bound_ns) / step.incumbent_ns:.2%}"
+            status.update(f"{line} ({step.note})")
+
+        yield watch
+
+
+def _show(plans: Sequence[Plan], problem: Problem) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for budget in dict.fromkeys(plan.budget for plan in plans):
+        console.print(_table([plan for plan in plans if plan.budget == budget], problem))
+    console.print(
+        f"keep-all: {format_ns(problem.compute_ns)} in {format_bytes(problem.keep_all_peak)}; "
+        f"no schedule fits below {format_bytes(problem.floor)}"
+    )
+    if len(plans) == 1 and plans[0].schedule is None:
+        console.print(plans[0].message, soft_wrap=True)
+
+
+def _table(plans: Sequence[Plan], problem: Problem) -> Table:
+    """Plans within one budget."""
+    from rich.table import Table
+
+    bound = _bound(plans)
+    first = plans[0]
+    title = f"{problem.trace.name} within {format_bytes(first.budget)} ".lstrip()
+    title += f"({_ratio(first, problem):.0%} of keep-all), lower bound {bound:.2%}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("planner", "overhead", "gap", "peak", "seconds", "status"):
+        justify = "left" if heading in ("planner", "status") else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for plan in plans:
+        table.add_row(
+            plan.planner,
+            "-" if plan.overhead is None else f"{plan.overhead:.2%}",
+            "-" if plan.gap is None else f"{_gap(plan, bound):.2%}",
+            "-" if plan.peak is None else format_bytes(plan.peak),
+            f"{plan.seconds:.2f}",
+            plan.status.name.lower().replace("_", " "),
+        )
+    return table
+
+
+def _bound(plans: Sequence[Plan]) -> float:
+    """The best bound for all schedules; Checkmate's is for those of its stages only."""
+    general = [plan for plan in plans if not plan.planner.startswith("checkmate")]
+    return max(plan.lower_bound for plan in general or plans)
+
+
+def _gap(plan: Plan, bound: float) -> float:
+    """Of the plan's cost, with the best bound known for its budget."""
+    return max(0.0, ((plan.overhead or 0.0) - bound) / (1 + (plan.overhead or 0.0)))
+
+
+def _draw(plans: Sequence[Plan], problem: Problem, path: Path) -> None:
+    try:
+        from rekindle.report._plot import time_against_memory
+    except ImportError:
+        raise click.ClickException(
+            "--plot needs matplotlib; write: pip install 'rekindle[plot]'"
+        ) from None
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for plan in plans:
+        ratio = _ratio(plan, problem)
+        points = curves.setdefault(plan.planner, [])
+        if plan.overhead is not None:
+            points.append((ratio, plan.overhead))
+    budgets = {plan.budget: _ratio(plan, problem) for plan in plans}
+    bounds = [
+        (ratio, _bound([plan for plan in plans if plan.budget == budget]))
+        for budget, ratio in budgets.items()
+    ]
+    time_against_memory(curves, bounds, path, title=problem.trace.name)

@@ -1,0 +1,48 @@
+"""Decides ahead of time: a problem and a budget in, a plan with a proof of its quality out.
+
+    problem = Problem.of(trace)
+    plan = Cuts(time_limit=60).plan(problem, budget=problem.keep_all_peak // 2)
+    plan.overhead, plan.lower_bound, plan.schedule
+
+Planners are frozen configuration. `Cuts` is the default: any program, always a bound. The others
+are what has been published. Those that solve integer programs import their solver when made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rekindle.planners._base import Planner as Planner
+from rekindle.planners._base import Search as Search
+from rekindle.planners._chain import Chain as Chain
+from rekindle.planners._problem import Problem as Problem
+from rekindle.planners._result import Plan as Plan
+from rekindle.planners._result import Progress as Progress
+from rekindle.planners._result import Status as Status
+from rekindle.planners.chen import ChenGreedy as ChenGreedy
+from rekindle.planners.chen import ChenSqrt as ChenSqrt
+from rekindle.planners.extremes import KeepAll as KeepAll
+from rekindle.planners.extremes import RecomputeAll as RecomputeAll
+from rekindle.planners.given import Given as Given
+from rekindle.planners.revolve import Revolve as Revolve
+from rekindle.planners.rotor import Rotor as Rotor
+
+if TYPE_CHECKING:
+    from rekindle.planners.checkmate import Checkmate as Checkmate
+    from rekindle.planners.checkmate import Rounding as Rounding
+    from rekindle.planners.cuts import Cuts as Cuts
+
+# With a solver that is an optional extra: imported when first asked for.
+_SOLVING = {
+    "Checkmate": "rekindle.planners.checkmate",
+    "Cuts": "rekindle.planners.cuts",
+    "Rounding": "rekindle.planners.checkmate",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _SOLVING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(import_module(_SOLVING[name]), name)

@@ -1,0 +1,199 @@
+"""What all planners share: what they are asked, a clock with a log, how a plan is concluded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Set
+from typing import Protocol, final
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.planners._problem import Problem
+from rekindle.planners._result import Plan, Progress, Status
+from rekindle.planners._sequence import Timeline, prune, timeline, to_schedule
+from rekindle.schedule import verify
+
+Watch = Callable[[Progress], None]
+
+
+class Planner(Protocol):
+    """Frozen configuration; `plan` may be called many times, and remembers nothing."""
+
+    @property
+    def name(self) -> str: ...
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan: ...
+
+
+@final
+class Search:
+    """The best plan so far, the best bound so far, and the time since the search began."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        budget: Bytes,
+        name: str,
+        watch: Watch | None = None,
+        time_limit: float = float("inf"),
+    ) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.name = name
+        self.best: Timeline | None = None
+        self.bound: Nanoseconds = problem.compute_ns
+        self.smallest: Bytes | None = None
+        self.time_limit = time_limit
+        self._watch = watch
+        self._began = time.perf_counter()
+        self._log: list[Progress] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time limit."""
+        return max(0.0, self.time_limit - self.seconds)
+
+    @property
+    def impossible(self) -> bool:
+        return self.budget < self.problem.floor
+
+    @property
+    def solved(self) -> bool:
+        return self.best is not None and self.best.cost <= self.bound
+
+    def offer(self, steps: Iterable[int], note: str = "") -> Timeline:
+        """Takes a sequence: kept if it fits and is the cheapest so far. Returns its timeline."""
+        line = timeline(self.problem, prune(self.problem, list(steps)))
+        peak = line.peak
+        if self.smallest is None or peak < self.smallest:
+            self.smallest = peak
+        if peak <= self.budget and (self.best is None or line.cost < self.best.cost):
+            self.best = line
+            self.report(note)
+        return line
+
+    def raise_bound(self, bound: float, note: str = "") -> None:
+        """Takes a proven bound in ns; costs are multiples of the grain, so it is rounded up."""
+        grain = self.problem.grain
+        if self.best is not None:
+            bound = min(bound, self.best.cost)
+        if bound == float("inf") or bound != bound:
+            return
+        # The solver's tolerances are relative: a hair above a multiple is that multiple.
+        rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain
+        if rounded > self.bound:
+            self.bound = rounded
+            self.report(note)
+
+    def report(self, note: str = "") -> None:
+        step = Progress(self.seconds, self.best.cost if self.best else None, self.bound, note)
+        self._log.append(step)
+        if self._watch is not None:
+            self._watch(step)
+
+    def conclude(self, *, detail: str = "", status: Status | None = None) -> Plan:
+        """The plan, judged by the verifier, whose figures it carries."""
+        seconds = self.seconds
+        problem = self.problem
+        if self.best is None:
+            if status is None:
+                status = Status.INFEASIBLE if self.impossible else Status.NOT_FOUND
+            return Plan(
+                self.name,
+                status,
+                self.budget,
+                problem.compute_ns,
+                self.bound,
+                seconds,
+                smallest_budget=self.smallest,
+                needed=problem.floor,
+                detail=detail,
+                progress=tuple(self._log),
+            )
+        schedule = to_schedule(self.best, self.name)
+        judged = verify(problem.trace, schedule, self.budget)
+        optimal = problem.compute_ns + judged.recompute_ns <= self.bound
+        return Plan(
+            self.name,
+            status or (Status.OPTIMAL if optimal else Status.FEASIBLE),
+            self.budget,
+            judged.compute_ns,
+            min(self.bound, judged.compute_ns + judged.recompute_ns),
+            seconds,
+            schedule,
+            judged.recompute_ns,
+            judged.peak,
+            needed=problem.floor,
+            detail=detail,
+            progress=tuple(self._log),
+        )
+
+
+def demand(problem: Problem, keep: Set[int]) -> list[int]:
+    """Every node once, and what is missing recomputed when a backward node first demands it.
+
+    The items in `keep` stay until their last reader. The others are let go after the last forward
+    node that reads them, come back once, and stay.
+    """
+    backward = backward_start(problem)
+    gone = droppable(problem, keep)
+    steps = list(range(backward))
+    for node in range(backward, len(problem)):
+        bring_back(problem, problem.reads[node], gone, steps)
+        steps.append(node)
+        gone.update(problem.lends[node])
+    return steps
+
+
+def recompute_all(problem: Problem) -> list[int]:
+    """Nothing outlives the node that reads it if it can be computed again: little memory, slow."""
+    backward = backward_start(problem)
+    steps = list(range(backward))
+    gone = droppable(problem, set())
+    for node in range(backward, len(problem)):
+        before = set(gone)
+        bring_back(problem, problem.reads[node], gone, steps)
+        steps.append(node)
+        gone |= before
+        gone.update(problem.lends[node])
+    return steps
+
+
+def droppable(problem: Problem, keep: Set[int]) -> set[int]:
+    """What may be let go at the end of the forward pass: all but `keep` and what is on hold."""
+    backward = backward_start(problem)
+    gone = {
+        item
+        for item, maker in enumerate(problem.maker)
+        if maker < backward and problem.replayable[maker] and item not in keep
+    }
+    gone -= {hold.item for hold in problem.holds if hold.last >= backward}
+    return gone | {item for items in problem.lends[:backward] for item in items}
+
+
+def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:
+    """Appends the recomputations after which none of `items` is in `gone`."""
+    stack = [item for item in items if item in gone]
+    while stack:
+        item = stack[-1]
+        node = problem.maker[item]
+        missing = [source for source in problem.reads[node] if source in gone]
+        if item not in gone:
+            stack.pop()
+        elif missing:
+            stack += missing
+        else:
+            steps.append(node)
+            gone.difference_update(problem.makes[node])
+
+
+def backward_start(problem: Problem) -> int:
+    """The first node of the backward pass: where the trace says so, else at the keep-all peak."""
+    for node, op in enumerate(problem.op):
+        if op is not None and problem.trace.ops[op].is_backward:
+            return node
+    memory = timeline(problem, range(len(problem))).memory
+    return int(memory.argmax()) if len(memory) else 0

@@ -1,0 +1,156 @@
+"""Integer programs: the only file that knows the solver, HiGHS (Huangfu and Hall, 2018).
+
+A `Model` collects columns and rows as arrays; `solve` returns the best solution, the proven bound
+and whether they meet. Minimisation only. One thread: planners are run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import highspy
+except ImportError as error:  # an optional extra
+    raise ImportError(
+        "this planner solves integer programs with HiGHS; write: pip install 'rekindle[plan]'"
+    ) from error
+
+Floats = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class Solution:
+    """`values` is None if none was found; `infeasible` if it is proven that there is none."""
+
+    values: Floats | None
+    objective: float
+    bound: float
+    infeasible: bool
+
+
+@final
+class Model:
+    """min c x  subject to  rows, lower <= x <= upper, some x integer."""
+
+    def __init__(self) -> None:
+        self._cost: list[float] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._integer: list[bool] = []
+        self._starts: list[int] = [0]
+        self._columns: list[int] = []
+        self._coefficients: list[float] = []
+        self._row_lower: list[float] = []
+        self._row_upper: list[float] = []
+
+    def column(
+        self, cost: float = 0.0, *, lower: float = 0.0, upper: float = 1.0, integer: bool = False
+    ) -> int:
+        self._cost.append(cost)
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._integer.append(integer)
+        return len(self._cost) - 1
+
+    def row(
+        self,
+        columns: Sequence[int],
+        coefficients: Sequence[float],
+        *,
+        lower: float = -np.inf,
+        upper: float = np.inf,
+    ) -> None:
+        self._columns += columns
+        self._coefficients += coefficients
+        self._starts.append(len(self._columns))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+
+    def price(self, column: int, extra: float) -> None:
+        """Adds to the cost of a column."""
+        self._cost[column] += extra
+
+    def fix(self, column: int, value: float) -> None:
+        """Gives a column its value."""
+        self._lower[column] = self._upper[column] = value
+
+    @property
+    def columns(self) -> int:
+        return len(self._cost)
+
+    def solve(
+        self,
+        *,
+        time_limit: float = np.inf,
+        relative_gap: float = 0.0,
+        absolute_gap: float = 0.0,
+        start: Floats | None = None,
+        relaxed: bool = False,
+        seed: int = 0,
+        watch: Callable[[float, float], None] | None = None,
+    ) -> Solution:
+        """`start` is a solution to begin with; another `seed` searches in another order.
+
+        `relaxed` drops integrality. `watch(incumbent, bound)` is called while solving.
+        """
+        highs: Any = highspy.Highs()
+        highs.silent()
+        highs.setOptionValue("threads", 1)
+        highs.setOptionValue("time_limit", max(0.0, float(time_limit)))
+        highs.setOptionValue("mip_rel_gap", relative_gap)
+        highs.setOptionValue("mip_abs_gap", max(absolute_gap, 1e-6))
+        highs.setOptionValue("mip_feasibility_tolerance", 1e-7)
+        highs.setOptionValue("random_seed", seed)
+        highs.passModel(self._program(relaxed))
+        if start is not None and not relaxed:
+            highs.setSolution(
+                len(start), np.arange(len(start), dtype=np.int32), np.asarray(start, np.float64)
+            )
+        if watch is not None and not relaxed:
+
+            def report(event: Any) -> None:
+                watch(event.data_out.mip_primal_bound, event.data_out.mip_dual_bound)
+
+            highs.cbMipLogging.subscribe(report)
+        highs.run()
+        return self._solution(highs, relaxed)
+
+    def _program(self, relaxed: bool) -> Any:
+        program: Any = highspy.HighsLp()
+        program.num_col_ = len(self._cost)
+        program.num_row_ = len(self._row_lower)
+        program.col_cost_ = np.array(self._cost)
+        program.col_lower_ = np.array(self._lower)
+        program.col_upper_ = np.array(self._upper)
+        program.row_lower_ = np.array(self._row_lower)
+        program.row_upper_ = np.array(self._row_upper)
+        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        program.a_matrix_.start_ = np.array(self._starts, dtype=np.int32)
+        program.a_matrix_.index_ = np.array(self._columns, dtype=np.int32)
+        program.a_matrix_.value_ = np.array(self._coefficients)
+        if not relaxed:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            program.integrality_ = [kinds[integer] for integer in self._integer]
+        return program
+
+    def _solution(self, highs: Any, relaxed: bool) -> Solution:
+        status = highs.getModelStatus()
+        info = highs.getInfo()
+        infeasible = status == highspy.HighsModelStatus.kInfeasible
+        found = info.primal_solution_status == highspy.kSolutionStatusFeasible
+        values = np.array(highs.getSolution().col_value) if found and not infeasible else None
+        objective = float(info.objective_function_value) if values is not None else np.inf
+        if relaxed:
+            solved = status == highspy.HighsModelStatus.kOptimal
+            bound = objective if solved else -np.inf
+        else:
+            bound = float(info.mip_dual_bound)
+        if infeasible:
+            bound = np.inf
+        return Solution(values, objective, bound, infeasible)

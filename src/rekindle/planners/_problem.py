@@ -1,0 +1,278 @@
+"""What a planner plans: computations in order over pieces of memory, distilled from a trace.
+
+A **node** is something that happens once in the program and may be repeated: an operator, or a
+moment at which the program itself reads a value. An **item** is a storage. Nodes read and make
+items; first computations happen in the order of the nodes. What never changes is taken out:
+parameters and other sources that stay from beginning to end are `fixed` bytes.
+
+Views cost no memory and live in their storage's item; whoever reads a view reads that item. The
+views are put back when a schedule is written down (`_sequence.to_schedule`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import final
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId, ValueId
+from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use, check_trace, keep_all_peak
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """`item` cannot be let go from the first run of node `first` up to that of node `last`."""
+
+    item: int
+    first: int
+    last: int
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Nodes and items by number. `Problem.of(trace)` makes one."""
+
+    trace: Trace
+    cost: tuple[Nanoseconds, ...]
+    reads: tuple[tuple[int, ...], ...]
+    makes: tuple[tuple[int, ...], ...]
+    lends: tuple[tuple[int, ...], ...]
+    """Items whose memory the first run of a node takes over."""
+    replayable: tuple[bool, ...]
+    op: tuple[OpId | None, ...]
+    """The operator of a node; None for a moment at which the program reads."""
+    value: tuple[ValueId | None, ...]
+    """What the program reads at such a moment."""
+    nbytes: tuple[Bytes, ...]
+    maker: tuple[int, ...]
+    storage: tuple[StorageId, ...]
+    holds: tuple[Hold, ...]
+    fixed: Bytes
+
+    @staticmethod
+    def of(trace: Trace) -> Problem:
+        """The problem of a trace; raises `InvalidTrace` if the trace breaks a rule."""
+        return _Distiller(check_trace(trace)).distil()
+
+    def __len__(self) -> int:
+        return len(self.cost)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that read each item, in order."""
+        found: list[list[int]] = [[] for _ in self.nbytes]
+        for node, items in enumerate(self.reads):
+            for item in items:
+                found[item].append(node)
+        return tuple(tuple(nodes) for nodes in found)
+
+    @cached_property
+    def keep_all_peak(self) -> Bytes:
+        """Peak when nothing is recomputed and everything is freed after its last reader."""
+        return keep_all_peak(self.trace)
+
+    @cached_property
+    def compute_ns(self) -> Nanoseconds:
+        return sum(self.cost)
+
+    @cached_property
+    def grain(self) -> Nanoseconds:
+        """What all costs are multiples of: a bound may be rounded up to it."""
+        return gcd(*self.cost) or 1
+
+    @cached_property
+    def floor(self) -> Bytes:
+        """No schedule needs less: the most that one node needs beside what is held then."""
+        held = self.held_bytes
+        need = 0
+        for node in range(len(self)):
+            own = {*self.reads[node], *self.makes[node]} - {*self.lends[node]}
+            counted = own.union(self.lends[node])
+            beside = held[node] - sum(self.nbytes[i] for i in counted if self._held_at(i, node))
+            need = max(need, beside + sum(self.nbytes[item] for item in own))
+        return need + self.fixed
+
+    @cached_property
+    def held_bytes(self) -> tuple[Bytes, ...]:
+        """Bytes of the items on hold while each node runs for the first time."""
+        change = [0] * (len(self) + 1)
+        for hold in self.holds:
+            change[hold.first + 1] += self.nbytes[hold.item]
+            change[min(hold.last + 1, len(self))] -= self.nbytes[hold.item]
+        total, result = 0, list[int]()
+        for step in change[:-1]:
+            total += step
+            result.append(total)
+        return tuple(result)
+
+    def _held_at(self, item: int, node: int) -> bool:
+        return any(hold.first < node <= hold.last for hold in self.holds_of.get(item, ()))
+
+    @cached_property
+    def holds_of(self) -> dict[int, list[Hold]]:
+        found: dict[int, list[Hold]] = {}
+        for hold in self.holds:
+            found.setdefault(hold.item, []).append(hold)
+        return found
+
+
+class _Distiller:
+    """One pass over the events of a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.constants = _constants(trace)
+        self.sources = _sources_of_views(trace)
+        self.item: dict[int, int] = {}
+        self.cost: list[Nanoseconds] = []
+        self.reads: list[tuple[int, ...]] = []
+        self.makes: list[tuple[int, ...]] = []
+        self.lends: list[tuple[int, ...]] = []
+        self.replayable: list[bool] = []
+        self.op: list[OpId | None] = []
+        self.value: list[ValueId | None] = []
+        self.maker: list[int] = []
+        self.storage: list[StorageId] = []
+        self.holds: list[Hold] = []
+        self.references = [0] * len(trace.storages)
+        self.held_since: dict[int, int] = {}
+        self.pinned_since: dict[int, int] = {}
+
+    def distil(self) -> Problem:
+        for event in self.trace.events:
+            match event:
+                case Call(op_id, held):
+                    self._call(op_id, held)
+                case Use(value):
+                    self._moment(value)
+                    self.held_since.setdefault(self.trace.values[value], len(self.cost) - 1)
+                case Pin(value):
+                    self._moment(value)
+                    if self.references[self.trace.values[value]]:
+                        self.pinned_since.setdefault(self.trace.values[value], len(self.cost) - 1)
+                case Retain(value):
+                    self.references[self.trace.values[value]] += 1
+                case Release(value):
+                    self._release(self.trace.values[value])
+                case Drop(value):
+                    self._end(self.held_since, self.trace.values[value])
+        for since in (self.held_since, self.pinned_since):
+            for storage in list(since):  # to the end of the program
+                self._end(since, storage)
+        return Problem(
+            self.trace,
+            tuple(self.cost),
+            tuple(self.reads),
+            tuple(self.makes),
+            tuple(self.lends),
+            self._repeatable(),
+            tuple(self.op),
+            tuple(self.value),
+            tuple(self.trace.storages[storage] for storage in self.storage),
+            tuple(self.maker),
+            tuple(self.storage),
+            tuple(self.holds),
+            sum(self.trace.storages[storage] for storage in self.constants),
+        )
+
+    def _repeatable(self) -> tuple[bool, ...]:
+        """Without the nodes that read, through others, a source which is overwritten in place."""
+        lent = {item for items in self.lends for item in items}
+        lost: set[int] = set()
+        found: list[bool] = []
+        for node, replayable in enumerate(self.replayable):
+            found.append(replayable and lost.isdisjoint(self.reads[node]))
+            if not found[-1]:
+                lost.update(lent.intersection(self.makes[node]))
+        return tuple(found)
+
+    def _call(self, op_id: OpId, held: bool) -> None:
+        op = self.trace.ops[op_id]
+        storages = {self.trace.values[value] for value in op.outputs}
+        if not storages or not storages <= self.constants:
+            makes = list(self.trace.new_storages(op))
+            for storage in makes:
+                self.item[storage] = len(self.storage)
+                self.storage.append(storage)
+                self.maker.append(len(self.cost))
+            lends = self._items(self.trace.values[source] for _, source in op.overwrites)
+            self._node(op_id, None, op.cost, self._read(op.inputs), makes, lends, op.replayable)
+        for value in op.outputs:
+            storage = self.trace.values[value]
+            if held:
+                self.held_since.setdefault(storage, len(self.cost) - 1)
+            else:
+                self.references[storage] += 1
+        for _, source in op.overwrites:
+            for since in (self.held_since, self.pinned_since):
+                self._end(since, self.trace.values[source])
+
+    def _moment(self, value: ValueId) -> None:
+        self._node(None, value, 0, self._read([value]), (), (), True)
+
+    def _node(
+        self,
+        op: OpId | None,
+        value: ValueId | None,
+        cost: Nanoseconds,
+        reads: tuple[int, ...],
+        makes: Sequence[StorageId],
+        lends: tuple[int, ...],
+        replayable: bool,
+    ) -> None:
+        self.op.append(op)
+        self.value.append(value)
+        self.cost.append(cost)
+        self.reads.append(reads)
+        self.makes.append(self._items(makes))
+        self.lends.append(lends)
+        self.replayable.append(replayable)
+
+    def _read(self, values: Iterable[ValueId]) -> tuple[int, ...]:
+        return self._items(storage for value in values for storage in self.sources[value])
+
+    def _items(self, storages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.item[s] for s in storages if s not in self.constants))
+
+    def _release(self, storage: StorageId) -> None:
+        self.references[storage] -= 1
+        if self.references[storage] <= 0:
+            self._end(self.pinned_since, storage)
+
+    def _end(self, since: dict[int, int], storage: int) -> None:
+        first = since.pop(storage, None)
+        last = len(self.cost) - 1
+        if first is not None and storage in self.item and first < last:
+            self.holds.append(Hold(self.item[storage], first, last))
+
+
+def _constants(trace: Trace) -> set[int]:
+    """Storages made before the program computes anything, held to the end: parameters."""
+    found: set[int] = set()
+    begun = False
+    for event in trace.events:
+        if isinstance(event, Call):
+            op = trace.ops[event.op]
+            begun = begun or op.replayable or bool(op.inputs)
+            if not begun and event.held:
+                found.update(trace.new_storages(op))
+            found -= {trace.values[source] for _, source in op.overwrites}
+        elif isinstance(event, Drop):
+            found.discard(trace.values[event.value])
+    return found
+
+
+def _sources_of_views(trace: Trace) -> list[tuple[StorageId, ...]]:
+    """What must be resident to read each value: its storage, and what its view is made from."""
+    found: list[tuple[StorageId, ...]] = [()] * len(trace.values)
+    for op in trace.ops:
+        for value in op.outputs:
+            found[value] = (trace.values[value],)
+            if not trace.is_root(value):
+                beside = (storage for source in op.inputs for storage in found[source])
+                found[value] = tuple(dict.fromkeys((*found[value], *beside)))
+    return found

@@ -1,0 +1,175 @@
+"""Plans from the cut relaxation when its optimum does not fit: fix what was decided, add cuts.
+
+*Repair*: take the solution with one cut, keep what it has in memory there, and cut again where its
+sequence is over the budget. With the earlier cuts fixed only the new ones are open, so a round
+takes a fraction of a second, and a dozen rounds end in a plan that costs a little more.
+
+*Leaning*: solutions of nearly the same cost differ in when they need memory. A small price on
+keeping what is read late decides between them: what is still kept late in the backward pass is
+there beside what is recomputed for it, and what was let go comes back to an emptier memory.
+
+*Neighbourhoods* (Shaw 1998): take the best plan, leave most items as they are at every cut and a
+random few open, solve, repair. Small programs again, and each answer is a plan no worse.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+
+from rekindle._types import Bytes
+from rekindle.planners._fill import fill
+from rekindle.planners._milp import Floats
+from rekindle.planners._problem import Problem
+from rekindle.planners._relaxation import Relaxation, decode
+from rekindle.planners._sequence import Timeline, prune, timeline
+
+_MOST_ROUNDS = 25
+
+
+@final
+class Repairer:
+    """Turns solutions into plans for one problem and one budget. `left()` is the time left."""
+
+    def __init__(self, problem: Problem, budget: Bytes, left: Callable[[], float]) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.left = left
+
+    def lean(self, cuts: list[int], price: float, margin: float) -> Timeline | None:
+        """A plan, or None, from the relaxation with a price on what is kept late.
+
+        `margin` is the share of the budget to plan with.
+        """
+        budget = int(self.budget * margin)
+        relaxation = Relaxation(self.problem, cuts, budget)
+        relaxation.lean(price)
+        solution = relaxation.model.solve(time_limit=min(5.0, self.left()), relative_gap=0.003)
+        if solution.values is None:
+            return None
+        return self._repair(relaxation, solution.values, budget, price)
+
+    def neighbour(self, best: Timeline, rng: random.Random, share: float) -> Timeline | None:
+        """A plan that differs from `best` in about `share` of the items, or None."""
+        cuts = self._busy(best)
+        relaxation = Relaxation(self.problem, cuts, self.budget)
+        start = relaxation.start(best)
+        # Items that are made near each other are let go for each other: a stretch and a sample.
+        items = len(self.problem.nbytes)
+        width = max(1, int(items * share / 2))
+        center = rng.randrange(items)
+        free = {*range(center - width, center + width)}
+        free |= {item for item in range(items) if rng.random() < share / 2}
+        for cut in cuts:
+            relaxation.fix(cut, residents(best, cut), free)
+        relaxation.lean(rng.choice([0.0, 0.0, 0.001, 0.005]))
+        solution = relaxation.model.solve(
+            time_limit=min(3.0, self.left()), relative_gap=0.001, start=start
+        )
+        if solution.values is None:
+            return None
+        return self._repair(relaxation, solution.values, self.budget, 0.0, most=best.cost)
+
+    def _busy(self, line: Timeline) -> list[int]:
+        """Moments at which a plan uses nearly all of its memory, spread out."""
+        apart = max(3, len(self.problem) // 60)
+        cuts: list[int] = []
+        for step in (-line.memory).argsort(kind="stable"):
+            if len(cuts) >= 8:
+                break
+            moment = moment_of(line, int(step))
+            if all(abs(moment - cut) >= apart for cut in cuts):
+                cuts.append(moment)
+        return sorted(cuts)
+
+    def _repair(
+        self,
+        relaxation: Relaxation,
+        values: Floats,
+        budget: Bytes,
+        price: float,
+        most: float = float("inf"),
+    ) -> Timeline | None:
+        problem, tight = self.problem, set[tuple[int, int]]()
+        for _ in range(_MOST_ROUNDS):
+            steps = decode(problem, relaxation.decisions(values))
+            line = timeline(problem, prune(problem, steps))
+            if line.peak <= self.budget:
+                return timeline(problem, fill(line, self.budget))
+            if line.cost >= most or self.left() <= 0:
+                return None
+            added = worst_moments(line, relaxation.cuts, budget, tight)
+            if not added:
+                return None
+            found = self._refine(line, relaxation.cuts, added, budget, price, tight)
+            if found is None:
+                return None
+            relaxation, values = found
+        return None
+
+    def _refine(
+        self,
+        line: Timeline,
+        before: tuple[int, ...],
+        added: list[int],
+        budget: Bytes,
+        price: float,
+        tight: set[tuple[int, int]],
+    ) -> tuple[Relaxation, Floats] | None:
+        """Solves with the earlier cuts fixed; if that cannot be, with the nearest ones open too."""
+        cuts = sorted({*before, *added})
+        near = sorted(before, key=lambda cut: min(abs(cut - other) for other in added))
+        for opened in (0, 2, 6):
+            relaxation = Relaxation(self.problem, cuts, budget, tight)
+            relaxation.lean(price)
+            for cut in near[opened:]:
+                relaxation.fix(cut, residents(line, cut))
+            solution = relaxation.model.solve(time_limit=min(4.0, self.left()), relative_gap=0.003)
+            if solution.values is not None:
+                return relaxation, solution.values
+        return None
+
+
+def worst_moments(
+    line: Timeline,
+    cuts: Sequence[int],
+    budget: Bytes,
+    tight: set[tuple[int, int]],
+    *,
+    wanted: int = 2,
+    apart: int = 3,
+) -> list[int]:
+    """New cuts where `line` is most over the budget, spread out.
+
+    What is recomputed there goes into `tight`, with the moment: rows for the next relaxation.
+    """
+    added: list[int] = []
+    rows = 0
+    order: list[int] = (-line.memory).argsort(kind="stable").tolist()
+    for step in order:
+        if line.memory[step] <= budget or len(added) >= wanted:
+            break
+        node, moment = line.steps[step], moment_of(line, step)
+        if node != moment and (node, moment) not in tight and rows < 6:
+            tight.add((node, moment))
+            rows += 1
+        for cut in (moment, moment - 1):
+            far = all(abs(cut - other) >= apart for other in added)
+            if cut > 0 and cut not in cuts and far:
+                added.append(cut)
+                break
+    return added
+
+
+def moment_of(line: Timeline, step: int) -> int:
+    """The next node to be computed for the first time at a step, or the one that is."""
+    return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
+
+
+def residents(line: Timeline, cut: int) -> set[int]:
+    """What is in memory when node `cut` first runs."""
+    step = int(np.asarray(line.first)[cut])
+    return {copy.item for copy in line.copies if copy.start < step <= copy.end}

@@ -1,0 +1,92 @@
+"""What a planner returns: a status, a schedule, its cost, how far from the best it can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import final
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.schedule import Schedule
+
+
+@final
+class Status(Enum):
+    """How a planner ended. The value of each member is its message."""
+
+    OPTIMAL = "proven optimal: no schedule with this order of first computations costs less"
+    FEASIBLE = "a valid plan; the lower bound leaves a gap"
+    INFEASIBLE = "no schedule fits: the budget is below what a single operator needs at once"
+    NOT_FOUND = "no plan found within the budget, and no proof that there is none"
+    UNSUITED = "this planner cannot plan a program of this shape"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a planner stands: seconds since it began, its best plan so far, its bound (ns)."""
+
+    seconds: float
+    incumbent_ns: Nanoseconds | None
+    bound_ns: Nanoseconds
+    note: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """One answer of one planner. Times in ns, memory in bytes; costs include running once."""
+
+    planner: str
+    status: Status
+    budget: Bytes
+    compute_ns: Nanoseconds
+    """What running everything once costs."""
+    bound_ns: Nanoseconds
+    """No schedule costs less; at least `compute_ns`."""
+    seconds: float
+    schedule: Schedule | None = None
+    recompute_ns: Nanoseconds | None = None
+    peak: Bytes | None = None
+    smallest_budget: Bytes | None = None
+    """Without a schedule: the smallest budget for which this planner knows one."""
+    needed: Bytes = 0
+    """A floor: no budget below it is enough for any schedule."""
+    detail: str = ""
+    progress: tuple[Progress, ...] = ()
+
+    @property
+    def cost_ns(self) -> Nanoseconds | None:
+        return None if self.recompute_ns is None else self.compute_ns + self.recompute_ns
+
+    @property
+    def overhead(self) -> float | None:
+        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
+        if self.recompute_ns is None:
+            return None
+        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+
+    @property
+    def lower_bound(self) -> float:
+        """The overhead below which no schedule can be."""
+        return self.bound_ns / self.compute_ns - 1 if self.compute_ns else 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """How far the cost may be above the best: (cost - bound) / cost."""
+        if self.cost_ns is None:
+            return None
+        return (self.cost_ns - self.bound_ns) / self.cost_ns if self.cost_ns else 0.0
+
+    @property
+    def message(self) -> str:
+        """The status in words, with the figures that help on."""
+        parts = [str(self.status), self.detail]
+        if self.schedule is None and self.smallest_budget is not None:
+            parts.append(f"the smallest budget with a known plan is {self.smallest_budget} bytes")
+        if self.schedule is None and self.needed:
+            parts.append(f"below {self.needed} bytes nothing can work")
+        return "; ".join(part for part in parts if part)

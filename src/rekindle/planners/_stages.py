@@ -1,0 +1,109 @@
+"""A program as a chain of stages: cut at the articulation points of its forward pass.
+
+Stage i runs from one articulation value to the next; what follows the last one, up to the first
+backward node that needs a stage, is the loss. Sizes and transients are what running the stage's
+nodes alone needs. Programs that are no chains (skips over articulation points, gradients larger
+than values) are described approximately: whoever uses this looks at the timeline of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from rekindle.planners._base import backward_start
+from rekindle.planners._chain import Chain, Kind, Operation
+from rekindle.planners._line import candidates
+from rekindle.planners._problem import Problem
+
+
+@final
+@dataclass(frozen=True)
+class Stages:
+    """The forward and the backward nodes of each stage; the loss is in `backward[-1]`."""
+
+    forward: tuple[tuple[int, ...], ...]
+    backward: tuple[tuple[int, ...], ...]
+    chain: Chain
+
+    def steps(self, operations: Sequence[Operation]) -> list[int]:
+        """The nodes that a sequence of chain operations runs."""
+        steps: list[int] = []
+        for operation in operations:
+            ending = operation.kind in (Kind.BACK, Kind.LOSS)
+            steps += (self.backward if ending else self.forward)[operation.stage]
+        return steps
+
+
+def stages_of(problem: Problem) -> Stages:
+    backward = backward_start(problem)
+    line = candidates(problem, "articulation")
+    ends = [problem.maker[item] + 1 for item in line]
+    starts = [0, *ends]
+    forward = [tuple(range(a, b)) for a, b in zip(starts, ends, strict=False)]
+    forward = [nodes for nodes in forward if nodes]
+    stage_of = {node: stage for stage, nodes in enumerate(forward) for node in nodes}
+    last = len(forward)
+    groups: list[list[int]] = [[] for _ in range(last + 1)]
+    groups[last] = list(range(ends[-1] if ends else 0, backward))
+    current = last
+    for node in range(backward, len(problem)):
+        read = [stage_of.get(problem.maker[item]) for item in problem.reads[node]]
+        needed = [stage for stage in read if stage is not None]
+        if needed and max(needed) < current:
+            current = max(needed)
+        groups[current].append(node)
+    chain = _measure(problem, forward, groups)
+    return Stages(tuple(forward), tuple(map(tuple, groups)), chain)
+
+
+def _measure(
+    problem: Problem, forward: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
+) -> Chain:
+    size = problem.nbytes
+    backward = groups[-1][0] if groups[-1] else len(problem)
+    values = [0]
+    tapes: list[int] = []
+    forward_extra: list[int] = []
+    for nodes in forward:
+        made = [item for node in nodes for item in problem.makes[node]]
+        output = problem.makes[nodes[-1]]
+        taped = {i for i in made if any(reader >= backward for reader in problem.readers[i])}
+        values.append(sum(size[item] for item in output))
+        tapes.append(sum(size[item] for item in taped | {*output}))
+        plain = _peak(problem, nodes, {*output}) - values[-1]
+        forward_extra.append(max(0, plain, _peak(problem, nodes, taped | {*output}) - tapes[-1]))
+    backward_extra: list[int] = []
+    for stage, nodes in enumerate(groups):
+        following = groups[stage - 1] if stage else ()
+        read = {item for node in following for item in problem.reads[node]}
+        gradients = {i for node in nodes for i in problem.makes[node]} & read
+        peak = _peak(problem, nodes, gradients)
+        backward_extra.append(max(0, peak - values[stage]))
+    return Chain(
+        tuple(float(sum(problem.cost[node] for node in nodes)) for nodes in forward),
+        tuple(float(sum(problem.cost[node] for node in nodes)) for nodes in groups),
+        tuple(values),
+        tuple(tapes),
+        tuple(forward_extra),
+        tuple(backward_extra),
+    )
+
+
+def _peak(problem: Problem, nodes: Sequence[int], stay: set[int]) -> int:
+    """The most that `nodes` make at once, run alone; what is in `stay` is there to the end."""
+    last: dict[int, int] = {}
+    for node in nodes:
+        for item in (*problem.makes[node], *problem.reads[node]):
+            last[item] = node
+    memory = peak = 0
+    alive: set[int] = set()
+    for node in nodes:
+        alive.update(problem.makes[node])
+        memory += sum(problem.nbytes[item] for item in problem.makes[node])
+        peak = max(peak, memory)
+        for item in [item for item in alive if last[item] == node and item not in stay]:
+            alive.remove(item)
+            memory -= problem.nbytes[item]
+    return peak

@@ -1,0 +1,100 @@
+"""Sublinear memory by segments (Chen, Xu, Zhang and Guestrin, arXiv 1604.06174).
+
+The forward pass keeps some values; the others are recomputed once, segment by segment, when the
+backward pass first demands them.
+
+- *sqrt(n)* (section 3): keep every k-th candidate with k about sqrt(n): O(sqrt n) memory for at
+  most one extra forward pass. Other k are tried as well, so that small budgets get a chance.
+- *greedy* (section 4.3, algorithm 3): keep a candidate when the bytes since the last one kept
+  exceed b; b is searched, as the paper does in its figure 5.
+
+Candidates are the articulation points of the forward graph (the paper's chains), or with
+`line="all"` every forward value in the program's order: Checkmate's AP and linearised variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Literal, final
+
+from rekindle._types import Bytes
+from rekindle.planners import _line
+from rekindle.planners._base import Search, Watch, backward_start, demand
+from rekindle.planners._problem import Problem
+from rekindle.planners._result import Plan
+
+
+@final
+@dataclass(frozen=True)
+class ChenSqrt:
+    """Keeps every k-th candidate; the cheapest k near sqrt(n) that fits."""
+
+    line: Literal["articulation", "all"] = "articulation"
+
+    @property
+    def name(self) -> str:
+        return "chen-sqrt" if self.line == "articulation" else "chen-sqrt-all"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        return _best(Search(problem, budget, self.name, watch), sequences(problem, self.line))
+
+
+def sequences(
+    problem: Problem, line: Literal["articulation", "all"] = "all"
+) -> Iterator[list[int]]:
+    """One sequence for each k: up to 2 sqrt(n), and nothing kept at all."""
+    candidates = _line.candidates(problem, line)
+    root = max(1, isqrt(len(candidates)))
+    return _sequences(
+        problem,
+        (candidates[step - 1 :: step] for step in (*range(1, 2 * root + 1), len(candidates) + 1)),
+    )
+
+
+@final
+@dataclass(frozen=True)
+class ChenGreedy:
+    """Keeps a candidate when the bytes since the last one kept exceed b; `tries` values of b."""
+
+    line: Literal["articulation", "all"] = "articulation"
+    tries: int = 40
+
+    @property
+    def name(self) -> str:
+        return "chen-greedy" if self.line == "articulation" else "chen-greedy-all"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        candidates = _line.candidates(problem, self.line)
+        keeps = (
+            _greedy(problem, candidates, budget * number // self.tries)
+            for number in range(self.tries + 1)
+        )
+        search = Search(problem, budget, self.name, watch)
+        return _best(search, _sequences(problem, keeps))
+
+
+def _greedy(problem: Problem, candidates: Sequence[int], most: Bytes) -> list[int]:
+    kept: list[int] = []
+    wanted = {*candidates}
+    since = 0
+    for node in range(backward_start(problem)):
+        since += sum(problem.nbytes[item] for item in problem.makes[node])
+        if since > most:
+            here = [item for item in problem.makes[node] if item in wanted]
+            if here:
+                kept += here
+                since = 0
+    return kept
+
+
+def _sequences(problem: Problem, keeps: Iterable[Sequence[int]]) -> Iterator[list[int]]:
+    for keep in {frozenset(keep): None for keep in keeps}:
+        yield demand(problem, keep)
+
+
+def _best(search: Search, sequences: Iterable[list[int]]) -> Plan:
+    for steps in sequences:
+        search.offer(steps)
+    return search.conclude()

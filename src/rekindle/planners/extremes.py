@@ -1,0 +1,41 @@
+"""The two ends: let nothing go, and let everything go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from rekindle._types import Bytes
+from rekindle.planners._base import Search, Watch, recompute_all
+from rekindle.planners._problem import Problem
+from rekindle.planners._result import Plan
+
+
+@final
+@dataclass(frozen=True)
+class KeepAll:
+    """Nothing is recomputed: optimal where it fits."""
+
+    @property
+    def name(self) -> str:
+        return "keep-all"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        search = Search(problem, budget, self.name, watch)
+        search.offer(range(len(problem)))
+        return search.conclude()
+
+
+@final
+@dataclass(frozen=True)
+class RecomputeAll:
+    """Every backward node recomputes all that it needs from the beginning."""
+
+    @property
+    def name(self) -> str:
+        return "recompute-all"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        search = Search(problem, budget, self.name, watch)
+        search.offer(recompute_all(problem))
+        return search.conclude()

@@ -1,0 +1,148 @@
+"""Revolve: optimal checkpoints on a homogeneous chain (Griewank and Walther, TOMS 2000).
+
+To run l steps forward from an input that needs no slot, and then to visit the l values in reverse
+with s slots for values, the least number of forward steps is
+
+    P(0, s) = 0,    P(l, s) = min over 1 <= j <= l of  j + P(l - j, s - 1) + P(j - 1, s):
+
+advance to value j and keep it, reverse what comes after it with one slot less, and then, with its
+slot free again, what comes before. Griewank's t(l, s) counts the input as a slot and as a value,
+P(l, s) = t(l + 1, s), and has the closed form (their equation 2)
+
+    t(l, s) = r l - C(s + r, r - 1)    with r the least number such that C(s + r, s) >= l.
+
+In a chain of equal values a saved value stays until its backward step has used it (persistence;
+Griewank, OMS 1992), so this is the optimum of all schedules, and its cost a proven bound.
+
+On programs that are no chains the same rule is applied to a line of candidates (`_line.py`): each
+counts as one step, whatever it costs. That is a heuristic, and its plans carry no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import comb
+from typing import Literal, final
+
+from rekindle._types import Bytes
+from rekindle.planners import _line
+from rekindle.planners._base import Search, Watch
+from rekindle.planners._problem import Problem
+from rekindle.planners._result import Plan
+
+
+@cache
+def forwards(length: int, slots: int) -> int:
+    """P(l, s): the least number of forward steps that reverse `length` values in `slots` slots."""
+    if length == 0:
+        return 0
+    if slots < 1:
+        raise ValueError(f"{length} values cannot be reversed in {slots} slots")
+    rounds = 0
+    while comb(slots + rounds, slots) < length + 1:
+        rounds += 1
+    return rounds * (length + 1) - comb(slots + rounds, rounds - 1)
+
+
+@cache
+def split(length: int, slots: int) -> int:
+    """The first value to keep; of several best ones the last."""
+    if slots == 1:
+        return length
+    return min(
+        range(length, 0, -1),
+        key=lambda j: j + forwards(length - j, slots - 1) + forwards(j - 1, slots),
+    )
+
+
+def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
+    """An optimal sequence for a homogeneous chain that fits; None for anything else.
+
+    While b_i runs, its gradient, its own result and s values are there, f_i among them; while f_i
+    runs again, one gradient, f_i and at most s values. So a budget of B values has s = B - 2 slots.
+    """
+    length = chain_length(problem)
+    if length is None or not problem.nbytes[0]:
+        return None
+    slots = (budget - problem.fixed) // problem.nbytes[0] - 2
+    if slots < 1:
+        return None
+    steps: list[int] = []
+    todo: list[tuple[int, int, int]] = [(0, length, min(slots, length))]
+    loss_is_due = True
+    while todo:  # (from where, how many values to reverse, slots); no values: a backward step
+        start, values, free = todo.pop()
+        if values == 0:
+            if loss_is_due:
+                steps.append(length)
+                loss_is_due = False
+            steps.append(2 * length - start)
+            continue
+        j = split(values, free)
+        steps += range(start, start + j)
+        kept = start + j  # its value is the output of node kept - 1
+        if j > 1:
+            todo.append((start, j - 1, free))
+        todo.append((kept - 1, 0, 0))
+        if values > j:
+            todo.append((kept, values - j, free - 1))
+    return steps
+
+
+def chain_length(problem: Problem) -> int | None:
+    """N if the program is f_0 .. f_{N-1}, loss, b_{N-1} .. b_0 of equal sizes and forward costs."""
+    nodes = len(problem)
+    length = (nodes - 1) // 2
+    if nodes < 3 or nodes % 2 == 0 or problem.holds or len(problem.nbytes) != nodes:
+        return None
+    if len({*problem.nbytes}) > 1 or len({*problem.cost[:length]}) > 1:
+        return None
+    if any(problem.makes[node] != (node,) for node in range(nodes)) or not all(problem.replayable):
+        return None
+    for node in range(nodes):
+        forward = 2 * length - node  # whose backward node this is
+        wanted = {node - 1} if node else set[int]()
+        if node > length:
+            wanted.add(forward)
+        if {*problem.reads[node]} != wanted:
+            return None
+    return length
+
+
+@final
+@dataclass(frozen=True)
+class Revolve:
+    """Binomial checkpoints on a chain; on other programs on a line of candidates through it."""
+
+    line: Literal["articulation", "all"] = "articulation"
+
+    @property
+    def name(self) -> str:
+        return "revolve" if self.line == "articulation" else "revolve-all"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        search = Search(problem, budget, self.name, watch)
+        if chain_length(problem) is not None:
+            steps = optimum(problem, budget)
+            if steps is not None:
+                search.offer(steps)
+                search.raise_bound(search.best.cost if search.best else 0)
+            else:
+                search.smallest = problem.floor
+            return search.conclude()
+        for steps in sequences(problem, self.line):
+            search.offer(steps)
+        return search.conclude()
+
+
+def sequences(
+    problem: Problem, line: Literal["articulation", "all"] = "all"
+) -> Iterator[list[int]]:
+    """One sequence for each of many numbers of slots: more slots cost less, need more memory."""
+    candidates = _line.candidates(problem, line)
+    slots = 1
+    while slots <= 2 * len(candidates):
+        yield _line.reverse(problem, candidates, slots, split)
+        slots = slots + 1 if slots < 16 else slots * 5 // 4

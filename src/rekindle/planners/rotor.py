@@ -1,0 +1,302 @@
+"""Rotor: optimal checkpoints on heterogeneous chains by dynamic programming.
+
+Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal re-materialization strategies for
+heterogeneous chains" (arXiv 1911.13214, TOMS 2024). Chain model and names: `_chain.py`.
+
+**Persistent** (`persistent`): what is saved stays until its backward step has used it.
+C(i, l, m) is the least time from {x_i, y_{l+1}} to {y_i}, with m counting all but x_i:
+
+    none(i, l) = y_{l+1} + max over i <= j < l of (x_j unless j = i) + x_{j+1} + extra_j
+    all(i, l)  = max(y_{l+1} + X_{i+1} + forward_extra_i,
+                     x_i + x_{i+1} + X_{i+1} + backward_extra_i)
+    C(i, i, m) = f_i + b_i                                                    if m >= all(i, i)
+    keep:  min over i < j <= l of  f_i + .. + f_{j-1} + C(j, l, m - x_j) + C(i, j-1, m)
+                                                                               if m >= none(i, l)
+    tape:  f_i + b_i + C(i+1, l, m - X_{i+1})                                  if m >= all(i, l)
+
+The taped forward runs while y_{l+1} is held. The published code tests y_{i+1} there, which refuses
+some schedules that fit and, rarely, returns one that does not. Ties prefer the tape: with free
+stages the published order inserts checkpoints that save nothing.
+
+All m at once: a row is one numpy vector, all j of one (i, l) one addition and one minimum, so
+O(L^2) numpy calls for O(L^3 M) operations. Only C is stored; a choice is found again by the few
+states that a schedule visits.
+
+**Weakly persistent** (`weakly_persistent`): a checkpoint may be given up for a later one before
+its backward step. That reaches the optimum of all schedules of the model, in O(L^5 M) time: for
+short chains, and to check the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rekindle._types import Bytes
+from rekindle.planners._base import Search, Watch
+from rekindle.planners._chain import Chain, Kind, Operation
+from rekindle.planners._problem import Problem
+from rekindle.planners._result import Plan, Status
+from rekindle.planners._stages import stages_of
+
+Row = NDArray[np.float64]
+
+# Shares of the budget to plan a program with that is only nearly a chain, until a plan fits: the
+# model counts some memory twice (more than the budget can be right) and misses some (less).
+_SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+
+
+@final
+@dataclass(frozen=True)
+class Rotor:
+    """The best persistent schedule of the program as a chain (`_stages.py`).
+
+    slots: how finely memory is counted; None counts exactly, in time and memory that grow with
+    budget / greatest common divisor of the sizes.
+
+    Its optimum is that of the chain model, where a stage is recomputed as a whole: other schedules
+    of the program can be better, so a plan of a program carries no bound.
+    """
+
+    slots: int | None = 500
+
+    @property
+    def name(self) -> str:
+        return "rotor"
+
+    def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
+        search = Search(problem, budget, self.name, watch)
+        if any(problem.lends) or not all(problem.replayable):
+            detail = "a chain's stages can all be run again; this program writes in place or reads"
+            return search.conclude(status=Status.UNSUITED, detail=detail)
+        stages = stages_of(problem)
+        limit = budget - problem.fixed
+        for share in _SHARES:
+            found = persistent(stages.chain, int(limit * share), slots=self.slots)
+            if found.operations:
+                search.offer(stages.steps(found.operations), f"{share} of the budget")
+            if search.best is not None:
+                break
+        return search.conclude(detail=f"{len(stages.chain)} stages")
+
+
+@final
+@dataclass(frozen=True)
+class ChainPlan:
+    """What to do with a chain; `time` is infinite and `operations` empty where nothing fits."""
+
+    time: float
+    operations: tuple[Operation, ...]
+
+
+def persistent(chain: Chain, limit: int, *, slots: int | None = 500) -> ChainPlan:
+    """The best persistent schedule within `limit`, the input x_0 included.
+
+    With `slots` memory is counted in limit / slots, sizes rounded up: safe, not always the best.
+    `slots=None` is exact: units are the greatest common divisor of all sizes.
+    """
+    unit = _exact_unit(chain)
+    if slots is not None:
+        unit = max(unit, -(-limit // slots))
+    table = Table(chain.in_units(unit), limit // unit)
+    return ChainPlan(table.time, table.operations())
+
+
+def _exact_unit(chain: Chain) -> int:
+    return gcd(*chain.value, *chain.tape, *chain.forward_extra, *chain.backward_extra) or 1
+
+
+@final
+class Table:
+    """The table of the persistent program: `rows[i][l - i]` is C(i, l, m) for m = 0 .. room."""
+
+    def __init__(self, chain: Chain, limit: int) -> None:
+        self.chain = chain
+        self.room = limit - chain.value[0]
+        last = len(chain)
+        self.forward = np.concatenate([[0.0], np.cumsum(chain.forward)])  # of stages before i
+        self.rows: list[Row] = []
+        if self.room >= 0:
+            self.rows = [np.full((last + 1 - i, self.room + 1), np.inf) for i in range(last + 1)]
+            for stage in range(last + 1):
+                self._column(stage)
+
+    @property
+    def time(self) -> float:
+        return float(self.rows[0][-1, self.room]) if self.rows else float("inf")
+
+    def _column(self, l: int) -> None:  # noqa: E741 - the papers' name
+        """C(i, l, .) for all i, from i = l down."""
+        chain, width = self.chain, self.room + 1
+        # shifted[j] is C(j, l, m - x_j) + f_0 + .. + f_{j-1}: what the right part adds.
+        shifted = np.full((l + 1, width), np.inf)
+        sums = np.empty((l + 1, width))
+        none = self.none_needs(l)
+        for i in range(l, -1, -1):
+            row = self.rows[i][l - i]
+            need = self.all_needs(i, l)
+            if i == l:
+                row[need:] = self.once(i)
+            else:
+                if l > i and none[i] < width:
+                    np.add(shifted[i + 1 :], self.rows[i][: l - i], out=sums[: l - i])
+                    best = sums[: l - i].min(axis=0) - self.forward[i]
+                    row[none[i] :] = best[none[i] :]
+                tape = chain.tape[i]
+                start = max(need, tape)
+                if start < width:
+                    taped = self.rows[i + 1][l - i - 1][start - tape : width - tape]
+                    row[start:] = np.minimum(row[start:], taped + self.once(i))
+            x = chain.value[i]
+            if x < width:
+                shifted[i, x:] = row[: width - x] + self.forward[i]
+
+    def once(self, i: int) -> float:
+        forward = self.chain.forward[i] if i < len(self.chain) else 0.0
+        return forward + self.chain.backward[i]
+
+    def gradient(self, l: int) -> int:  # noqa: E741
+        """y_{l+1}; the loss has none."""
+        return self.chain.value[l + 1] if l < len(self.chain) else 0
+
+    def all_needs(self, i: int, l: int) -> int:  # noqa: E741
+        chain = self.chain
+        if i == len(chain):  # the loss: y_L and its transient; x_L is held outside
+            return chain.value[i] + chain.backward_extra[i]
+        tape, x, y = chain.tape[i], chain.value[i], chain.value[i + 1]
+        return max(
+            self.gradient(l) + tape + chain.forward_extra[i], x + y + tape + chain.backward_extra[i]
+        )
+
+    def none_needs(self, l: int) -> list[int]:  # noqa: E741
+        """none(i, l) for every i < l."""
+        chain = self.chain
+        needs = [0] * (l + 1)
+        rest = 0  # the most of the forwards after the first
+        for i in range(l - 1, -1, -1):
+            first = chain.value[i + 1] + chain.forward_extra[i]
+            needs[i] = self.gradient(l) + max(first, rest)
+            rest = max(rest, chain.value[i] + first)
+        return needs
+
+    def operations(self) -> tuple[Operation, ...]:
+        """The schedule that the table stands for, its choices found again."""
+        if not self.rows or not np.isfinite(self.time):
+            return ()
+        done: list[Operation] = []
+        todo: list[tuple[int, int, int] | Operation] = [(0, len(self.chain), self.room)]
+        while todo:
+            task = todo.pop()
+            if isinstance(task, Operation):
+                done.append(task)
+                continue
+            i, l, m = task  # noqa: E741
+            if i == len(self.chain):
+                done.append(Operation(Kind.LOSS, i))
+            elif i == l:
+                done += [Operation(Kind.TAPE, i), Operation(Kind.BACK, i)]
+            else:
+                j = self._choice(i, l, m)
+                if j is None:
+                    done.append(Operation(Kind.TAPE, i))
+                    todo += [Operation(Kind.BACK, i), (i + 1, l, m - self.chain.tape[i])]
+                else:
+                    done.append(Operation(Kind.KEEP, i))
+                    done += [Operation(Kind.DROP, stage) for stage in range(i + 1, j)]
+                    todo += [(i, j - 1, m), (j, l, m - self.chain.value[j])]
+        return tuple(done)
+
+    def _choice(self, i: int, l: int, m: int) -> int | None:  # noqa: E741
+        """The stage j whose input is kept, or None for the tape, which wins ties."""
+        tape, best, choice = self.chain.tape[i], float("inf"), None
+        if m >= max(self.all_needs(i, l), tape):
+            best = float(self.rows[i + 1][l - i - 1, m - tape]) + self.once(i)
+        if m >= self.none_needs(l)[i]:
+            for j in range(i + 1, l + 1):
+                x = self.chain.value[j]
+                if m >= x:
+                    right = float(self.rows[j][l - j, m - x])
+                    left = float(self.rows[i][j - 1 - i, m])
+                    time = float(self.forward[j] - self.forward[i]) + right + left
+                    if time < best * (1 - 1e-12):  # sums in another order differ by a rounding
+                        best, choice = time, j
+        return choice
+
+
+def weakly_persistent(chain: Chain, limit: int) -> float:
+    """The least time of any schedule of the model within `limit`; infinite where none fits."""
+    unit = _exact_unit(chain)
+    return _Weak(chain.in_units(unit), limit // unit).time
+
+
+@final
+class _Weak:
+    """V(s, t, l, m), s <= t: x_s is held outside m, stages t..l are to be reversed.
+
+    One of: tape (s = t); a new checkpoint s' and a first stage t' of what it serves; a slide, which
+    gives up x_s for x_r once only stages from t on matter. x_0 belongs to the caller and stays.
+    The case s = t = l is the base of the recurrence.
+    """
+
+    def __init__(self, chain: Chain, limit: int) -> None:
+        self.chain = chain
+        self.table = Table(chain, -1)
+        self.room = limit - chain.value[0]
+        self.rows: dict[tuple[int, int, int], Row] = {}
+
+    @cached_property
+    def time(self) -> float:
+        if self.room < 0:
+            return float("inf")
+        last = len(self.chain)
+        for length in range(last + 1):
+            for t in range(last - length, -1, -1):
+                for s in range(t, -1, -1):
+                    self.rows[s, t, t + length] = self._row(s, t, t + length)
+        return float(self.rows[0, 0, last][self.room])
+
+    def _row(self, s: int, t: int, l: int) -> Row:  # noqa: E741
+        chain, forward = self.chain, self.table.forward
+        row = np.full(self.room + 1, np.inf)
+        if s == t:
+            need = self.table.all_needs(s, l)
+            if s == l:
+                row[need:] = self.table.once(s)
+            else:
+                taped = self._shifted((s + 1, s + 1, l), chain.tape[s])
+                row[need:] = taped[need:] + self.table.once(s)
+        for following in range(t + 1, l + 1):
+            left = self.rows[s, t, following - 1]
+            for kept in range(s + 1, following + 1):
+                need = self._forward_needs(s, kept, l, slide=False)
+                right = self._shifted((kept, following, l), chain.value[kept])
+                time = forward[kept] - forward[s] + right + left
+                row[need:] = np.minimum(row[need:], time[need:])
+        returned = chain.value[s] if s else 0
+        for kept in range(s + 1, t + 1):
+            need = self._forward_needs(s, kept, l, slide=True)
+            slid = self._shifted((kept, t, l), chain.value[kept] - returned)
+            time = forward[kept] - forward[s] + slid
+            row[need:] = np.minimum(row[need:], time[need:])
+        return row
+
+    def _forward_needs(self, s: int, kept: int, l: int, *, slide: bool) -> int:  # noqa: E741
+        """What m must be for the forwards s .. kept-1 beside y_{l+1}."""
+        chain = self.chain
+        returned = chain.value[s] if slide and s else 0
+        need = chain.value[s + 1] + chain.forward_extra[s]
+        for j in range(s + 1, kept):
+            beside = chain.value[j] + chain.value[j + 1] + chain.forward_extra[j]
+            need = max(need, beside - returned)
+        return self.table.gradient(l) + need
+
+    def _shifted(self, key: tuple[int, int, int], by: int) -> Row:
+        """The row m -> V(key, m - by); more memory than there is counts as all there is."""
+        sources = np.arange(self.room + 1) - by
+        row = self.rows[key][np.clip(sources, 0, self.room)]
+        return np.where(sources >= 0, row, np.inf)

@@ -1,0 +1,80 @@
+"""`rekindle plan`: tables, JSON, plots, and errors that show the line to write."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from rekindle.cli import main
+from rekindle.cli._planners import PLANNERS
+from rekindle.trace import chain
+from rekindle.trace.formats.checkmate import write
+
+KEYS = {"planner", "ratio", "budget_bytes", "status", "overhead", "lower_bound", "gap"}
+KEYS |= {"peak_bytes", "seconds"}
+
+
+@pytest.fixture
+def graph(tmp_path) -> str:
+    path = tmp_path / "chain.json"
+    path.write_text("".join(write(chain(8, nbytes=100, cost=1000))))
+    return str(path)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def test_a_table(graph: str) -> None:
+    result = run(graph, "--budget", "0.6")
+    assert result.exit_code == 0, result.output
+    assert "cuts" in result.output
+    assert "optimal" in result.output
+
+
+def test_json_has_one_object_per_plan(graph: str) -> None:
+    result = run(graph, "--budget", "0.6", "--budget", "500B", "--planner", "dtr", "--json")
+    objects = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [thing["budget_bytes"] for thing in objects] == [480, 500]
+    assert all(thing.keys() >= KEYS for thing in objects)
+    assert [thing["planner"] for thing in objects] == ["dtr", "dtr"]
+
+
+def test_all_planners_and_a_plot(graph: str, tmp_path) -> None:
+    plot = tmp_path / "plot.png"
+    budgets = ("--budget", "0.7", "--budget", "0.5", "--time-limit", "2")
+    result = run(graph, "--compare", *budgets, "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    assert all(name in result.output for name in PLANNERS)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
+    result = run(graph, "--budget", "100B")
+    assert result.exit_code == 1
+    assert "no schedule fits" in result.output
+    assert "the smallest budget with a known plan is 300 bytes" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--planner", "best"], "no planner 'best'; there is: cuts, checkmate"),
+        (["--budget", "some"], "or a fraction of the peak of keep-all, such as --budget 0.5"),
+        (["--time-limit", "0"], "0"),
+    ],
+)
+def test_what_is_refused(graph: str, arguments: list[str], complaint: str) -> None:
+    result = run(graph, *arguments)
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.output.split())
+
+
+def test_a_bad_file_is_named(tmp_path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"nodes": [{"id": 0, "name": "x", "cost": -1, "mem": 1, "deps": []}]}')
+    result = run(str(path))
+    assert result.exit_code == 1
+    assert "node 0 (x) has the cost -1" in result.output

@@ -1,0 +1,96 @@
+"""Small problems, the optimum by exhaustive search, and the reference tables."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from rekindle.planners import Problem
+from rekindle.trace.formats.checkmate import graph_to_trace, read_checkmate
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
+
+
+def reference(name: str) -> dict[str, object]:
+    """One of the reference files beside the repository; skips the test where there are none."""
+    path = REFERENCE / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there: reference figures are not part of the repository")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def reference_problem(graph: str) -> Problem:
+    reference(f"graphs/{graph}.json")
+    return Problem.of(read_checkmate(REFERENCE / "graphs" / f"{graph}.json"))
+
+
+def problem_of(*nodes: tuple[int, int, list[int]]) -> Problem:
+    """From (cost in us, bytes, what it reads) of each node."""
+    listed = [
+        {"id": at, "name": f"n{at}", "cost": cost, "mem": nbytes, "deps": deps}
+        for at, (cost, nbytes, deps) in enumerate(nodes)
+    ]
+    return Problem.of(graph_to_trace({"name": "small", "nodes": listed}))
+
+
+def unit_chain(length: int) -> Problem:
+    """f_0 .. f_{N-1}, the loss, b_{N-1} .. b_0, all of one byte and one microsecond."""
+    nodes: list[tuple[int, int, list[int]]] = [
+        (1, 1, [at - 1] if at else []) for at in range(length + 1)
+    ]
+    nodes += [(1, 1, [length - 1 - at, length + at]) for at in range(length)]
+    return problem_of(*nodes)
+
+
+@st.composite
+def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
+    """A random graph, half of it a backward pass, and a budget between its floor and keep-all."""
+    size = draw(st.integers(3, most))
+    nodes: list[tuple[int, int, list[int]]] = []
+    for at in range(size):
+        reads = draw(st.sets(st.integers(0, at - 1), max_size=2)) if at else set[int]()
+        if at and at > size // 2:  # a backward node reads the gradient before it, and its forward
+            reads |= {at - 1, max(0, size - 1 - at)} - {at}
+        nodes.append((draw(st.integers(0, 6)), draw(st.integers(0, 5)), sorted(reads)))
+    problem = problem_of(*nodes)
+    low, high = problem.floor, problem.keep_all_peak
+    return problem, draw(st.integers(min(low, high), high))
+
+
+def exhaustive(problem: Problem, budget: int) -> int | None:
+    """The least cost of any schedule: shortest path over (nodes run once, what is resident)."""
+    nodes = len(problem)
+    start = (0, 0)
+    best = {start: 0}
+    queue = [(0, start)]
+    sizes = problem.nbytes
+    needs = [sum(1 << item for item in items) for items in problem.reads]
+    while queue:
+        cost, state = heapq.heappop(queue)
+        frontier, resident = state
+        if cost > best[state]:
+            continue
+        if frontier == nodes:
+            return cost
+        following = [
+            (cost, (frontier, resident & ~(1 << item)))
+            for item in range(len(sizes))
+            if resident >> item & 1
+        ]
+        memory = sum(size for item, size in enumerate(sizes) if resident >> item & 1)
+        for node in range(frontier + 1):
+            made = sum(1 << item for item in problem.makes[node])
+            if needs[node] & ~resident or resident & made:
+                continue
+            if memory + sum(sizes[item] for item in problem.makes[node]) <= budget:
+                after = (max(frontier, node + 1), resident | made)
+                following.append((cost + problem.cost[node], after))
+        for new, after in following:
+            if new < best.get(after, new + 1):
+                best[after] = new
+                heapq.heappush(queue, (new, after))
+    return None

@@ -1,0 +1,74 @@
+"""Checkmate against exhaustive search; its rounding against its bound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from rekindle.planners import Checkmate, Cuts, Problem, Rounding, Status
+from tests.planners.helpers import exhaustive, reference_problem, small_graphs, unit_chain
+
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@given(small_graphs(most=6))
+@QUIET
+def test_brute_force(drawn: tuple[Problem, int]) -> None:
+    problem, budget = drawn
+    best = exhaustive(problem, budget)
+    plan = Checkmate(time_limit=20).plan(problem, budget)
+    if best is None:
+        assert plan.status is Status.INFEASIBLE
+        assert plan.smallest_budget is None or exhaustive(problem, plan.smallest_budget) is not None
+    elif plan.schedule is not None:
+        assert plan.cost_ns == best
+        assert plan.status is Status.OPTIMAL
+    else:  # a stage computes a node once: now and then that is not enough
+        assert plan.status is Status.INFEASIBLE
+
+
+@given(small_graphs(most=8))
+@QUIET
+def test_rounding_and_relaxation_are_on_their_sides_of_the_optimum(
+    drawn: tuple[Problem, int],
+) -> None:
+    problem, budget = drawn
+    exact = Checkmate(time_limit=20).plan(problem, budget)
+    rounded = Rounding().plan(problem, budget)
+    relaxed = Cuts(time_limit=1).plan(problem, budget)
+    if exact.cost_ns is not None:
+        assert relaxed.bound_ns <= exact.cost_ns
+        assert rounded.bound_ns <= exact.cost_ns
+        if rounded.cost_ns is not None:
+            assert rounded.cost_ns >= exact.cost_ns
+
+
+# static_reference.json: budget and best cost of the uniform chains of 4 and 8 layers.
+@pytest.mark.parametrize(
+    ("length", "budget", "cost"),
+    [
+        (4, 5, 10),
+        (4, 4, 11),
+        (4, 3, 15),
+        (8, 9, 18),
+        (8, 8, 19),
+        (8, 7, 20),
+        (8, 5, 22),
+        (8, 4, 26),
+    ],
+)
+def test_chains(length: int, budget: int, cost: int) -> None:
+    plan = Checkmate().plan(unit_chain(length), budget)
+    assert (plan.status, plan.cost_ns) == (Status.OPTIMAL, cost * 1000)
+
+
+def test_infeasible_is_a_status_with_the_smallest_budget() -> None:
+    plan = Checkmate().plan(unit_chain(4), 2)
+    assert plan.status is Status.INFEASIBLE
+    assert plan.smallest_budget == 3
+
+
+def test_what_is_too_large_is_refused_with_another_planner() -> None:
+    plan = Checkmate().plan(reference_problem("gpt12l_b8"), 2_000_000_000)
+    assert plan.status is Status.UNSUITED
+    assert "write Cuts()" in plan.message

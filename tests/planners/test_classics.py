@@ -1,0 +1,106 @@
+"""Chen, articulation points, Revolve on programs, the two ends: valid, and on the right side."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from rekindle.planners import (
+    ChenGreedy,
+    ChenSqrt,
+    Given,
+    KeepAll,
+    Planner,
+    Problem,
+    RecomputeAll,
+    Revolve,
+    Rotor,
+    Status,
+)
+from rekindle.planners._line import candidates
+from rekindle.planners.given import steps_of
+from rekindle.policies import DTR
+from rekindle.simulator import replay
+from tests.planners.helpers import (
+    exhaustive,
+    problem_of,
+    reference_problem,
+    small_graphs,
+    unit_chain,
+)
+from tests.strategies import problems
+
+ALL: tuple[Planner, ...] = (
+    ChenSqrt(),
+    ChenSqrt("all"),
+    ChenGreedy(),
+    ChenGreedy("all", tries=7),
+    Revolve(),
+    Revolve("all"),
+    Rotor(),
+    KeepAll(),
+    RecomputeAll(),
+)
+QUIET = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("planner", ALL, ids=lambda planner: planner.name)
+@given(problems(longest=14))
+@QUIET
+def test_valid_on_any_program(planner: Planner, drawn) -> None:
+    trace, budget = drawn
+    problem = Problem.of(trace)
+    plan = planner.plan(problem, budget)  # judged by the verifier within
+    if plan.schedule is None:
+        assert plan.status in (Status.NOT_FOUND, Status.INFEASIBLE, Status.UNSUITED)
+        assert plan.smallest_budget is None or plan.smallest_budget > budget or budget < plan.needed
+    else:
+        assert plan.peak <= budget
+
+
+@given(small_graphs())
+@QUIET
+def test_never_below_the_optimum(drawn: tuple[Problem, int]) -> None:
+    problem, budget = drawn
+    best = exhaustive(problem, budget)
+    for planner in ALL:
+        plan = planner.plan(problem, budget)
+        if plan.cost_ns is not None:
+            assert plan.cost_ns >= best
+            assert plan.bound_ns <= best
+            assert plan.status is not Status.OPTIMAL or plan.cost_ns == best
+
+
+def test_keep_all_is_optimal_where_it_fits() -> None:
+    problem = reference_problem("unet_b8")
+    plan = KeepAll().plan(problem, problem.keep_all_peak)
+    assert (plan.status, plan.overhead, plan.peak) == (Status.OPTIMAL, 0, problem.keep_all_peak)
+    less = KeepAll().plan(problem, problem.keep_all_peak - 1)
+    assert (less.status, less.smallest_budget) == (Status.NOT_FOUND, problem.keep_all_peak)
+
+
+def test_chen_on_a_chain_keeps_every_kth() -> None:
+    """16 layers, every 4th kept: 3 of each 4 recomputed once, in about 2 sqrt(n) memory."""
+    problem = unit_chain(16)
+    plan = ChenSqrt().plan(problem, 10)
+    assert plan.recompute_ns <= 12_000
+    assert plan.peak <= 10
+
+
+def test_articulation_points_of_a_network_with_skips() -> None:
+    """f0 -> f1 -> f2 -> f3 with f0 also read by f2: around f1 there is a way past it."""
+    forward = [(1, 1, []), (1, 1, [0]), (1, 1, [0, 1]), (1, 1, [2])]
+    backward = [(1, 1, [2, 3]), (1, 1, [1, 4]), (1, 1, [0, 5])]
+    problem = problem_of(*forward, *backward)
+    assert candidates(problem, "articulation") == [0, 2]
+    assert candidates(problem, "all") == [0, 1, 2]
+
+
+def test_a_run_of_dtr_is_a_plan_and_a_beginning() -> None:
+    problem = reference_problem("gpt4l_b8")
+    budget = int(0.6 * problem.keep_all_peak)
+    record = replay(problem.trace, budget=budget, policy=DTR())
+    plan = Given("dtr", record.schedule).plan(problem, budget)
+    assert plan.recompute_ns == record.recompute_ns
+    steps = steps_of(problem, record.schedule)
+    assert sum(problem.cost[node] for node in steps) == plan.cost_ns

@@ -1,0 +1,92 @@
+"""What is distilled from a trace: constants, holds, views, floors; sequences and schedules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from rekindle._errors import InvalidTrace
+from rekindle.planners import Problem
+from rekindle.planners._problem import Hold
+from rekindle.planners._sequence import prune, timeline, to_schedule
+from rekindle.schedule import verify
+from rekindle.trace import TraceBuilder, keep_all_peak
+from tests.planners.helpers import problem_of, reference, reference_problem
+from tests.strategies import traces
+
+
+def test_parameters_are_fixed_bytes() -> None:
+    builder = TraceBuilder()
+    weight = builder.source(100, held=True)
+    (x,) = builder.call("x", 1, [weight], [8])
+    builder.release(x)
+    problem = Problem.of(builder.build())
+    assert (problem.fixed, len(problem), problem.nbytes) == (100, 1, (8,))
+    assert problem.floor == 108
+
+
+def test_what_the_program_holds_is_on_hold() -> None:
+    builder = TraceBuilder()
+    (x,) = builder.call("x", 1, [], [8], held=True)
+    (y,) = builder.call("y", 1, [x], [4])
+    builder.drop(x)
+    builder.call("z", 1, [y], [1])
+    problem = Problem.of(builder.build())
+    assert problem.holds == (Hold(0, 0, 1),)
+
+
+def test_a_use_is_a_moment() -> None:
+    builder = TraceBuilder()
+    (x,) = builder.call("x", 1, [], [8])
+    builder.call("y", 1, [], [4])
+    builder.use(x)
+    problem = Problem.of(builder.build())
+    assert problem.op[2] is None
+    assert problem.reads[2] == (0,)
+
+
+def test_views_live_in_their_storage_and_are_made_again() -> None:
+    builder = TraceBuilder()
+    (x,) = builder.call("x", 5, [], [8])
+    (view,) = builder.call("view", 1, [x], [0], aliases=[x])
+    builder.call("big", 1, [], [8])
+    builder.call("y", 1, [view], [4])
+    problem = Problem.of(builder.build())
+    assert problem.reads[3] == (0,)
+    line = timeline(problem, [0, 1, 2, 0, 3])
+    cost = verify(problem.trace, to_schedule(line, "test"), 20)
+    assert cost.recompute_ns == 5 + 1
+    assert cost.peak == 12
+
+
+@given(traces())
+@settings(max_examples=80, deadline=None)
+def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:
+    problem = Problem.of(trace)
+    line = timeline(problem, range(len(problem)))
+    assert verify(trace, to_schedule(line, "keep")).recompute_ns == 0
+    assert problem.floor <= line.peak
+    # A plan may free a source that nobody reads again; the trace's figure keeps it.
+    assert line.peak <= keep_all_peak(trace)
+
+
+def test_pruning_drops_what_nobody_reads() -> None:
+    problem = problem_of((1, 1, []), (1, 1, [0]), (1, 1, [0]))
+    assert prune(problem, [0, 1, 0, 0, 2, 1]) == [0, 1, 0, 2]
+
+
+def test_figures_of_the_reference_graphs() -> None:
+    for row in reference("static_reference.json")["rows"]:
+        problem = reference_problem(row["graph"])
+        assert problem.keep_all_peak == row["keep_all_peak"]
+        assert problem.compute_ns == row["base_cost"] * 1000
+        assert int(row["ratio"] * problem.keep_all_peak) == row["budget"]
+
+
+def test_an_invalid_trace_is_refused() -> None:
+    builder = TraceBuilder()
+    builder.call("x", 1, [], [1])
+    trace = builder.build()
+    bad = type(trace)(trace.storages, trace.values, trace.ops, ())
+    with pytest.raises(InvalidTrace):
+        Problem.of(bad)

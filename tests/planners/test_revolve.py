@@ -1,0 +1,70 @@
+"""Revolve against the binomial formula, its recurrence, and exhaustive search."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import comb
+
+import pytest
+
+from rekindle.planners import Revolve, Status
+from rekindle.planners.revolve import chain_length, forwards, split
+from tests.planners.helpers import exhaustive, problem_of, unit_chain
+
+
+@cache
+def recurrence(length: int, slots: int) -> float:
+    if length == 0:
+        return 0
+    if slots == 0:
+        return float("inf")
+    return min(
+        j + recurrence(length - j, slots - 1) + recurrence(j - 1, slots)
+        for j in range(1, length + 1)
+    )
+
+
+@pytest.mark.parametrize("slots", range(1, 8))
+def test_the_formula_solves_the_recurrence(slots: int) -> None:
+    assert [forwards(n, slots) for n in range(40)] == [recurrence(n, slots) for n in range(40)]
+
+
+def test_griewank_and_walther() -> None:
+    """t(l, s) = r l - C(s+r, r-1), here P(l, s) = t(l+1, s); beta(s, r) steps need r sweeps."""
+    for slots in range(1, 6):
+        for sweeps in range(1, 6):
+            length = comb(slots + sweeps, slots)
+            expected = sweeps * length - comb(slots + sweeps, sweeps - 1)
+            assert forwards(length - 1, slots) == expected
+
+
+def test_a_split_is_a_best_one() -> None:
+    for length in range(1, 30):
+        for slots in range(1, 6):
+            j = split(length, slots)
+            assert forwards(length, slots) == (
+                j + recurrence(length - j, slots - 1) + recurrence(j - 1, slots)
+            )
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 6])
+def test_exhaustive_search_on_chains(length: int) -> None:
+    problem = unit_chain(length)
+    for budget in range(3, problem.keep_all_peak + 1):
+        plan = Revolve().plan(problem, budget)
+        assert plan.status is Status.OPTIMAL
+        assert plan.cost_ns == exhaustive(problem, budget)
+
+
+def test_plans_on_chains_cost_what_the_formula_says() -> None:
+    problem = unit_chain(40)
+    for budget in range(3, 43):
+        plan = Revolve().plan(problem, budget)
+        assert plan.cost_ns == 1000 * (forwards(40, min(budget - 2, 40)) + 41)
+        assert plan.peak <= budget
+
+
+def test_what_is_no_homogeneous_chain() -> None:
+    assert chain_length(unit_chain(4)) == 4
+    assert chain_length(problem_of((1, 1, []), (1, 2, [0]), (1, 1, [0, 1]))) is None
+    assert chain_length(problem_of((1, 1, []), (1, 1, [0]), (1, 1, [1]))) is None

@@ -1,0 +1,83 @@
+"""Graphs in Checkmate's format: there and back, and what is wrong with a file, with the place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rekindle._errors import InvalidTrace, Unsupported
+from rekindle.trace import TraceBuilder, keep_all_peak
+from rekindle.trace.formats.checkmate import graph_to_trace, read, read_checkmate, recognizes, write
+
+GRAPH = {
+    "name": "small",
+    "meta": {},
+    "nodes": [
+        {"id": 0, "name": "a", "cost": 1.25, "mem": 8, "deps": [], "is_backward": False},
+        {"id": 1, "name": "b", "cost": 2, "mem": 4, "deps": [0], "is_backward": False},
+        {"id": 2, "name": "c", "cost": 3, "mem": 2, "deps": [0, 1], "is_backward": True},
+    ],
+}
+
+
+def _with(at: int, **change: object) -> dict:
+    nodes = [dict(node) for node in GRAPH["nodes"]]
+    nodes[at] |= change
+    return GRAPH | {"nodes": nodes}
+
+
+def test_there_and_back(tmp_path) -> None:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(GRAPH))
+    trace = read_checkmate(path)
+    assert (trace.name, trace.compute_ns, keep_all_peak(trace)) == ("small", 6250, 14)
+    assert [op.is_backward for op in trace.ops] == [False, False, True]
+    assert json.loads("".join(write(trace))) == GRAPH
+    assert read(write(trace)) == trace
+    assert recognizes("".join(write(trace)))
+
+
+def test_an_output_stays() -> None:
+    trace = graph_to_trace(_with(0, is_output=True))
+    assert json.loads("".join(write(trace)))["nodes"][0]["is_output"] is True
+
+
+@pytest.mark.parametrize(
+    ("graph", "complaint"),
+    [
+        (_with(0, deps=[2]), "nodes depend on each other: a -> c -> a"),
+        (_with(0, deps=[0]), "nodes depend on each other: a -> a"),
+        (_with(1, cost=-2), r"node 1 \(b\) has the cost -2"),
+        (_with(1, mem=-1), r"node 1 \(b\) has the mem -1"),
+        (_with(1, mem=1.5), r"node 1 \(b\) has 1.5 bytes, wanted a whole number"),
+        (_with(1, cost="much"), r"node 1 \(b\) has cost 'much'"),
+        (_with(1, cost=float("nan")), r"node 1 \(b\) has cost nan"),
+        (_with(2, deps=[7]), r"node 2 \(c\) depends on 7, which is no node"),
+        (_with(2, deps=None), r"node 2 \(c\) has deps None"),
+        (_with(2, id=1), "two nodes have the id 1"),
+        (_with(2, id=[]), r"node 2 has the id \[\]"),
+        ({"name": "x"}, 'a graph is an object with a list "nodes"'),
+        ({"nodes": {}}, '"nodes" is dict, wanted a list'),
+        ({"nodes": [1]}, "node 0 is no object: 1"),
+        (
+            GRAPH | {"nodes": [GRAPH["nodes"][1] | {"deps": [0]}, GRAPH["nodes"][0]]},
+            r"node 0 \(b\) comes before node 1 \(a\), on which it depends",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(graph: dict, complaint: str) -> None:
+    with pytest.raises(InvalidTrace, match=complaint):
+        graph_to_trace(graph)
+
+
+def test_no_json() -> None:
+    with pytest.raises(InvalidTrace, match="this is no JSON"):
+        read(["{"])
+
+
+def test_what_a_graph_cannot_say_is_refused() -> None:
+    builder = TraceBuilder()
+    builder.call("two", 1, [], [1, 1])
+    with pytest.raises(Unsupported, match=r"op 0 \(two\) has 2 outputs"):
+        list(write(builder.build()))
