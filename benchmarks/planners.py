@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true")
     arguments = parser.parse_args()
     reference = json.loads((arguments.graphs.parent / "static_reference.json").read_text())["rows"]
+    commit = about()["commit"]  # now: there may be another one when this ends
     rows: list[dict[str, object]] = []
     problems: dict[str, Problem] = {}
     print("         graph ratio            planner  overhead     bound     gap      s")
@@ -67,7 +68,6 @@ def main() -> None:
                 budget = int(ratio * problem.keep_all_peak)
                 rows += measure(problem, ratio, budget, ("cuts",), LARGE_LIMIT, {})
     RESULT.parent.mkdir(exist_ok=True)
-    commit = about()["commit"]
     rows = [row | {"commit": commit} for row in rows]
     if arguments.only and RESULT.exists():  # the other graphs keep their rows and commits
         done = {row["graph"] for row in rows}

@@ -100,12 +100,13 @@ class _Rounds:
         search = self.search
         turn = self.planner.time_limit / 120  # doubled each time: a quick proof is not held up
         while search.left > 0 and not self._close_enough():
+            began = search.seconds
             line = self._exact()
             if line is None or self._close_enough():
                 break
             if len(self.cuts) == 1:
                 self._lean()
-            self._neighbours(turn)
+            self._neighbours(max(turn, 0.6 * (search.seconds - began)))
             turn = min(2 * turn, self.planner.time_limit / 12)
             if len(self.cuts) >= _MOST_CUTS or not self._add_cuts(line):
                 break
