@@ -71,7 +71,9 @@ LAZY = [
 
 
 @pytest.mark.parametrize("policy", LAZY, ids=repr)
-@pytest.mark.parametrize("rules", [Rules(), Rules(quirks=True), Rules("banish")], ids=repr)
+# Not with the authors' quirks: there a cost depends on when it was last asked for, as their caches
+# have it, so that no look at all candidates can say what it is. Their own figures judge that mode.
+@pytest.mark.parametrize("rules", [Rules(), Rules("banish")], ids=repr)
 @given(problem=problems(longest=40))
 @settings(max_examples=25, deadline=None)
 def test_the_choice_is_the_best_of_all(
@@ -82,6 +84,16 @@ def test_the_choice_is_the_best_of_all(
         replay(trace, budget=budget, policy=Compared(policy), rules=rules)
     except NoRoom:
         assume(False)
+
+
+def test_what_is_read_with_late_locks_is_no_longer_stale() -> None:
+    """Found by chance: it stayed a candidate, and the chooser did not hear of the access."""
+    rng = random.Random(1588)
+    trace = random_dag(rng.randint(1, 30), rng, sources=rng.randint(0, 2))
+    compared = Compared(DTR())
+    with pytest.raises(NoRoom):
+        replay(trace, budget=17, policy=compared)
+    assert compared.choices > 10
 
 
 def test_the_comparison_sees_many_choices() -> None:

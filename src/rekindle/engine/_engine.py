@@ -462,7 +462,7 @@ class Engine:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
             return
         storage.last_access = self.clock
-        if storage.order >= 0 and storage.makers[1:]:  # it may stay a candidate: its view is gone
+        if storage.order >= 0:  # it may stay a candidate: its view is gone, or locks come late
             self._chooser.touched(storage)
 
     # -- candidates -----------------------------------------------------------------------------
