@@ -1,0 +1,52 @@
+"""What the documents say is so: examples run, commands, scripts and linked files exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rekindle.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+names = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> set[str]:
+    return set(re.findall(r"`rekindle ([a-z]+)", text))
+
+
+@names
+def test_examples_run(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for example in examples(document.read_text()):
+        exec(compile(example, str(document), "exec"), {})
+        assert "recomputations" in capsys.readouterr().out
+
+
+@names
+def test_commands_exist(document: Path) -> None:
+    for command in commands(document.read_text()):
+        assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0, command
+
+
+@names
+def test_scripts_and_links_exist(document: Path) -> None:
+    text = document.read_text()
+    for script in re.findall(r"\bscripts/[a-z]+\b", text):
+        assert (ROOT / script).is_file(), script
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (document.parent / link).exists(), link
+
+
+def test_something_is_checked() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(examples(readme)) == 1
+    assert {"plan", "simulate"} <= commands(readme)
+    assert CliRunner().invoke(main, ["plam", "--help"]).exit_code != 0
