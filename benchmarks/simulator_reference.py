@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from _results import write
+from _common import conditions, write
 
 from rekindle.simulator import RATIOS, Case, cases, run_case, sweep
 
@@ -110,4 +110,4 @@ if __name__ == "__main__":
         figures["speed"] = speed(given.logs, given.speed)
     figures["reference"] = compare(given.logs, given.reference)
     print(figures["reference"])
-    write("simulator_reference", figures)
+    write("simulator_reference", {**conditions(), "figures": figures})

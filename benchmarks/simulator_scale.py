@@ -10,7 +10,7 @@ import gc
 import random
 import time
 
-from _results import write
+from _common import conditions, write
 
 from rekindle._types import OpId, StorageId
 from rekindle.engine import Call, Engine, Value
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     rows = [measure(10**power) for power in range(3, 7)]
     for row in rows:
         print(row)
-    write("simulator_scale", rows)
+    write("simulator_scale", {**conditions(), "rows": rows})
