@@ -61,11 +61,13 @@ class Driver:
     def made_by(self, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
         """The tensors in a result that have memory of their own, each with its position."""
         made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
+        seen: list[int] = []
         for position, tensor in enumerate(tensors_in(result)):
             if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
                 home = tensor.untyped_storage()
-                known = self.table.find(home._cdata) is not None
-                if not known and all(home._cdata != other._cdata for _, _, other in made):
+                address = home._cdata
+                if address not in seen and not self.table.lives(address):
+                    seen.append(address)
                     made.append((position, tensor, home))
         return made
 

@@ -113,6 +113,15 @@ class Table:
     def find(self, address: int) -> Storage | None:
         return self._by_address.get(address)
 
+    def lives(self, address: int) -> bool:
+        """Whether a storage that is known lives there; not one that died just now, and whose
+        place another took before anybody could act on the death."""
+        found = self._by_address.get(address)
+        if found is None:
+            return False
+        watch: Death | None = found.payload.watch
+        return watch is not None and watch() is not None
+
     def settle(self, storage: Storage, home: torch.UntypedStorage, address: int) -> None:
         """`storage` lives in `home` from now on."""
         memory: Memory = storage.payload
