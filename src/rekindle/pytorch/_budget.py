@@ -194,6 +194,7 @@ class budget:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
         runtime = Runtime(Driver(self._budget, self._policy, self._device))
         run = Run(runtime.driver, self._budget, self._policy, record=self._record)
+        runtime.driver.open()
         with ExitStack() as stack:
             stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))

@@ -43,6 +43,16 @@ class Driver:
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
         self._next_op = 0
         self._next_storage = 0
+        #: On CUDA: what the allocator has given out beside all that is known here. It was there
+        #: before, or no operator showed it, or it is the rounding of blocks.
+        self._outside: Storage | None = None
+
+    def open(self) -> None:
+        """The context begins: what the device's allocator has given out already counts."""
+        if self.device.type == "cuda":
+            call = self.new_call("source", 0, False)
+            self._outside = self.new_storage(call, torch.cuda.memory_allocated(self.device))
+            self.admit(call)
 
     # -- storages -------------------------------------------------------------------------------
 
@@ -111,6 +121,8 @@ class Driver:
 
     def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
         counted = self.counted(home)
+        if self._outside is not None:  # it was part of that until now
+            self.engine.resize(self._outside, max(0, self._outside.nbytes - counted))
         if self.engine.memory + counted > self.engine.budget:
             is_parameter = tensor.is_leaf and tensor.requires_grad
             self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
@@ -196,9 +208,16 @@ class Driver:
 
     def poll(self) -> None:
         """Finds out which values the program has let go of; dead ones have told so themselves."""
+        self._ask_allocator()
         for storage in list(self._held):
             if storage.references and not self.table.is_held(storage):
                 self._drop(storage)
+
+    def _ask_allocator(self) -> None:
+        if self._outside is not None:
+            known = self.engine.memory - self._outside.nbytes
+            given_out = torch.cuda.memory_allocated(self.device)
+            self.engine.resize(self._outside, max(0, given_out - known))
 
     def settle(self) -> None:
         """Acts on what happened meanwhile: handles that died, memory that is gone."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rekindle.engine import Call, Storage, Value
+from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED, Memory, site
@@ -36,6 +37,7 @@ class Runtime:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self._events = EventPrices() if driver.device.type == "cuda" else None
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
 
     # -- operators ------------------------------------------------------------------------------
@@ -84,10 +86,12 @@ class Runtime:
                 invocation.random = (generator, generator.get_state())
             if signature.priced:
                 result = operator.func(*args, **kwargs)
+            elif self._events is not None:
+                result = self._events.run(signature, operator.func, args, kwargs)
             else:
                 started = perf_counter_ns()
                 result = operator.func(*args, **kwargs)
-                signature.sample(started)
+                signature.sample(perf_counter_ns() - started)
             self._register(invocation, recording, result)
             return result
 

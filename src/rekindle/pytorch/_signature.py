@@ -8,7 +8,6 @@ again. Numbers that change from call to call (a float, a generator) stay out of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from time import perf_counter_ns
 from typing import Any, final
 
 import torch
@@ -199,12 +198,11 @@ class Signature:
         if not self.operator.dynamic:
             self.needed = nbytes
 
-    def sample(self, started: Nanoseconds) -> None:
-        """Takes the time since `started` into the price: the least of the first three."""
-        elapsed = perf_counter_ns() - started
-        self.cost = elapsed if not self._samples else min(self.cost, elapsed)
+    def sample(self, elapsed: Nanoseconds) -> None:
+        """Takes one execution into the price: the least of the first three."""
+        self.cost = min(self.cost, elapsed) if self._samples else elapsed
         self._samples += 1
-        self.priced = self._samples == 3
+        self.priced = self._samples >= 3
 
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
