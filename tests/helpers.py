@@ -14,3 +14,19 @@ ALL_POLICIES: tuple[Policy, ...] = (
     Random(seed=3),
     Ablation(staleness=True, size=False, cost="classes"),
 )
+
+
+class Link:
+    """A storage in a chain, as a policy sees it; `above` and `below` are filled by the test."""
+
+    def __init__(self, nbytes: int, cost: int, last: int) -> None:
+        self.nbytes, self.cost, self.last_access, self.order = nbytes, cost, last, last
+        self.resident = True
+        self.above: list[Link] = []
+        self.below: list[Link] = []
+
+    def parents(self) -> list[Link]:
+        return self.above
+
+    def children(self) -> list[Link]:
+        return self.below

@@ -16,6 +16,7 @@ from rekindle.policies._envelope import WIDTH, Envelope
 from rekindle.policies._scored import ScoredChooser
 from rekindle.simulator import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+from tests.helpers import Link
 from tests.strategies import problems
 
 
@@ -154,20 +155,7 @@ def _value(line: list[int], now: int, moving: bool) -> float:
 def test_thrifty_against_its_formula() -> None:
     """sqrt(staleness) and the capped descendants, on a chain of which the middle is gone."""
 
-    class Link:
-        def __init__(self, cost: int, last: int) -> None:
-            self.nbytes, self.cost, self.last_access, self.order = 10, cost, last, last
-            self.resident = True
-            self.above: list[Link] = []
-            self.below: list[Link] = []
-
-        def parents(self) -> list[Link]:
-            return self.above
-
-        def children(self) -> list[Link]:
-            return self.below
-
-    links = [Link(cost, last) for cost, last in ((3, 1), (50, 2), (60, 3), (7, 4), (8, 19))]
+    links = [Link(10, cost, last) for cost, last in ((3, 1), (50, 2), (60, 3), (7, 4), (8, 19))]
     for upper, lower in itertools.pairwise(links):
         upper.below.append(lower)
         lower.above.append(upper)

@@ -13,6 +13,7 @@ from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Random
 from rekindle.policies._neighborhood import Classes, Exact
 from rekindle.simulator import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+from tests.helpers import Link
 
 
 def _reach(storage: Storage, up: bool) -> set[Storage]:
@@ -89,21 +90,8 @@ def test_classes_are_the_exact_neighborhood_where_nothing_ever_returns() -> None
     On a chain that is only ever evicted neither happens.
     """
 
-    class Link:
-        def __init__(self, cost: int) -> None:
-            self.nbytes, self.cost, self.last_access, self.order = 1, cost, 0, 0
-            self.resident = True
-            self.above: list[Link] = []
-            self.below: list[Link] = []
-
-        def parents(self) -> list[Link]:
-            return self.above
-
-        def children(self) -> list[Link]:
-            return self.below
-
     rng = random.Random(7)
-    links = [Link(rng.randint(1, 9)) for _ in range(30)]
+    links = [Link(1, rng.randint(1, 9), 0) for _ in range(30)]
     for upper, lower in itertools.pairwise(links):
         upper.below.append(lower)
         lower.above.append(upper)

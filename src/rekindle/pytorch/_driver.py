@@ -342,7 +342,7 @@ class Driver:
         finally:
             self.busy = busy
         if in_place:
-            for (output, source), _ in zip(call.overwrites, tensors, strict=True):
+            for output, source in call.overwrites:
                 self.table.succeed(source.storage, output.storage)
                 output.storage.payload.origin = None  # the program's tensor is elsewhere
                 output.storage.payload.version = 0

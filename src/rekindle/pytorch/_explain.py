@@ -64,7 +64,7 @@ def _addresses(engine: Engine, optimizers: Iterable[Any]) -> tuple[set[int], set
     state: set[int] = set()
     for storage in engine.storages:
         memory: Memory = storage.payload
-        origin = memory.origin() if memory.origin is not None else None
+        origin = memory.program_tensor()
         grad = origin.grad if origin is not None and origin.is_leaf else None
         if grad is not None and grad.layout is torch.strided:
             gradients.add(grad.untyped_storage()._cdata)
@@ -86,7 +86,7 @@ def _category(storage: Storage, table: Table, gradients: set[int], state: set[in
         if memory.watch is not None and table.is_held(storage):
             return PROGRAM if storage.references else IN_USE
         return SAVED
-    origin = memory.origin() if memory.origin is not None else None
+    origin = memory.program_tensor()
     if origin is not None and origin.is_leaf and origin.requires_grad:
         return PARAMETERS
     if site(storage) == "source":

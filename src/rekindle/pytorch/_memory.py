@@ -65,9 +65,13 @@ class Memory:
         assert home is not None, "a value that should be in memory is not; please report this"
         return home
 
+    def program_tensor(self) -> Tensor | None:
+        """`origin`, if the program still has it."""
+        return self.origin() if self.origin is not None else None
+
     def current_version(self) -> int:
         """The version counter now; negative if no tensor of the program is left to tell."""
-        origin = self.origin() if self.origin is not None else None
+        origin = self.program_tensor()
         return -1 if origin is None else version_of(origin)
 
 

@@ -221,7 +221,7 @@ class Runtime:
         after: Memory = new.payload
         self.driver.succeed(old, new)
         after.origin, after.version = before.origin, -1
-        origin = before.origin() if before.origin is not None else None
+        origin = before.program_tensor()
         if not hidden and (origin is None or _share_version(origin, target)):
             before.overwritten = True
             after.owned = None

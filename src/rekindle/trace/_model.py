@@ -123,9 +123,6 @@ class Trace:
                 roots[storage] = ValueId(value)
         return tuple(roots)
 
-    def storage_of(self, value: ValueId) -> StorageId:
-        return self.values[value]
-
     def is_root(self, value: ValueId) -> bool:
         return self.root[self.values[value]] == value
 
