@@ -36,7 +36,7 @@ ensure_venv() {
     fi
     echo "Installing Rekindle into .venv (minutes the first time) ..." >&2
     .venv/bin/python -m pip --disable-pip-version-check -qq install \
-        -c constraints.txt -e '.[plan,plot,dev]' \
+        -c constraints.txt -e '.[plan,plot,huggingface,lightning,docs,dev]' \
         || die "pip could not install what pyproject.toml and constraints.txt ask for, see above"
     printf '%s\n' "$wanted" >"$stamp"
 }
