@@ -54,7 +54,7 @@ class Repairer:
 
     def neighbour(self, best: Timeline, rng: random.Random, share: float) -> Timeline | None:
         """A plan that differs from `best` in about `share` of the items, or None."""
-        cuts = self._busy(best)
+        cuts = self._busy(best, rng)
         relaxation = Relaxation(self.problem, cuts, self.budget)
         start = relaxation.start(best)
         # Items that are made near each other are let go for each other: a stretch and a sample.
@@ -73,12 +73,14 @@ class Repairer:
             return None
         return self._repair(relaxation, solution.values, self.budget, 0.0, most=best.cost)
 
-    def _busy(self, line: Timeline) -> list[int]:
-        """Moments at which a plan uses nearly all of its memory, spread out."""
+    def _busy(self, line: Timeline, rng: random.Random) -> list[int]:
+        """Moments at which a plan uses much of its memory, spread out; not the same each time."""
         apart = max(3, len(self.problem) // 60)
+        wanted = rng.randint(4, 10)
+        noise = np.array([rng.uniform(0.9, 1.0) for _ in line.steps])
         cuts: list[int] = []
-        for step in (-line.memory).argsort(kind="stable"):
-            if len(cuts) >= 8:
+        for step in (-line.memory * noise).argsort(kind="stable"):
+            if len(cuts) >= wanted:
                 break
             moment = moment_of(line, int(step))
             if all(abs(moment - cut) >= apart for cut in cuts):

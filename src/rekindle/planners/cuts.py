@@ -33,7 +33,7 @@ from rekindle.planners._sequence import Timeline, timeline
 
 # Prices of memory that is kept for long, as a share of the program's cost for the whole budget
 # kept to the end: from "decides ties" to "rules the choice".
-_PRICES = (0.003, 0.01, 0.03, 0.1, 0.3)
+_PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
 _MARGINS = (1.0, 0.98, 0.93)
 _SHARES = (0.05, 0.1, 0.2, 0.4)
 _MOST_CUTS = 24
@@ -156,19 +156,24 @@ class _Rounds:
         return min(self.search.left, max(0.0, self.until - self.search.seconds))
 
     def _lean(self) -> None:
-        """Plans from one cut. Smaller budgets, which make room for repairs, until there is one."""
-        search = self.search
-        self.until = search.seconds + self.planner.time_limit / 15
-        for margin in _MARGINS:
-            for price in _PRICES:
-                if self._left() <= 0 or self._close_enough():
+        """Plans from one cut. Smaller budgets, which make room for repairs, until there is one.
+
+        The time that one takes is heavy-tailed in its price, so all get a little, then more.
+        """
+        search, limit = self.search, self.planner.time_limit
+        end = search.seconds + limit / 6
+        for turn in (limit / 60, limit / 20):
+            for margin in _MARGINS:
+                for price in _PRICES:
+                    self.until = min(search.seconds + turn, end)
+                    if self._left() <= 0 or self._close_enough():
+                        return
+                    line = self.repairer.lean(self.cuts, price, margin)
+                    if line is not None:
+                        search.offer(line.steps, f"leaning {price}")
+                best = search.best
+                if best is not None and best.cost < 1.05 * search.bound:
                     return
-                line = self.repairer.lean(self.cuts, price, margin)
-                if line is not None:
-                    search.offer(line.steps, f"leaning {price}")
-            best = search.best
-            if best is not None and best.cost < 1.05 * search.bound:
-                return
 
     def _neighbours(self, seconds: float) -> None:
         """Looks for better plans near the best one for about that long."""
