@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from rekindle.planners import Cuts, Problem, Status
+from rekindle.planners import Cuts, Problem, Search, Status
 from rekindle.planners._relaxation import Relaxation, decode
 from rekindle.planners._sequence import timeline
 from rekindle.schedule import verify
+from rekindle.trace import chain
 from tests.planners.helpers import (
     exhaustive,
     problem_of,
@@ -162,3 +163,11 @@ def test_a_plan_that_decodes_is_a_solution_of_the_relaxation() -> None:
     again = relaxation.decisions(relaxation.start(line))
     assert again == relaxation.decisions(solution.values)
     assert line.cost == problem.compute_ns + round(solution.objective) * problem.grain
+
+
+@pytest.mark.parametrize("bound", [float("inf"), float("-inf"), float("nan")])
+def test_a_solver_without_time_proves_nothing(bound: float) -> None:
+    problem = Problem.of(chain(4))
+    search = Search(problem, problem.keep_all_peak, "cuts")
+    search.raise_bound(bound)
+    assert search.bound == problem.compute_ns

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rekindle.planners._base import Planner as Planner
 from rekindle.planners._base import Search as Search
+from rekindle.planners._base import demand as demand
 from rekindle.planners._chain import Chain as Chain
 from rekindle.planners._problem import Problem as Problem
 from rekindle.planners._result import Plan as Plan

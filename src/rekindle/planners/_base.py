@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Set
+from math import isfinite
 from typing import Protocol, final
 
 from rekindle._types import Bytes, Nanoseconds
@@ -80,7 +81,7 @@ class Search:
         grain = self.problem.grain
         if self.best is not None:
             bound = min(bound, self.best.cost)
-        if bound == float("inf") or bound != bound:
+        if not isfinite(bound):  # a solver that had no time knows nothing
             return
         # The solver's tolerances are relative: a hair above a multiple is that multiple.
         rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain

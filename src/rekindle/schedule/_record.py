@@ -13,7 +13,11 @@ from rekindle.schedule._schedule import Schedule
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was done, and what it cost. `clock[i]` (ns) and `memory[i]` (bytes) follow action i."""
+    """What was done, and what it cost.
+
+    `clock[i]` (ns) and `memory[i]` (bytes) are as action i begins: what a `Compute` makes is not
+    there yet, what a `Free` lets go is gone.
+    """
 
     actions: tuple[Action, ...]
     clock: tuple[Nanoseconds, ...]
