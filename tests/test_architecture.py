@@ -36,6 +36,7 @@ ALLOWED = {
     # Of planners only what a planner returns.
     "pytorch": SHARED | {"trace", "schedule", "policies", "engine", "planners._result"},
     "report": SHARED | {"trace", "schedule"},
+    "integrations": SHARED | {"pytorch"},
 }
 ALLOWED_EVERYTHING = {"__init__", "_facade", "cli"}
 
@@ -46,6 +47,8 @@ THIRD_PARTIES = {
     "planners._milp": {"numpy", "highspy"},
     "pytorch": {"torch"},
     "report._plot": {"matplotlib"},
+    "integrations.huggingface": {"transformers"},
+    "integrations.lightning": {"lightning"},
     "cli": {"click", "rich"},
 }
 

@@ -1,0 +1,78 @@
+"""Hugging Face's `Trainer` within a memory budget.
+
+    class BudgetTrainer(WithinBudget, Trainer): ...
+    trainer = BudgetTrainer(model, args, train_dataset=data, budget="20GiB")
+
+A mixin, because callbacks of the `Trainer` are told of steps and cannot wrap them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from rekindle.pytorch import Run
+from rekindle.pytorch import budget as within
+
+
+class WithinBudget:
+    """Put before `Trainer` among the bases: `train()` runs within `budget`.
+
+    budget: bytes, as an int or as text ("20GiB"), for all of training: parameters, gradients,
+        optimizer state, batches, activations, evaluations in between. None: without one.
+
+    `run` is the `rekindle.budget(...)` of the last `train()`; what it did is logged with the losses
+    (`BudgetLog`). Leave gradient checkpointing off: what fits is not computed twice.
+    """
+
+    run: Run | None = None
+
+    def __init__(self, *args: Any, budget: str | int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.budget = budget
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer.train`. Raises `OutOfBudget` if the budget cannot be kept."""
+        trainer: Any = super()
+        if self.budget is None:
+            return trainer.train(*args, **kwargs)
+        with within(self.budget) as self.run:
+            log = BudgetLog(self.run)
+            callbacks: list[Any] = self.callback_handler.callbacks  # type: ignore[attr-defined]
+            callbacks.insert(0, log)  # before those that print and send
+            try:
+                return trainer.train(*args, **kwargs)
+            finally:
+                callbacks.remove(log)
+
+
+class BudgetLog(TrainerCallback):
+    """Adds the peak (bytes) and the time lost (share of the computation) to what is logged."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        figures = figures_of(self.run)
+        if logs is not None:
+            logs.update(figures)
+        if state.log_history:
+            state.log_history[-1].update(figures)
+
+
+def figures_of(run: Run) -> dict[str, float]:
+    """What a log of a run says: peak in bytes, recomputations, and their share of the time."""
+    share = run.recompute_ns / run.compute_ns if run.compute_ns else 0.0
+    return {
+        "rekindle_peak_bytes": run.peak,
+        "rekindle_recomputations": run.recomputations,
+        "rekindle_time_lost": round(share, 4),
+    }

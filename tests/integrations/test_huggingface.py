@@ -1,0 +1,82 @@
+"""`Trainer` within a budget trains to the same weights, and says what it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        tokens = torch.randint(50, (32,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def train(folder: Path, budget: str | int | None) -> Any:
+    from rekindle.integrations.huggingface import WithinBudget
+
+    class BudgetTrainer(WithinBudget, transformers.Trainer):
+        pass
+
+    transformers.set_seed(0)
+    sizes = {"n_positions": 32, "n_embd": 32, "n_layer": 4, "n_head": 2}
+    config = transformers.GPT2Config(vocab_size=50, loss_type="ForCausalLM", **sizes)
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    trainer = BudgetTrainer(model, arguments, train_dataset=Words(), budget=budget)
+    trainer.train()
+    return trainer
+
+
+def test_the_same_weights_within_a_budget(tmp_path: Path) -> None:
+    plain = train(tmp_path, None)
+    roomy = train(tmp_path, "1TiB")
+    budget = roomy.run.peak * 6 // 10
+    tight = train(tmp_path, budget)
+    assert tight.run.recomputations > 0
+    assert tight.run.peak <= budget
+    for one, other in zip(plain.model.parameters(), tight.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_figures_are_logged_and_the_callback_is_gone_afterwards(tmp_path: Path) -> None:
+    trainer = train(tmp_path, "1TiB")
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 3
+    assert all(entry["rekindle_peak_bytes"] > 0 for entry in steps)
+    names = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+    assert "BudgetLog" not in names
+
+
+def test_out_of_budget_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(rekindle.OutOfBudget):
+        train(tmp_path, "64KiB")
+    with rekindle.budget("1GiB"):  # would be refused inside another
+        torch.ones(3).add(1)

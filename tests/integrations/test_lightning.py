@@ -1,0 +1,79 @@
+"""Lightning within a budget trains to the same weights, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+
+lightning = pytest.importorskip("lightning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+class Autoencoder(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)]
+        self.network = torch.nn.Sequential(*blocks, torch.nn.Dropout(0.1))
+
+    def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+        (x,) = batch
+        return (self.network(x) - x).square().mean()
+
+    def validation_step(self, batch: list[Tensor], number: int) -> None:
+        self.log("validation", self.network(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def fit(callbacks: list[Any]) -> Autoencoder:
+    lightning.seed_everything(0, verbose=False)
+    data = torch.utils.data.TensorDataset(torch.randn(512, 64))
+    loader = torch.utils.data.DataLoader(data, batch_size=128)
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    model = Autoencoder()
+    trainer.fit(model, loader, loader)
+    return model
+
+
+def test_the_same_weights_within_a_budget() -> None:
+    from rekindle.integrations.lightning import Budget
+
+    plain = fit([])
+    roomy = Budget("1TiB")
+    fit([roomy])
+    assert roomy.run is not None
+    tight = Budget(roomy.run.peak * 8 // 10)
+    model = fit([tight])
+    assert tight.run is not None
+    assert tight.run.recomputations > 0
+    assert tight.run.peak <= roomy.run.peak * 8 // 10
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_exception_ends_the_context() -> None:
+    from rekindle.integrations.lightning import Budget
+
+    with pytest.raises(rekindle.OutOfBudget):
+        fit([Budget("64KiB")])
+    with rekindle.budget("1GiB"):  # would be refused inside another
+        torch.ones(3).add(1)
