@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rekindle._errors import RekindleError as RekindleError
     from rekindle._errors import Unsupported as Unsupported
     from rekindle.pytorch import budget as budget
+    from rekindle.pytorch import capture as capture
     from rekindle.pytorch import never_recompute as never_recompute
     from rekindle.simulator import simulate as simulate
 
@@ -25,6 +26,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "budget",
+    "capture",
     "never_recompute",
     "policies",
     "simulate",
@@ -38,6 +40,7 @@ _HOME = {
     "RekindleError": "rekindle._errors",
     "Unsupported": "rekindle._errors",
     "budget": "rekindle.pytorch",
+    "capture": "rekindle.pytorch",
     "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
     "simulate": "rekindle.simulator",

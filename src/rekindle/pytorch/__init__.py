@@ -3,3 +3,4 @@
 from rekindle.pytorch._budget import Run as Run
 from rekindle.pytorch._budget import budget as budget
 from rekindle.pytorch._budget import never_recompute as never_recompute
+from rekindle.pytorch._step import capture as capture

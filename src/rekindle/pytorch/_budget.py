@@ -66,7 +66,9 @@ _keep_dynamo_out()
 class Run:
     """What one `rekindle.budget(...)` did so far; stays readable after the context."""
 
-    def __init__(self, driver: Driver, budget: Bytes, policy: Policy, *, record: bool) -> None:
+    def __init__(
+        self, driver: Driver, budget: Bytes | None, policy: Policy, *, record: bool
+    ) -> None:
         self.budget = budget
         self._driver = driver
         self._policy = policy
@@ -125,11 +127,15 @@ class Run:
     @property
     def trace(self) -> Trace:
         """What the program did, for the simulator; needs `budget(..., record=True)`."""
-        if self._driver.capture is None:
+        driver = self._driver
+        if driver.capture is None:
             raise Unsupported(
                 "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
             )
-        return self._driver.capture.trace()
+        with driver.lock:
+            driver.settle()
+            driver.poll()
+        return driver.capture.trace()
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
@@ -153,7 +159,8 @@ class budget:
     ...     optimizer.step()
 
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
-        seen inside: parameters, gradients, optimizer state, batches, activations.
+        seen inside: parameters, gradients, optimizer state, batches, activations. None: no limit,
+        to watch a program without changing what it does.
     policy: what to let go, one of `rekindle.policies`; default `DTR()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     record: keep every action in `run.record` (grows with the run).
@@ -167,13 +174,13 @@ class budget:
 
     def __init__(
         self,
-        amount: str | int,
+        amount: str | int | None,
         *,
         policy: Policy | None = None,
         device: str | torch.device | None = None,
         record: bool = False,
     ) -> None:
-        self._budget = parse_bytes(amount)
+        self._budget = None if amount is None else parse_bytes(amount)
         self._policy = DTR() if policy is None else policy
         self._device = _device(device)
         self._record = record

@@ -6,7 +6,10 @@ come: the ids of the engine are those of the trace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
+
+import torch
 
 from rekindle._types import ValueId
 from rekindle.engine import Call, Storage
@@ -19,6 +22,9 @@ class Capture:
 
     def __init__(self) -> None:
         self._builder = TraceBuilder("captured", held=True)
+        #: Asked at every operator of the forward pass: which module it belongs to.
+        self.where: Callable[[], str] | None = None
+        self.modules: list[str] = []  #: for each operator, what `where` said
 
     def called(self, call: Call) -> None:
         inputs = [_value(value.storage) for value in call.inputs]
@@ -29,6 +35,8 @@ class Capture:
             if made in overwritten
         ]
         inputs += [value for _, value in overwrites if value not in inputs]
+        backward = torch._C._current_graph_task_id() >= 0
+        self.modules.append("" if backward or self.where is None else self.where())
         self._builder.call(
             call.name,
             call.cost,
@@ -36,6 +44,7 @@ class Capture:
             [made.nbytes for made in call.made],
             overwrites=overwrites,
             replayable=call.replayable,
+            is_backward=backward,
         )
         for made in call.made:
             if made.pinned:

@@ -139,13 +139,15 @@ def table_of(categories: Mapping[str, Bytes]) -> list[str]:
 
 
 def report(
-    engine: Engine, budget: Bytes, peak: Snapshot, evictions: int, recomputations: int
+    engine: Engine, budget: Bytes | None, peak: Snapshot, evictions: int, recomputations: int
 ) -> str:
     """The text of `run.report()`."""
     share = engine.recompute_ns / engine.compute_ns if engine.compute_ns else 0.0
+    limit = "none" if budget is None else format_bytes(budget)
+    used = "" if budget is None else f"   {engine.peak / budget:.1%} of budget"
     lines = [
-        f"budget          {format_bytes(budget):>11}",
-        f"peak            {format_bytes(engine.peak):>11}   {engine.peak / budget:.1%} of budget",
+        f"budget          {limit:>11}",
+        f"peak            {format_bytes(engine.peak):>11}{used}",
         f"evictions       {evictions:>11}",
         f"recomputations  {recomputations:>11}",
         f"time lost       {format_ns(engine.recompute_ns):>11}   {share:.1%} of the computation",

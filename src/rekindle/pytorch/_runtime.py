@@ -49,6 +49,8 @@ class Runtime:
         with self.driver.lock:
             if driver.table.deaths or driver.table.released:
                 driver.settle()
+            if driver.capture is not None:
+                driver.poll()  # a trace says when the program lets go, not when somebody asks
             invocation = Invocation(operator, args, kwargs)
             signature = invocation.signature = signature_of(operator, invocation.key)
             special = 0
