@@ -33,8 +33,10 @@ ALLOWED = {
     "simulator": SHARED | {"trace", "schedule", "policies", "engine"},
     # Neither engine nor simulator: a planner does not judge itself.
     "planners": SHARED | {"trace", "schedule"},
-    # Of planners only what a planner returns.
-    "pytorch": SHARED | {"trace", "schedule", "policies", "engine", "planners._result"},
+    # Of planners only what a planner returns, and the operations and costs of a chain: data too.
+    "pytorch": SHARED
+    | {"trace", "schedule", "policies", "engine"}
+    | {"planners._result", "planners._chain", "planners._costs"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
 }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
     from rekindle._errors import Unsupported as Unsupported
+    from rekindle._facade import sequential as sequential
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import capture as capture
     from rekindle.pytorch import never_recompute as never_recompute
@@ -29,6 +30,7 @@ __all__ = [
     "capture",
     "never_recompute",
     "policies",
+    "sequential",
     "simulate",
 ]
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ _HOME = {
     "capture": "rekindle.pytorch",
     "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
+    "sequential": "rekindle._facade",
     "simulate": "rekindle.simulator",
 }
 

@@ -88,8 +88,9 @@ def test_convert_there_and_back(script: Path) -> None:
 def test_convert_to_a_log_of_the_paper_and_back(tmp_path: Path) -> None:
     builder = TraceBuilder()
     x = builder.source(100)
-    builder.call("aten::exp", 2_000, [x], [100])
+    (y,) = builder.call("aten::exp", 2_000, [x], [100])
     builder.release(x)
+    builder.pin(y)
     save(builder.build(), tmp_path / "exp.jsonl")
     _run("convert", tmp_path / "exp.jsonl", tmp_path / "exp.log")
     assert "INSTRUCTION" in (tmp_path / "exp.log").read_text().splitlines()[0]

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from rekindle.cli import main
 from rekindle.cli.demo import command
 from rekindle.pytorch import demo
-from rekindle.pytorch.demo import Meter, Settings, Step, Trained
+from rekindle.pytorch._meter import Meter
+from rekindle.pytorch.demo import Settings, Step, Trained
 
 TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--steps", "3"]
 

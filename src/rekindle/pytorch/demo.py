@@ -10,20 +10,18 @@ import gc
 import statistics
 import sysconfig
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch import budget as within
+from rekindle.pytorch._meter import Meter
 
 HEADS = 4
 WARM_UP = 12  # steps until the full learning rate
@@ -227,51 +225,3 @@ def compare(one: Trained, other: Trained) -> Identical:
 def _same(one: Tensor, other: Tensor) -> bool:
     bits = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]  # 0.0 is not -0.0
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
-
-
-# Measuring memory.
-
-
-class Meter(TorchDispatchMode):
-    """Bytes of the storages that operators made or were given, while their memory lives.
-
-    A weak reference to a storage dies when its memory is freed, whoever held it. It takes a few
-    microseconds an operator, the same with a budget and without.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: Bytes = 0
-        self.peak: Bytes = 0
-        self._sizes: dict[int, tuple[weakref.ref[torch.UntypedStorage], Bytes]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        for tensor in _tensors((args, kwargs, result)):
-            if tensor.device.type != "meta":
-                self._count(tensor.untyped_storage())
-        self.peak = max(self.peak, self.alive)
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._sizes:
-            reference = weakref.ref(storage, lambda _: self._freed(key))
-            self._sizes[key] = (reference, size)
-            self.alive += size
-
-    def _freed(self, key: int) -> None:
-        self.alive -= self._sizes.pop(key)[1]
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        yield from _tensors(tuple(values.values()))

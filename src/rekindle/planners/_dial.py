@@ -1,0 +1,47 @@
+"""The best schedule for a measured chain.
+
+Rotor's program (`rotor.py`) finds schedules for a model of memory that rounds up; the walk of
+`_costs.py` judges what they take. So the limit that the program is given is only a dial, turned
+until what comes out just fits the budget.
+"""
+
+from __future__ import annotations
+
+from rekindle._types import Bytes
+from rekindle.planners._chain import Operation
+from rekindle.planners._costs import ChainSchedule, Measured
+from rekindle.planners.rotor import persistent
+
+_TURNS = 16  # of the dial: to 1 / 65000 of its range
+
+
+def best_schedule(measured: Measured, budget: Bytes, *, slots: int | None = 500) -> ChainSchedule:
+    """The fastest schedule found whose peak fits; else the one with the least peak."""
+    everything = _schedule(measured, measured.keep_all)
+    if everything.peak <= budget:
+        return everything
+    chain = measured.chain
+    fitting: list[ChainSchedule] = []
+    found: list[ChainSchedule] = [everything]
+    low, high = 0, sum(chain.value) + sum(chain.tape) + 2 * everything.peak
+    for _ in range(_TURNS):
+        limit = (low + high) // 2
+        operations = persistent(chain, limit, slots=slots).operations
+        schedule = _schedule(measured, operations) if operations else None
+        if schedule is not None:
+            found.append(schedule)
+        if schedule is not None and schedule.peak <= budget:
+            fitting.append(schedule)
+            low = limit
+        elif schedule is None:
+            low = limit
+        else:
+            high = limit
+    if fitting:
+        return min(fitting, key=lambda schedule: (schedule.time, schedule.peak))
+    return min(found, key=lambda schedule: (schedule.peak, schedule.time))
+
+
+def _schedule(measured: Measured, operations: tuple[Operation, ...]) -> ChainSchedule:
+    chain = measured.chain
+    return ChainSchedule(operations, measured.peak(operations), chain.time(operations), chain.base)
