@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rekindle._facade import sequential as sequential
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import capture as capture
+    from rekindle.pytorch import estimate as estimate
     from rekindle.pytorch import never_recompute as never_recompute
     from rekindle.simulator import simulate as simulate
 
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "budget",
     "capture",
+    "estimate",
     "never_recompute",
     "policies",
     "sequential",
@@ -43,6 +45,7 @@ _HOME = {
     "Unsupported": "rekindle._errors",
     "budget": "rekindle.pytorch",
     "capture": "rekindle.pytorch",
+    "estimate": "rekindle.pytorch",
     "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
     "sequential": "rekindle._facade",

@@ -3,4 +3,6 @@
 from rekindle.pytorch._budget import Run as Run
 from rekindle.pytorch._budget import budget as budget
 from rekindle.pytorch._budget import never_recompute as never_recompute
+from rekindle.pytorch._estimate import Estimate as Estimate
+from rekindle.pytorch._estimate import estimate as estimate
 from rekindle.pytorch._step import capture as capture

@@ -1,0 +1,189 @@
+"""`rekindle.estimate` against steps that really ran, measured by a tracker."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rekindle
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.networks import GPT, Residual
+from tests.pytorch.tracker import Tracker
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": torch.optim.Adam,
+}
+STATIC = [case for case in ALL_CASES if case.name != "mixture_of_experts"]
+
+
+def parts(case: Case) -> tuple[nn.Module, Any, Callable[[Any], Tensor]]:
+    """A model, its input, and a loss of its output."""
+    workload = case.build()
+    model, batch = workload.model, workload.data(1)
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.drop = 0.0  # or each step would need another amount
+    if case.name == "gan":
+        return model.critic, batch, torch.mean
+    x, target = batch
+    if case.name == "unet":
+        return model, x, lambda scores: F.binary_cross_entropy_with_logits(scores, target)
+    if target.dim() == 1:
+        return model, x, lambda scores: F.cross_entropy(scores, target)
+    return model, x, lambda scores: F.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
+def measured(
+    model: nn.Module, call: Callable[[], Any], loss: Callable[[Any], Tensor], make: Optimizer | None
+) -> list[int]:
+    """The peaks of forward, backward and optimizer in a second step."""
+    optimizer = make(model.parameters()) if make is not None else None
+    with Tracker() as tracker:
+        tracker.see([*model.parameters(), *model.buffers()])
+        for _ in range(2):
+            model.zero_grad()
+            gc.collect()
+            peaks = []
+            tracker.peak = tracker.alive
+            output = call()
+            value = loss(output)
+            peaks.append(tracker.peak)
+            tracker.peak = tracker.alive
+            value.backward()
+            peaks.append(tracker.peak)
+            del output, value
+            tracker.peak = tracker.alive
+            if optimizer is not None:
+                optimizer.step()
+                peaks.append(tracker.peak)
+    return peaks
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("case", STATIC, ids=lambda case: case.name)
+def test_is_within_two_percent_of_what_a_step_takes(
+    case: Case, name: str, record_property: Callable[[str, object], None]
+) -> None:
+    model, x, loss = parts(case)
+    weights = [p.clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    estimate = rekindle.estimate(model, (x,), optimizer=OPTIMIZERS[name], loss=loss)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(map(torch.equal, weights, model.parameters()))
+    peaks = measured(model, lambda: model(x), loss, OPTIMIZERS[name])
+    assert [phase.name for phase in estimate.phases] == ["forward", "backward", "optimizer"]
+    for phase, peak in zip(estimate.phases, peaks, strict=True):
+        record_property(phase.name, phase.peak / peak)
+        assert abs(phase.peak / peak - 1) < 0.02
+        assert sum(phase.held.values()) == phase.peak
+    assert abs(estimate.compare(max(peaks)).error) < 0.01
+    assert estimate.assumed == ()
+
+
+def test_an_optimizer_that_is_there_and_its_state() -> None:
+    model, x, loss = parts(STATIC[0])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    estimate = rekindle.estimate(model, x, optimizer=optimizer, loss=loss)
+    assert not optimizer.state
+    made = rekindle.estimate(model, x, optimizer=torch.optim.AdamW, loss=loss)
+    assert estimate == made
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    held = estimate.phases[2].held
+    assert held["parameters"] == held["gradients"] == parameters
+    assert 2 * parameters <= held["optimizer state"] <= 2 * parameters + 8 * 100
+    loss(model(x)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    again = rekindle.estimate(model, x, optimizer=optimizer, loss=loss)
+    assert again.peak == estimate.peak
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    with torch.device("meta"):
+        model = GPT(vocabulary=50_000, width=8192, heads=64, layers=40, context=512)
+        tokens = torch.empty(64, 512, dtype=torch.long)
+    estimate = rekindle.estimate(model, tokens, optimizer=torch.optim.Adam)
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    assert estimate.phases[2].held["parameters"] == parameters > 10**11
+    assert estimate.peak > 4 * parameters
+    assert estimate.fits("100TB")
+    assert not estimate.fits("80GB")
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_on_meta_it_is_the_same() -> None:
+    sizes = {"vocabulary": 64, "width": 64, "heads": 4, "layers": 2, "context": 64}
+    x = torch.randint(64, (4, 64))
+    with torch.device("meta"):
+        shape = GPT(**sizes)
+    real = rekindle.estimate(GPT(**sizes), x)
+    assert rekindle.estimate(shape, x.to("meta")) == real
+    assert [phase.name for phase in real.phases] == ["forward", "backward"]
+    assert str(real).startswith("peak ")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_models_of_hugging_face(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=500)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.BertConfig(
+            num_hidden_layers=2,
+            hidden_size=64,
+            num_attention_heads=4,
+            intermediate_size=256,
+            vocab_size=500,
+        )
+        model = transformers.BertForMaskedLM(config)
+    model.train()
+    tokens = torch.randint(500, (4, 64))
+    inputs = {"input_ids": tokens, "labels": tokens.clone()}
+    estimate = rekindle.estimate(model, inputs, optimizer=torch.optim.Adam)
+    peaks = measured(model, lambda: model(**inputs), lambda o: o.loss, torch.optim.Adam)
+    assert abs(estimate.compare(max(peaks)).error) < 0.01
+
+
+def test_what_only_the_data_know() -> None:
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y * 2 if y.sum() > 0 else y + 1
+
+    estimate = rekindle.estimate(Choosing(), torch.randn(4, 8))
+    (line,) = estimate.assumed
+    assert "test_estimate.py" in line
+    assert "test_estimate.py" in str(estimate)
+    (moe,) = [case for case in ALL_CASES if case.name == "mixture_of_experts"]
+    model, x, _ = parts(moe)
+    with pytest.raises(rekindle.Unsupported, match="depends on data"):
+        rekindle.estimate(model, x)
+
+
+def test_against_a_run() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+    x = torch.randn(64, 256)
+    estimate = rekindle.estimate(model, x)
+    with rekindle.budget(None) as run:
+        output = model(x)
+        output.sum().backward()
+    comparison = estimate.compare(run)
+    assert comparison.measured == run.peak
+    assert abs(comparison.error) < 0.02
+    assert f"{comparison.error:+.1%}" in str(comparison)
