@@ -21,7 +21,8 @@ class Stage:
 
     output: what the next stage gets; gradient: of the output, 0 if it needs none.
     tape: what a forward for the backward leaves beside its input; its output is part of that.
-    *_extra: the most beside that while it runs: a forward with tape, without, the backward.
+    *_extra: the most beside that while it runs: a forward with tape, without, the backward; there
+        less than nothing where one gradient is gone before the other is made.
     weights: gradients of parameters that no earlier stage has.
     """
 
@@ -62,7 +63,7 @@ class Measured:
             (self.input, *(stage.output for stage in stages)),
             tuple(max(stage.tape, stage.output) for stage in stages),
             tuple(max(stage.taped_extra, stage.dropped_extra) for stage in stages),
-            (*(stage.backward_extra for stage in stages), self.loss_extra),
+            (*(max(0, stage.backward_extra) for stage in stages), self.loss_extra),
         )
 
     @property

@@ -155,12 +155,13 @@ def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes,
         tape = meter.alive - before
         taped_extra = meter.peak - meter.alive
         output = detached(taped)
-        gradients = _ones(taped)
-        meter.see(gradients)
+        end = _end(taped)
+        del taped
         meter.restart()
         start = meter.alive
-        _backward(taped, gradients, wanted, meter.disregard)
-        backward_extra = max(0, meter.peak - start - _gradient_bytes(x))
+        _backward(end, wanted, meter.disregard)
+        both = _gradient_bytes(output) + _gradient_bytes(x)
+        backward_extra = meter.peak - start - both
     return (tape, taped_extra, dropped_extra, backward_extra), output
 
 
@@ -173,9 +174,9 @@ def _times(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[Nanoseconds,
             started = _now(devices)
             output = stage(x)
             forward.append(_now(devices) - started)
-            gradients = _ones(output)
+            end = _end(output)
             started = _now(devices)
-            _backward(output, gradients, wanted)
+            _backward(end, wanted)
             backward.append(_now(devices) - started)
     return int(statistics.median(forward)), int(statistics.median(backward))
 
@@ -186,8 +187,22 @@ def _now(devices: Sequence[torch.device]) -> Nanoseconds:
     return perf_counter_ns()
 
 
-def _ones(output: Any) -> list[Tensor]:
-    return [torch.ones_like(each) for each in tensors_of(output) if each.requires_grad]
+class _End(torch.autograd.Function):
+    """Ends a graph with a number, whose backward makes gradients that nobody but autograd holds."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.like = [(each.shape, each.dtype, each.device) for each in outputs]
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:  # type: ignore[override]
+        return tuple(torch.ones(shape, dtype=t, device=where) for shape, t, where in ctx.like)
+
+
+def _end(output: Any) -> Tensor | None:
+    outputs = [each for each in tensors_of(output) if each.requires_grad]
+    return _End.apply(*outputs) if outputs else None  # type: ignore[no-any-return]
 
 
 def _gradient_bytes(values: Any) -> Bytes:
@@ -195,14 +210,12 @@ def _gradient_bytes(values: Any) -> Bytes:
 
 
 def _backward(
-    output: Any,
-    gradients: Sequence[Tensor],
+    end: Tensor | None,
     wanted: Sequence[Tensor],
     arrived: Callable[[Tensor], None] | None = None,
 ) -> None:
     """The backward pass; `arrived` is told of each gradient of a parameter as it comes."""
-    outputs = [each for each in tensors_of(output) if each.requires_grad]
-    if not outputs or not wanted:
+    if end is None or not wanted:
         return
     hooks = [
         each.register_hook(arrived)
@@ -210,7 +223,7 @@ def _backward(
         if arrived is not None and isinstance(each, nn.Parameter)
     ]
     try:
-        torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+        torch.autograd.grad(end, wanted, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
