@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
     from rekindle._errors import Unsupported as Unsupported
+    from rekindle._facade import export as export
     from rekindle._facade import sequential as sequential
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import capture as capture
@@ -30,6 +31,7 @@ __all__ = [
     "budget",
     "capture",
     "estimate",
+    "export",
     "never_recompute",
     "policies",
     "sequential",
@@ -46,6 +48,7 @@ _HOME = {
     "budget": "rekindle.pytorch",
     "capture": "rekindle.pytorch",
     "estimate": "rekindle.pytorch",
+    "export": "rekindle._facade",
     "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
     "sequential": "rekindle._facade",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ from rekindle._units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rekindle.planners._costs import ChainSchedule, Measured
     from rekindle.pytorch._chained import Chained
+    from rekindle.pytorch._export import Export
 
 
 def sequential(
@@ -76,3 +77,49 @@ def _plan_chain(measured: Measured, budget: Bytes) -> ChainSchedule:
             smallest_budget=schedule.peak,
         )
     return schedule
+
+
+def export(
+    model: Any,
+    step: Callable[[], object],
+    budget: str | Bytes,
+    *,
+    blocks: Sequence[str] | None = None,
+    selective: bool = False,
+) -> Export:
+    """Which blocks of `model` to put under `torch.utils.checkpoint` to train within `budget` bytes.
+
+    `step()` runs once and is captured; it should be a whole step of training, not the first one.
+
+    blocks: paths of submodules that may be chosen; default: the children of lists and sequentials.
+    selective: let the checkpoints save the dearest results for which there is room.
+
+    The result has `.apply(model)`, `.code()` to paste, and `.policy(block)` for selective
+    checkpointing; where whole blocks cannot reach the budget, `.fits` is False and `.excess` says
+    by how much. Raises `Unsupported` where there are no blocks.
+    """
+    from rekindle.planners import Problem
+    from rekindle.planners._blocks import blocks_of
+    from rekindle.pytorch._export import Export, candidates
+    from rekindle.pytorch._step import capture_modules
+
+    limit = parse_bytes(budget, line="rekindle.export(model, step, {})")
+    trace, modules = capture_modules(step, model)
+    ran = {".".join(path.split(".")[:n]) for path in modules for n in range(1, path.count(".") + 2)}
+    names = candidates(model, ran) if blocks is None else list(blocks)
+    if not names or not ran.issuperset(names):
+        missing = ", ".join(name for name in names if name not in ran)
+        what = f"{missing} did not run" if missing else "there are no lists or sequentials"
+        raise Unsupported(f"rekindle.export: {what}; write blocks=[...] with paths of submodules")
+    problem = Problem.of(trace)
+    found = blocks_of(problem, modules, names)
+    chosen = found.choose(limit)
+    saved = found.save(chosen, limit) if selective else frozenset[int]()
+    return Export(
+        limit,
+        found.peak(chosen, saved),
+        found.peak(frozenset()),
+        found.recompute_ns(chosen, saved),
+        problem.compute_ns,
+        {names[block]: found.calls(block, saved) for block in sorted(chosen)},
+    )

@@ -1,0 +1,149 @@
+"""Which blocks of a program to checkpoint, and which of their results to save all the same.
+
+A checkpointed block lets go of what it made inside when its forward pass is over, and runs again as
+a whole right before the first operator of the backward pass that reads any of it. Results on the
+list of what is saved stay, and are not made again. The timeline of a sequence of nodes
+(`_sequence.py`) says what that takes; the search is greedy, its result what the timeline says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import final
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.planners._problem import Problem
+from rekindle.planners._sequence import cost_of, timeline
+
+
+@final
+@dataclass(frozen=True)
+class Blocks:
+    """The forward nodes of each candidate, in order, and where the backward pass begins."""
+
+    problem: Problem
+    nodes: tuple[tuple[int, ...], ...]
+    backward: int
+    _peaks: dict[tuple[frozenset[int], frozenset[int]], Bytes] = field(default_factory=dict)
+
+    @cached_property
+    def savable(self) -> tuple[int, ...]:
+        """Nodes of blocks whose results nobody overwrites, the dearest for a byte first."""
+        problem = self.problem
+        lent = {item for items in problem.lends for item in items}
+
+        def price(node: int) -> float:
+            return problem.cost[node] / sum(problem.nbytes[item] for item in problem.makes[node])
+
+        found = [
+            node
+            for nodes in self.nodes
+            for node in nodes
+            if sum(problem.nbytes[item] for item in problem.makes[node])
+            and not problem.lends[node]
+            and lent.isdisjoint(problem.makes[node])
+        ]
+        return tuple(sorted(found, key=lambda node: (-price(node), node)))
+
+    def again(self, block: int, saved: Iterable[int]) -> list[int]:
+        """The nodes that run again with `block`."""
+        skipped = {*saved}
+        nodes = self.nodes[block]
+        return [n for n in nodes if self.problem.replayable[n] and n not in skipped]
+
+    def steps(self, chosen: Iterable[int], saved: Iterable[int]) -> list[int]:
+        problem, skipped = self.problem, {*saved}
+        waiting: dict[int, int] = {}  # an item made again by a block that has not run again yet
+        for block in chosen:
+            for node in self.again(block, skipped):
+                waiting.update(dict.fromkeys(problem.makes[node], block))
+        steps: list[int] = []
+        done: set[int] = set()
+        for node in range(len(problem)):
+            if node >= self.backward:
+                for item in problem.reads[node]:
+                    block = waiting.get(item)
+                    if block is not None and block not in done:
+                        done.add(block)
+                        steps += self.again(block, skipped)
+            steps.append(node)
+        return steps
+
+    def peak(self, chosen: frozenset[int], saved: frozenset[int] = frozenset()) -> Bytes:
+        key = (chosen, saved)
+        if key not in self._peaks:
+            self._peaks[key] = timeline(self.problem, self.steps(chosen, saved)).peak
+        return self._peaks[key]
+
+    def recompute_ns(self, chosen: Iterable[int], saved: Iterable[int] = ()) -> Nanoseconds:
+        return cost_of(self.problem, (n for block in chosen for n in self.again(block, saved)))
+
+    def choose(self, budget: Bytes) -> frozenset[int]:
+        """Blocks to checkpoint, few and cheap: within `budget`, or with the least peak found."""
+        chosen = best = frozenset[int]()
+        while self.peak(chosen) > budget and len(chosen) < len(self.nodes):
+            others = [block for block in range(len(self.nodes)) if block not in chosen]
+            chosen |= {min(others, key=lambda b: (self.peak(chosen | {b}), self._cost(b), b))}
+            best = min(best, chosen, key=self.peak)
+        if self.peak(chosen) > budget:
+            return best
+        for block in sorted(chosen, key=lambda b: (-self._cost(b), b)):
+            if self.peak(chosen - {block}) <= budget:
+                chosen -= {block}
+        return chosen
+
+    def save(self, chosen: frozenset[int], budget: Bytes) -> frozenset[int]:
+        """As many of the dearest results in the chosen blocks as fit: bisection over their list."""
+        inside = {node for block in chosen for node in self.nodes[block]}
+        order = [node for node in self.savable if node in inside]
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.peak(chosen, self._worth(inside, order[:middle])) <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        return self._worth(inside, order[:low])
+
+    def _worth(self, inside: set[int], saved: Sequence[int]) -> frozenset[int]:
+        """Without what nobody reads again: torch would hold it up to the recomputation."""
+        readers, kept = self.problem.readers, {*saved}
+        for node in sorted(kept, reverse=True):
+            later = (n for item in self.problem.makes[node] for n in readers[item])
+            if not any(n >= self.backward or (n in inside and n not in kept) for n in later):
+                kept.discard(node)
+        return frozenset(kept)
+
+    def calls(self, block: int, saved: frozenset[int]) -> frozenset[tuple[str, int]]:
+        """The saved nodes of `block` as names of operators and which of their calls it is."""
+        found: set[tuple[str, int]] = set()
+        counts: Counter[str] = Counter()
+        for node in self.nodes[block]:
+            op = self.problem.op[node]
+            name = self.problem.trace.ops[op].name if op is not None else ""
+            if node in saved:
+                found.add((name, counts[name]))
+            counts[name] += 1
+        return frozenset(found)
+
+    def _cost(self, block: int) -> Nanoseconds:
+        return self.recompute_ns([block])
+
+
+def blocks_of(problem: Problem, modules: Sequence[str], names: Sequence[str]) -> Blocks:
+    """`modules[op]` is the path of the module that ran an operator in the forward pass."""
+
+    def inside(node: int, name: str) -> bool:
+        op = problem.op[node]
+        return op is not None and (modules[op] + ".").startswith(name + ".")
+
+    ops = problem.trace.ops
+    backward = next(
+        (n for n, op in enumerate(problem.op) if op is not None and ops[op].is_backward),
+        len(problem),
+    )
+    nodes = [tuple(n for n in range(backward) if inside(n, name)) for name in names]
+    return Blocks(problem, tuple(nodes), backward)

@@ -1,0 +1,128 @@
+"""A plan in the terms of `torch.utils.checkpoint`: nothing of Rekindle stays in the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, Nanoseconds
+from rekindle._units import format_bytes
+
+Saved = frozenset[tuple[str, int]]  #: names of operators, and which of their calls in a block
+
+
+@final
+@dataclass(frozen=True)
+class Export:
+    """Which blocks to checkpoint. Bytes and ns are predictions, from a trace of a real step."""
+
+    budget: Bytes
+    peak: Bytes
+    keep_all_peak: Bytes
+    recompute_ns: Nanoseconds
+    compute_ns: Nanoseconds
+    blocks: Mapping[str, Saved]
+    """Paths of the modules, and what their policy saves; nothing without `selective`."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether checkpoints of whole blocks reach the budget."""
+        return self.peak <= self.budget
+
+    @property
+    def excess(self) -> Bytes:
+        """By how much the predicted peak is over the budget."""
+        return max(0, self.peak - self.budget)
+
+    def policy(self, block: str) -> Callable[..., CheckpointPolicy]:
+        """A fresh `policy_fn` for one forward pass of `block` and its recomputation."""
+        return _Policy(self.blocks[block])
+
+    def contexts(self, block: str) -> Any:
+        """What `torch.utils.checkpoint` wants as `context_fn`."""
+        return create_selective_checkpoint_contexts(self.policy(block))
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        """Wraps the blocks of `model` in place; returns what takes that back.
+
+        Parameters and names stay. `torch.utils.checkpoint` runs a block's forward twice: batch norm
+        moves its statistics twice.
+        """
+        wrapped = [model.get_submodule(name) for name in self.blocks]
+        for name, block in zip(self.blocks, wrapped, strict=True):
+            more = {"context_fn": partial(self.contexts, name)} if self.blocks[name] else {}
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **more)
+
+        def undo() -> None:
+            for block in wrapped:
+                del block.forward
+
+        return undo
+
+    def code(self) -> str:
+        """The lines to paste after `model` is made; they need no Rekindle."""
+        if any(self.blocks.values()):
+            raise Unsupported(
+                "a selective export keeps a table of operators: save it with pickle and use "
+                ".apply(model), or write rekindle.export(..., selective=False)"
+            )
+        names = "".join(f"    {name!r},\n" for name in self.blocks)
+        return (
+            "from functools import partial\n"
+            "from torch.utils.checkpoint import checkpoint\n\n"
+            f"for name in [\n{names}]:\n"
+            "    block = model.get_submodule(name)\n"
+            "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n"
+        )
+
+    def __str__(self) -> str:
+        over = f", {format_bytes(self.excess)} over it" if self.excess else ""
+        return (
+            f"{len(self.blocks)} blocks: predicted peak {format_bytes(self.peak)} of "
+            f"{format_bytes(self.budget)}{over}; {format_bytes(self.keep_all_peak)} without"
+        )
+
+
+@final
+class _Policy:
+    """Saves the calls on the list. Counts calls in the forward pass and when it is run again."""
+
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
+        self._names = {name for name, _ in saved}
+        self._calls: Counter[tuple[bool, str]] = Counter()
+
+    def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = op._schema.name if isinstance(op, torch._ops.OpOverload) else ""
+        if name not in self._names:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        call = self._calls[ctx.is_recompute, name]
+        self._calls[ctx.is_recompute, name] += 1
+        save = (name, call) in self._saved
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def candidates(model: nn.Module, ran: set[str]) -> list[str]:
+    """The children of lists and sequentials that ran, the outermost of them."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        in_list = isinstance(
+            model.get_submodule(name.rpartition(".")[0]), nn.ModuleList | nn.Sequential
+        )
+        within = any(name.startswith(other + ".") for other in found)
+        has_weights = any(True for _ in module.parameters())
+        if name and name in ran and in_list and has_weights and not within:
+            found.append(name)
+    return found
