@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from rekindle.pytorch._export import Export
 
 
+# When a block runs again, variables of its Python code hold results a little longer than the
+# timeline of operators knows. Beside whole blocks that vanishes; beside saved results it does not.
+_MARGIN = 0.97
+
+
 def sequential(
     model: Any,
     sample: Any,
@@ -114,7 +119,7 @@ def export(
     problem = Problem.of(trace)
     found = blocks_of(problem, modules, names)
     chosen = found.choose(limit)
-    saved = found.save(chosen, limit) if selective else frozenset[int]()
+    saved = found.save(chosen, int(_MARGIN * limit)) if selective else frozenset[int]()
     return Export(
         limit,
         found.peak(chosen, saved),

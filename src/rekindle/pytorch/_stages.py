@@ -55,6 +55,7 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
 
 def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
     """Whether `stage` writes into its input, whether it returns a view of it, and its output."""
+    wrote, viewed, output = False, True, x
     with undisturbed(stage, x), torch.no_grad():
         for _ in range(_REPEATS):  # a layer that skips itself now and then returns no view
             versions = [t._version for t in tensors_of(x)]
