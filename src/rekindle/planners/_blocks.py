@@ -19,6 +19,9 @@ from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import cost_of, timeline
 
 
+_Choice = tuple[frozenset[int], frozenset[int]]  # blocks, and nodes whose results are saved
+
+
 @final
 @dataclass(frozen=True)
 class Blocks:
@@ -27,7 +30,7 @@ class Blocks:
     problem: Problem
     nodes: tuple[tuple[int, ...], ...]
     backward: int
-    _peaks: dict[tuple[frozenset[int], frozenset[int]], Bytes] = field(default_factory=dict)
+    _peaks: dict[_Choice, Bytes] = field(default_factory=dict[_Choice, Bytes], repr=False)
 
     @cached_property
     def savable(self) -> tuple[int, ...]:
