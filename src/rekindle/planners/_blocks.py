@@ -18,7 +18,6 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import cost_of, timeline
 
-
 _Choice = tuple[frozenset[int], frozenset[int]]  # blocks, and nodes whose results are saved
 
 
