@@ -30,7 +30,7 @@ def captured(case: Case) -> tuple[Trace, int]:
     """The trace of the second step, and its peak as a tracker saw it."""
     for _ in range(3):  # prices settle
         workload = warmed_up(case)
-        with rekindle.budget(None):
+        with rekindle.budget.unlimited():
             workload.step(1)
     workload = warmed_up(case)
     gc.collect()
@@ -126,7 +126,7 @@ def test_an_error_in_the_step_leaves_nothing_behind() -> None:
 
 
 def test_without_a_limit_there_is_a_report() -> None:
-    with rekindle.budget(None) as run:
+    with rekindle.budget.unlimited() as run:
         torch.randn(1000).exp()
     assert run.budget is None
     assert run.report().splitlines()[0].split() == ["budget", "none"]

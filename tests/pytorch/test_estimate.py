@@ -180,7 +180,7 @@ def test_against_a_run() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     x = torch.randn(64, 256)
     estimate = rekindle.estimate(model, x)
-    with rekindle.budget(None) as run:
+    with rekindle.budget.unlimited() as run:
         output = model(x)
         output.sum().backward()
     comparison = estimate.compare(run)

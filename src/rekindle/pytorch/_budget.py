@@ -159,8 +159,7 @@ class budget:
     ...     optimizer.step()
 
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
-        seen inside: parameters, gradients, optimizer state, batches, activations. None: no limit,
-        to watch a program without changing what it does.
+        seen inside: parameters, gradients, optimizer state, batches, activations.
     policy: what to let go, one of `rekindle.policies`; default `DTR()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     record: keep every action in `run.record` (grows with the run).
@@ -174,17 +173,24 @@ class budget:
 
     def __init__(
         self,
-        amount: str | int | None,
+        amount: str | int,
         *,
         policy: Policy | None = None,
         device: str | torch.device | None = None,
         record: bool = False,
     ) -> None:
-        self._budget = None if amount is None else parse_bytes(amount)
+        self._budget: Bytes | None = parse_bytes(amount)
         self._policy = DTR() if policy is None else policy
         self._device = _device(device)
         self._record = record
         self._stack: ExitStack | None = None
+
+    @classmethod
+    def unlimited(cls, *, device: str | torch.device | None = None, record: bool = False) -> budget:
+        """Without a limit: watches a program without changing what it does."""
+        context = cls(1, device=device, record=record)
+        context._budget = None
+        return context
 
     def __enter__(self) -> Run:
         if budget._active is not None:

@@ -123,7 +123,7 @@ def estimate(
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Unsupported(
             f"the size of a result depends on data ({error.func}), at {users_line()}: there is no "
-            "knowing without them. Run a small step under rekindle.budget(None) and look at "
+            "knowing without them. Run a small step under rekindle.budget.unlimited() and look at "
             "run.peak"
         ) from error
     finally:

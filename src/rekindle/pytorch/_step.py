@@ -25,7 +25,7 @@ def capture(step: Callable[[], object], *, device: str | torch.device | None = N
     Sizes are in bytes, costs in ns as measured here. `rekindle.trace.formats.save` puts it into a
     file, `rekindle.simulate` replays it within a budget.
     """
-    with budget(None, device=device, record=True) as run:
+    with budget.unlimited(device=device, record=True) as run:
         step()
         return run.trace
 
@@ -34,7 +34,7 @@ def capture_modules(
     step: Callable[[], object], model: nn.Module, *, device: str | torch.device | None = None
 ) -> tuple[Trace, list[str]]:
     """The same, and for each operator of the forward pass the path of its module in `model`."""
-    with _stack_of(model) as stack, budget(None, device=device, record=True) as run:
+    with _stack_of(model) as stack, budget.unlimited(device=device, record=True) as run:
         capture = run._driver.capture
         assert capture is not None
         capture.where = lambda: stack[-1] if stack else ""
