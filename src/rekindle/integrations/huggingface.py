@@ -34,15 +34,16 @@ class WithinBudget:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As `Trainer.train`. Raises `OutOfBudget` if the budget cannot be kept."""
-        trainer: Any = super()
+        base: Any = super()
         if self.budget is None:
-            return trainer.train(*args, **kwargs)
+            return base.train(*args, **kwargs)
         with within(self.budget) as self.run:
             log = BudgetLog(self.run)
-            callbacks: list[Any] = self.callback_handler.callbacks  # type: ignore[attr-defined]
+            trainer: Any = self
+            callbacks = trainer.callback_handler.callbacks
             callbacks.insert(0, log)  # before those that print and send
             try:
-                return trainer.train(*args, **kwargs)
+                return base.train(*args, **kwargs)
             finally:
                 callbacks.remove(log)
 
