@@ -40,11 +40,17 @@ class Engine(Ledger):
                 yield from self.forget(source.storage)
         yield from self._materialize(call, None, held)
 
-    def use(self, value: Value) -> Iterator[Action]:
+    def use(self, value: Value) -> Iterable[Action]:
         """The program reads `value`: it is brought back if need be, and is held from now on."""
+        if not value.defined:
+            return self._bring_back(value)
+        self._touch(value.storage)
+        self._hold(value.storage)
+        return ()
+
+    def _bring_back(self, value: Value) -> Iterator[Action]:
         yield from self._require(value)
-        value.storage.held = True
-        self._classify(value.storage)
+        self._hold(value.storage)
 
     def pin(self, value: Value) -> Iterator[Action]:
         """`value` is brought back if need be, and stays until nobody needs it."""
@@ -124,11 +130,10 @@ class Engine(Ledger):
         call.ran = True
         self.clock += call.cost
         self.compute_ns += call.cost
-        lent = 0
         for output, source in call.overwrites:
-            lent += self._take_over(output, source)
+            self.memory -= self._take_over(output, source)
             call.replayable = call.replayable and source.storage.replayable
-        self.memory += call.nbytes - lent
+        self.memory += call.nbytes
         if self.memory > self.peak:
             self.peak = self.memory
         if not self.rules.quirks:
@@ -153,10 +158,14 @@ class Engine(Ledger):
             freed += self._prune(source.storage)
         return freed
 
-    def account(self, cost: Nanoseconds) -> None:
-        """An operator ran that made nothing."""
+    def account(self, cost: Nanoseconds, nbytes: Bytes = 0) -> None:
+        """An operator ran that made nothing, or `nbytes` that are only counted; negative: less."""
         self.clock += cost
         self.compute_ns += cost
+        self.unlisted += nbytes
+        self.memory += nbytes
+        if self.memory > self.peak:
+            self.peak = self.memory
 
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
         """The program itself changed the size of `storage`, which it holds."""

@@ -21,6 +21,7 @@ class Ledger:
         self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
+        self.unlisted: Bytes = 0  #: of `memory`: what is counted, and in no storage of the graph
         self.peak: Bytes = 0
         self.clock: Nanoseconds = 0
         self.compute_ns: Nanoseconds = 0  #: first executions
@@ -76,15 +77,17 @@ class Ledger:
         storage.resident = False
         for value in storage.values:
             value.defined = False
-        self._classify(storage)
+        if storage.order >= 0:
+            self._classify(storage)
 
-    def _let_go(self, storage: Storage) -> Iterator[Action]:
+    def _let_go(self, storage: Storage) -> Iterable[Action]:
         """`storage` is dead: evicted if it may still be needed, else out of the graph."""
         useful = storage.consumers or self.rules.quirks
         free = storage.resident and storage.locks == 0 and not storage.pinned
         if useful and free and storage.replayable and self.rules.dead == "evict":
             return self._evict(storage)
-        return self._free(self._prune(storage))
+        freed = self._prune(storage)
+        return self._free(freed) if freed else ()
 
     def _prune(self, storage: Storage) -> list[Storage]:
         """Takes `storage` out of the graph if it will never be needed, and what it alone needed.
@@ -123,7 +126,7 @@ class Ledger:
             self._chooser.forgotten(storage)
         less_needed: list[Storage] = []
         for call in storage.makers:
-            if any(made in self._storages for made in call.made):
+            if len(call.made) > 1 and any(made in self._storages for made in call.made):
                 continue  # a sibling may still need the call
             for value in call.inputs:
                 value.storage.consumers.pop(call, None)
@@ -187,6 +190,11 @@ class Ledger:
     def _lock(self, storage: Storage) -> None:
         storage.locks += 1
         if storage.locks == 1:
+            self._classify(storage)
+
+    def _hold(self, storage: Storage) -> None:
+        storage.held = True
+        if storage.order >= 0:
             self._classify(storage)
 
     def _unlock(self, storage: Storage) -> None:
