@@ -83,8 +83,7 @@ class Driver:
 
     def admit(self, call: Call) -> None:
         """`call` ran; the engine hears of it."""
-        if self.engine.memory > 1.02 * self.at_peak.memory:
-            self.at_peak = snapshot(self.engine, self.table, self.optimizers)
+        self._look_at_peak()
         if self.capture is not None:
             self.capture.called(call)
         if self.recorder is not None:
@@ -116,6 +115,9 @@ class Driver:
                     table.count(home, address, size, name)
                     nbytes += size
         self.engine.account(cost, nbytes)
+        self._look_at_peak()
+
+    def _look_at_peak(self) -> None:
         if self.engine.memory > 1.02 * self.at_peak.memory:
             self.at_peak = snapshot(self.engine, self.table, self.optimizers)
 

@@ -107,7 +107,8 @@ class Runtime:
 
         So it is unless it writes what recipes read or made, or reads what needs a second look; and
         unless everything is written down. What it makes becomes a source when somebody reads it
-        for a recipe, or saves it.
+        for a recipe, or saves it. Sources that it may write and nothing was made from need no
+        recipe saved first (R4), only their version is not known any more.
         """
         signature, driver = invocation.signature, self.driver
         if not (signature.ordinary and signature.priced) or driver.capture is not None:
