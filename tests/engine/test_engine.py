@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rekindle._types import StorageId
 from rekindle.engine import Engine, NoRoom
-from rekindle.policies import DTR, LRU, Policy
+from rekindle.policies import DTR, LRU, Chooser, Policy
 from rekindle.schedule import Compute, Free, verify
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak
@@ -178,3 +178,31 @@ def test_hold_and_drop_decide_what_may_be_let_go() -> None:
     builder.call("other", 1, (), [8])
     record = replay(builder.build(), budget=8, policy=DTR(), watch=_check)
     assert Free(StorageId(0)) in record.actions
+
+
+class Eager(Policy):
+    """A policy whose chooser never sleeps."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def bind(self) -> Chooser:
+        chooser = self._policy.bind()
+        chooser.remembers = True
+        return chooser
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
+@given(problem=problems())
+@settings(max_examples=40, deadline=None)
+def test_one_who_slept_until_the_first_choice_chooses_alike(
+    policy: Policy, problem: tuple[Trace, int]
+) -> None:
+    """Fails if `Asleep.wake` leaves out the evicted, or tells of candidates in another order."""
+    trace, budget = problem
+    try:
+        record = replay(trace, budget=budget, policy=policy, watch=_check)
+    except NoRoom:
+        assume(False)
+        raise
+    assert replay(trace, budget=budget, policy=Eager(policy)).actions == record.actions

@@ -70,7 +70,7 @@ def test_the_chosen_storage_has_the_greatest_benefit(
             candidates = [s for s in engine.storages if s.order >= 0]
             if not candidates:
                 return
-            chosen = engine._chooser.choose(engine.clock)
+            chosen = engine._choose()
             values = {s: benefit(s, engine.clock - s.last_access) for s in candidates}
             assert isinstance(chosen, Storage)
             best = max(values.values())

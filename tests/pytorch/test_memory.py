@@ -21,7 +21,7 @@ def test_a_storage_that_died_lives_no_more_before_anybody_acts_on_it() -> None:
     table.settle(storage, tensor.untyped_storage(), address)
     assert table.lives(address)
     del tensor
-    assert table.find(address) is storage  # the death is queued, not acted on
+    assert table.watches[address].storage is storage  # the death is queued, not acted on
     assert not table.lives(address)
     assert len(table.deaths) == 1
 
@@ -32,4 +32,4 @@ def test_who_takes_the_place_of_a_dead_one_keeps_it() -> None:
     table.settle(old, home, home._cdata)
     table.settle(new, home, home._cdata)
     table.vacate(old)
-    assert table.find(home._cdata) is new
+    assert table.watches[home._cdata].storage is new

@@ -15,6 +15,7 @@ class Checkable(Protocol):
 
     memory: Bytes
     peak: Bytes
+    unlisted: Bytes
     budget: Bytes | float
     rules: Rules
 
@@ -28,7 +29,7 @@ def check(engine: Checkable) -> None:
     """Asserts every invariant of `engine`."""
     storages = dict.fromkeys(engine.storages)
     resident = sum(storage.nbytes for storage in storages if storage.resident)
-    assert engine.memory == resident, "memory is miscounted"
+    assert engine.memory == resident + engine.unlisted, "memory is miscounted"
     assert engine.memory <= engine.budget, f"{engine.memory} bytes over {engine.budget}"
     assert engine.peak <= engine.budget, "the peak was over the budget"
     grows = engine.rules.quirks or engine.rules.dead != "evict"

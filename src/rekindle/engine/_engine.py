@@ -21,31 +21,15 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine._check import check
 from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
-from rekindle.engine._rules import RIGHT, Rules
-from rekindle.policies import Policy
-from rekindle.schedule import Action, Compute, Free
+from rekindle.engine._ledger import Ledger
+from rekindle.schedule import Action, Compute
 
 
 @final
-class Engine:
-    """Keeps `memory` within `budget` bytes. `budget` None: no limit."""
-
-    def __init__(self, budget: Bytes | None, policy: Policy, rules: Rules = RIGHT) -> None:
-        self.rules = rules
-        self.budget: Bytes | float = float("inf") if budget is None else budget
-        self.memory: Bytes = 0
-        self.peak: Bytes = 0
-        self.clock: Nanoseconds = 0
-        self.compute_ns: Nanoseconds = 0  #: first executions
-        self.recompute_ns: Nanoseconds = 0  #: all others
-        self.subject: Storage | Call | None = None  #: what the action just yielded is about
-        self.idle: list[Storage] = []  #: held, but nothing that was made from them remains
-        self._chooser = policy.bind()
-        self._order = 0
-        self._storages: dict[Storage, None] = {}  # all that are in the graph or resident
+class Engine(Ledger):
+    """Keeps `memory` within `budget` bytes. Events, and bringing back; a `Ledger` lets go."""
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -56,11 +40,17 @@ class Engine:
                 yield from self.forget(source.storage)
         yield from self._materialize(call, None, held)
 
-    def use(self, value: Value) -> Iterator[Action]:
+    def use(self, value: Value) -> Iterable[Action]:
         """The program reads `value`: it is brought back if need be, and is held from now on."""
+        if not value.defined:
+            return self._bring_back(value)
+        self._touch(value.storage)
+        self._hold(value.storage)
+        return ()
+
+    def _bring_back(self, value: Value) -> Iterator[Action]:
         yield from self._require(value)
-        value.storage.held = True
-        self._classify(value.storage)
+        self._hold(value.storage)
 
     def pin(self, value: Value) -> Iterator[Action]:
         """`value` is brought back if need be, and stays until nobody needs it."""
@@ -132,15 +122,6 @@ class Engine:
 
     # -- what drivers may ask for ---------------------------------------------------------------
 
-    def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
-        """Lets go until `nbytes` more fit. Raises `NoRoom` when nothing is left to let go."""
-        while self.memory + nbytes > self.budget:
-            victim = self._chooser.choose(self.clock)
-            if victim is None:
-                raise NoRoom(nbytes, self.memory, int(self.budget), call)
-            assert isinstance(victim, Storage)
-            yield from self._evict(victim)
-
     def admit(self, call: Call, *, held: bool) -> list[Storage]:
         """`call` ran for the first time, and room was made for it before. Links its outputs.
 
@@ -149,11 +130,10 @@ class Engine:
         call.ran = True
         self.clock += call.cost
         self.compute_ns += call.cost
-        lent = 0
         for output, source in call.overwrites:
-            lent += self._take_over(output, source)
+            self.memory -= self._take_over(output, source)
             call.replayable = call.replayable and source.storage.replayable
-        self.memory += call.nbytes - lent
+        self.memory += call.nbytes
         if self.memory > self.peak:
             self.peak = self.memory
         if not self.rules.quirks:
@@ -178,10 +158,14 @@ class Engine:
             freed += self._prune(source.storage)
         return freed
 
-    def account(self, cost: Nanoseconds) -> None:
-        """An operator ran that made nothing."""
+    def account(self, cost: Nanoseconds, nbytes: Bytes = 0) -> None:
+        """An operator ran that made nothing, or `nbytes` that are only counted; negative: less."""
         self.clock += cost
         self.compute_ns += cost
+        self.unlisted += nbytes
+        self.memory += nbytes
+        if self.memory > self.peak:
+            self.peak = self.memory
 
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
         """The program itself changed the size of `storage`, which it holds."""
@@ -204,15 +188,6 @@ class Engine:
         if call.replayable:
             call.consume()
 
-    @property
-    def storages(self) -> Iterator[Storage]:
-        """Every storage that is resident or may be recomputed."""
-        return iter(self._storages)
-
-    def check(self) -> None:
-        """Asserts every invariant; between events, not during one."""
-        check(self)
-
     # -- bringing back --------------------------------------------------------------------------
 
     def _require(self, value: Value) -> Iterator[Action]:
@@ -232,8 +207,7 @@ class Engine:
             if self.rules.quirks:  # the authors give up here
                 raise
             # What is locked may be in the way of what must come first. Once more, empty-handed.
-            while (victim := self._chooser.choose(self.clock)) is not None:
-                assert isinstance(victim, Storage)
+            while (victim := self._choose()) is not None:
                 yield from self._evict(victim)
             yield from self._climb(call, wanted, held, eager_locks=False)
 
@@ -340,161 +314,3 @@ class Engine:
         if old.replayable:
             self._chooser.evicted(old)
         return old.nbytes
-
-    # -- letting go -----------------------------------------------------------------------------
-
-    def _evict(self, storage: Storage) -> Iterator[Action]:
-        self.memory -= storage.nbytes
-        self._vanish(storage)
-        self._chooser.evicted(storage)
-        yield from self._free([storage])
-        yield from self._free(self._prune(storage))
-
-    def _free(self, storages: Iterable[Storage]) -> Iterator[Action]:
-        for storage in storages:
-            self.subject = storage
-            yield Free(storage.id)
-
-    def _vanish(self, storage: Storage) -> None:
-        storage.resident = False
-        for value in storage.values:
-            value.defined = False
-        self._classify(storage)
-
-    def _let_go(self, storage: Storage) -> Iterator[Action]:
-        """`storage` is dead: evicted if it may still be needed, else out of the graph."""
-        useful = storage.consumers or self.rules.quirks
-        free = storage.resident and storage.locks == 0 and not storage.pinned
-        if useful and free and storage.replayable and self.rules.dead == "evict":
-            return self._evict(storage)
-        return self._free(self._prune(storage))
-
-    def _prune(self, storage: Storage) -> list[Storage]:
-        """Takes `storage` out of the graph if it will never be needed, and what it alone needed.
-
-        A dead source, or one that is pinned, stays as long as something was made from it. Returns
-        those that were resident, for the driver to free.
-        """
-        if self.rules.dead == "banish":
-            return self._banish(storage)
-        freed: list[Storage] = []
-        if self.rules.quirks:
-            return freed  # the authors' graph only grows
-        unneeded = [storage]
-        while unneeded:
-            storage = unneeded.pop()
-            if storage.consumers or storage not in self._storages:
-                continue
-            if not storage.dead:
-                if storage.held and not storage.references:
-                    self.idle.append(storage)
-                continue
-            if storage.locks:
-                continue
-            if storage.resident:
-                freed.append(storage)
-            unneeded += self._leave_graph(storage)
-        return freed
-
-    def _leave_graph(self, storage: Storage) -> list[Storage]:
-        """Returns what one thing less needs."""
-        del self._storages[storage]
-        if storage.resident:
-            self.memory -= storage.nbytes
-            self._vanish(storage)
-        elif storage.replayable:
-            self._chooser.forgotten(storage)
-        less_needed: list[Storage] = []
-        for call in storage.makers:
-            if any(made in self._storages for made in call.made):
-                continue  # a sibling may still need the call
-            for value in call.inputs:
-                value.storage.consumers.pop(call, None)
-                less_needed.append(value.storage)
-            call.dissolve()
-        storage.makers.clear()
-        storage.values.clear()
-        return less_needed
-
-    def _banish(self, storage: Storage) -> list[Storage]:
-        """Frees `storage` for good if it is dead and nothing evicted needs it; then what it needed.
-
-        What was made from it loses its recipe.
-        """
-        freed: list[Storage] = []
-        unneeded = [storage]
-        while unneeded:
-            storage = unneeded.pop()
-            if not storage.dead or storage.locks or storage not in self._storages:
-                continue
-            if any(not v.defined for call in storage.consumers for v in call.living_outputs()):
-                continue
-            for call in list(storage.consumers):
-                for child in call.disown():
-                    child.replayable = False
-                    self._classify(child)
-            if storage.resident:
-                freed.append(storage)
-            parents = self._leave_graph(storage)
-            if not self.rules.quirks:  # the authors forget to look at those
-                unneeded += parents
-        return freed
-
-    def _lose_recipe(self, call: Call) -> list[Storage]:
-        """`call` can never run again, nor what can only be had through it."""
-        freed: list[Storage] = []
-        lost = [call]
-        while lost:
-            call = lost.pop()
-            for storage in call.disown():
-                if not storage.resident:
-                    lost.extend(storage.consumers)
-                    if storage.replayable:
-                        self._chooser.forgotten(storage)
-                storage.replayable = False
-                self._classify(storage)
-                freed += self._prune(storage)
-            for value in call.inputs:
-                freed += self._prune(value.storage)
-        return freed
-
-    def _touch(self, storage: Storage) -> None:
-        if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
-            return
-        storage.last_access = self.clock
-        if storage.order >= 0:  # it may stay a candidate: its view is gone, or locks come late
-            self._chooser.touched(storage)
-
-    # -- candidates -----------------------------------------------------------------------------
-
-    def _lock(self, storage: Storage) -> None:
-        storage.locks += 1
-        if storage.locks == 1:
-            self._classify(storage)
-
-    def _unlock(self, storage: Storage) -> None:
-        storage.locks -= 1
-        if storage.locks == 0:
-            self._classify(storage)
-
-    def is_candidate(self, storage: Storage) -> bool:
-        """Whether the policy may choose `storage`."""
-        return (
-            storage.resident
-            and storage.replayable
-            and storage.locks == 0
-            and not storage.held
-            and not storage.pinned
-            and (storage.nbytes > 0 or self.rules.quirks)  # the authors' let go nothing, too
-        )
-
-    def _classify(self, storage: Storage) -> None:
-        """Brings the policy's view of `storage` up to date."""
-        candidate = self.is_candidate(storage)
-        if candidate and storage.order < 0:
-            self._order += 1
-            storage.order = self._order
-            self._chooser.add(storage)
-        elif not candidate and storage.order >= 0:
-            storage.order = -1
-            self._chooser.remove(storage)

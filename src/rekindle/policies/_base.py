@@ -34,6 +34,9 @@ class Candidate(Protocol):
 class Chooser(ABC):
     """The state of a policy during one run."""
 
+    #: Whether what came and went before the first choice matters to it, not only what is there.
+    remembers = False
+
     @abstractmethod
     def add(self, storage: Candidate) -> None:
         """`storage` may be evicted from now on."""

@@ -35,6 +35,9 @@ def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
 class Neighborhood(ABC):
     """The cost in a score, and whose costs may have fallen since it was last asked."""
 
+    #: Whether a cost depends on what came and went, not only on what is evicted now.
+    remembers = False
+
     @abstractmethod
     def cost(self, storage: Candidate) -> Nanoseconds:
         """The cost (ns) of letting go the resident `storage` now."""
@@ -245,6 +248,8 @@ class Classes(Neighborhood):
     Evicted storages that touch form a class, with the sum of their costs. One that returns takes
     its cost out of the class, but the class is not split (the paper's approximation).
     """
+
+    remembers = True
 
     def __init__(self) -> None:
         self._node: dict[Candidate, _Class] = {}  # of each evicted storage

@@ -32,6 +32,7 @@ class ScoredChooser(Chooser):
         """With `root` it is the square root of the staleness that counts: then the square of the
         benefit is a line in time."""
         self._neighborhood = neighborhood
+        self.remembers = neighborhood.remembers
         self._by_size = by_size
         self._power = 2 if root else 1
         self._lines = Envelope(moving=by_staleness)

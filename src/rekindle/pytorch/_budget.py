@@ -41,14 +41,15 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        runtime = self._runtime
         facts = operator(func)
-        if runtime.driver.busy:
-            return facts.func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        driver = self._runtime.driver
+        if driver.busy:
+            return facts.func(*args, **kwargs)
         if facts.view:
-            runtime.driver.meet(args[0])
-            return facts.func(*args, **(kwargs or {}))
-        return runtime.run(facts, args, kwargs or {})
+            driver.meet(args[0])
+            return facts.func(*args, **kwargs)
+        return self._runtime.run(facts, args, kwargs)
 
 
 def _keep_dynamo_out() -> None:

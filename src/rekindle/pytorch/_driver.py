@@ -18,9 +18,9 @@ from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.policies import Policy
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
-from rekindle.pytorch._memory import EXOTIC, Memory, Table, version_of
+from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
 from rekindle.pytorch._replay import run_again
-from rekindle.pytorch._signature import PLAIN_TENSORS, is_exotic, tensors_in
+from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, is_exotic, tensors_in
 from rekindle.schedule import Action, Compute, Free, Recorder
 
 
@@ -73,7 +73,7 @@ class Driver:
         made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
         seen: list[int] = []
         for position, tensor in enumerate(tensors_in(result)):
-            if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
+            if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
                 home = tensor.untyped_storage()
                 address = home._cdata
                 if address not in seen and not self.table.lives(address):
@@ -83,8 +83,7 @@ class Driver:
 
     def admit(self, call: Call) -> None:
         """`call` ran; the engine hears of it."""
-        if self.engine.memory > 1.02 * self.at_peak.memory:
-            self.at_peak = snapshot(self.engine, self.table, self.optimizers)
+        self._look_at_peak()
         if self.capture is not None:
             self.capture.called(call)
         if self.recorder is not None:
@@ -104,20 +103,54 @@ class Driver:
         else:
             self.admit(self.new_call(name, cost, False))
 
+    def count(self, name: str, cost: Nanoseconds, result: Any) -> None:
+        """An operator ran whose results nobody can recompute: their bytes are counted."""
+        table, nbytes = self.table, 0
+        for tensor in (result,) if type(result) is Tensor else tensors_in(result):
+            if type(tensor) is Tensor and tensor.layout is STRIDED:
+                home = tensor.untyped_storage()
+                address = home._cdata
+                if not table.lives(address):
+                    size = self.counted(home)
+                    table.count(home, address, size, name)
+                    nbytes += size
+        self.engine.account(cost, nbytes)
+        self._look_at_peak()
+
+    def _look_at_peak(self) -> None:
+        if self.engine.memory > 1.02 * self.at_peak.memory:
+            self.at_peak = snapshot(self.engine, self.table, self.optimizers)
+
     def known(self, tensor: Tensor) -> Storage:
-        """The engine's storage of `tensor`; one that was never seen is a source."""
+        """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
         home = tensor.untyped_storage()
-        found = self.table.find(home._cdata)
-        return found if found is not None else self._adopt(tensor, home)
+        watch = self.table.watches.get(home._cdata)
+        if watch is not None:
+            if watch.storage is not None:
+                return watch.storage
+            if watch() is home:  # else it died just now, and this took its place
+                return self._list(tensor, watch)
+        return self._adopt(tensor, home)
 
     def meet(self, tensor: Tensor) -> None:
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
-        if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
+        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
-            if self.table.find(home._cdata) is None:
+            if home._cdata not in self.table.watches:
                 with self.lock:
                     self.settle()
                     self._adopt(tensor, home)
+
+    def _list(self, tensor: Tensor, watch: Watch) -> Storage:
+        """What was only counted becomes a source."""
+        self.engine.account(0, -watch.nbytes)
+        call = self.new_call(watch.maker, 0, False)
+        storage = self.new_storage(call, watch.nbytes)
+        storage.payload.watch = watch
+        watch.storage = storage
+        self._describe(storage.payload, tensor)
+        self.admit(call)
+        return storage
 
     def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
         counted = self.counted(home)
@@ -128,15 +161,18 @@ class Driver:
             self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
-        memory: Memory = storage.payload
+        self._describe(storage.payload, tensor)
+        self.table.settle(storage, home, home._cdata)
+        self.admit(call)
+        return storage
+
+    @staticmethod
+    def _describe(memory: Memory, tensor: Tensor) -> None:
         origin = tensor if tensor._base is None else tensor._base
         memory.origin = weakref.ref(origin)
         memory.version = version_of(origin)
         if is_exotic(tensor.dtype):
             memory.flags |= EXOTIC
-        self.table.settle(storage, home, home._cdata)
-        self.admit(call)
-        return storage
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:
         """Bytes of `home` as far as they are on the device that the budget is for."""
@@ -145,6 +181,7 @@ class Driver:
     def resized(self, storage: Storage) -> None:
         """The program may have changed the size of what it holds."""
         memory: Memory = storage.payload
+        memory.alias = None  # it may reach beyond the end now
         self.engine.resize(storage, self.counted(memory.home()))
 
     def keep(self, tensor: Tensor) -> None:
@@ -167,7 +204,7 @@ class Driver:
                 self.capture.released(old)
         new.references, old.references = old.references, 0
         if not new.references:
-            new.payload.owned = None
+            new.payload.disown()
 
     def retain(self, storage: Storage) -> None:
         """One more handle of autograd."""
@@ -221,17 +258,24 @@ class Driver:
 
     def settle(self) -> None:
         """Acts on what happened meanwhile: handles that died, memory that is gone."""
-        deaths, released = self.table.deaths, self.table.released
+        table = self.table
+        deaths, released = table.deaths, table.released
+        uncounted = 0
         while deaths or released:
             if released:
                 self._release(released.popleft())
                 continue
             death = deaths.popleft()
             storage = death.storage
-            if storage.payload.watch is death:
+            if storage is None:
+                table.leave(death)
+                uncounted += death.nbytes
+            elif storage.payload.watch is death:
                 self._gone(storage)
             if self.engine.idle:
                 self._let_go_of_idle()
+        if uncounted:
+            self.engine.account(0, -uncounted)
 
     def _gone(self, storage: Storage) -> None:
         """The memory of `storage` is free: the program alone held it."""
@@ -266,7 +310,7 @@ class Driver:
     def __del__(self) -> None:
         """Nobody can ask for anything. What refers to each other in circles lets go of memory."""
         for storage in self.engine.storages:
-            storage.payload.owned = None
+            storage.payload.disown()
 
     def _drop(self, storage: Storage) -> None:
         self._held.pop(storage, None)
@@ -283,7 +327,7 @@ class Driver:
         stays = storage.pinned or not storage.replayable  # as long as something is made from it
         needed = storage.references or (storage.consumers and stays)
         if storage.held and not needed:
-            storage.payload.owned = None  # the program alone keeps it, or nobody
+            storage.payload.disown()  # the program alone keeps it, or nobody
         if self.engine.idle:
             self._let_go_of_idle()
 
@@ -292,7 +336,7 @@ class Driver:
         while idle:
             storage = idle.pop()
             if not storage.references and not storage.consumers:
-                storage.payload.owned = None
+                storage.payload.disown()
 
     # -- actions --------------------------------------------------------------------------------
 

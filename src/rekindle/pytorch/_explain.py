@@ -54,6 +54,9 @@ def snapshot(engine: Engine, table: Table, optimizers: Iterable[Any]) -> Snapsho
             categories[category] += storage.nbytes
             if category in (SAVED, PROGRAM, KEPT):
                 sites[site(storage)] += storage.nbytes
+    for watch in table.only_counted():
+        category = _category_at(watch.address, gradients, state) or IN_USE
+        categories[category] += watch.nbytes
     ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
     return Snapshot(engine.memory, engine.clock, users_line(), ordered, sites.most_common(5))
 
@@ -78,10 +81,8 @@ def _addresses(engine: Engine, optimizers: Iterable[Any]) -> tuple[set[int], set
 
 def _category(storage: Storage, table: Table, gradients: set[int], state: set[int]) -> str:
     memory: Memory = storage.payload
-    if memory.address in gradients:
-        return GRADIENTS
-    if memory.address in state:
-        return OPTIMIZER
+    if memory.watch is not None and (known := _category_at(memory.watch.address, gradients, state)):
+        return known
     if storage.replayable and not storage.pinned:
         if memory.watch is not None and table.is_held(storage):
             return PROGRAM if storage.references else IN_USE
@@ -92,6 +93,11 @@ def _category(storage: Storage, table: Table, gradients: set[int], state: set[in
     if site(storage) == "source":
         return INPUTS
     return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE
+
+
+def _category_at(address: int, gradients: set[int], state: set[int]) -> str:
+    """What the program itself says about the memory there; empty: nothing."""
+    return GRADIENTS if address in gradients else OPTIMIZER if address in state else ""
 
 
 def users_line() -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import final
 
 from rekindle.engine import Storage
+from rekindle.pytorch._geometry import Geometry
 from rekindle.pytorch._memory import Releases
-from rekindle.pytorch._signature import Geometry
 
 
 @final

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import final
 
 import torch
 from torch import Tensor
 
+from rekindle._types import Bytes
 from rekindle.engine import Storage
+from rekindle.pytorch._geometry import Geometry
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -30,7 +32,8 @@ class Memory:
     """Where an engine's storage lives. Hangs on `Storage.payload`."""
 
     __slots__ = (
-        "address",
+        "alias",
+        "aliased",
         "flags",
         "origin",
         "overwritten",
@@ -43,10 +46,13 @@ class Memory:
     def __init__(self) -> None:
         #: Kept to keep the memory; None when the program alone keeps it, or when it is evicted.
         self.owned: torch.UntypedStorage | None = None
-        #: Identity of the torch storage while there is one.
-        self.address = 0
-        #: Dies with the memory.
-        self.watch: Death | None = None
+        #: A tensor in memory that is owned, as it was saved last: to copy its head costs a tenth of
+        #: building one anew.
+        self.alias: Tensor | None = None
+        #: The geometry of that alias.
+        self.aliased: Geometry | None = None
+        #: Dies with the memory, and knows its address; None without memory.
+        self.watch: Watch | None = None
         #: A tensor of the program that shares its version counter with all its aliases.
         self.origin: weakref.ref[Tensor] | None = None
         #: Of that tensor when the content was last known to be this value; negative: not known.
@@ -64,6 +70,10 @@ class Memory:
             home = self.watch()
         assert home is not None, "a value that should be in memory is not; please report this"
         return home
+
+    def disown(self) -> None:
+        """The memory goes when the program does not keep it."""
+        self.owned = self.alias = None
 
     def program_tensor(self) -> Tensor | None:
         """`origin`, if the program still has it."""
@@ -86,12 +96,18 @@ def version_of(tensor: Tensor) -> int:
 
 
 @final
-class Death(weakref.ref[torch.UntypedStorage]):
-    """A weak reference to a storage that knows which engine's storage lives there."""
+class Watch(weakref.ref[torch.UntypedStorage]):
+    """Dies with the memory at one address, and knows what lives there.
 
-    __slots__ = ("storage",)
+    Memory that no recipe reads or makes is only counted: it has no storage of the engine.
+    """
 
-    storage: Storage
+    __slots__ = ("address", "maker", "nbytes", "storage")
+
+    address: int
+    storage: Storage | None
+    nbytes: Bytes  #: as counted, if it is only counted
+    maker: str  #: the name of the operator, likewise
 
 
 @final
@@ -110,50 +126,61 @@ class Table:
     """
 
     def __init__(self) -> None:
-        self.deaths: deque[Death] = deque()
+        self.deaths: deque[Watch] = deque()
         self.released = Releases()  #: one entry for each handle that died
-        self._by_address: dict[int, Storage] = {}
-
-    def find(self, address: int) -> Storage | None:
-        return self._by_address.get(address)
+        self.watches: dict[int, Watch] = {}  #: by address
 
     def lives(self, address: int) -> bool:
         """Whether a storage that is known lives there; not one that died just now, and whose
         place another took before anybody could act on the death."""
-        found = self._by_address.get(address)
-        if found is None:
-            return False
-        watch: Death | None = found.payload.watch
+        watch = self.watches.get(address)
         return watch is not None and watch() is not None
 
     def settle(self, storage: Storage, home: torch.UntypedStorage, address: int) -> None:
         """`storage` lives in `home` from now on."""
-        memory: Memory = storage.payload
-        memory.address = address
-        memory.watch = watch = Death(home, self.deaths.append)
+        self.watches[address] = watch = Watch(home, self.deaths.append)
+        watch.address = address
         watch.storage = storage
-        self._by_address[address] = storage
+        memory: Memory = storage.payload
+        memory.watch = watch
+
+    def count(self, home: torch.UntypedStorage, address: int, nbytes: Bytes, maker: str) -> None:
+        """Something that is only counted lives in `home` from now on."""
+        self.watches[address] = watch = Watch(home, self.deaths.append)
+        watch.address = address
+        watch.storage = None
+        watch.nbytes = nbytes
+        watch.maker = maker
+
+    def leave(self, watch: Watch) -> None:
+        """Nothing lives there any more, but for what may have taken the place meanwhile."""
+        if self.watches.get(watch.address) is watch:
+            del self.watches[watch.address]
+
+    def only_counted(self) -> Iterator[Watch]:
+        """The memory that has no storage of the engine."""
+        return (watch for watch in self.watches.values() if watch.storage is None)
 
     def succeed(self, old: Storage, new: Storage) -> None:
         """The home of `old` now holds the value of `new`."""
         before: Memory = old.payload
         after: Memory = new.payload
-        after.address, after.watch = before.address, before.watch
-        after.owned, before.owned = before.owned, None
-        before.watch = None
+        after.watch, before.watch = before.watch, None
+        after.owned = before.owned
+        before.disown()
         if after.watch is not None:
             after.watch.storage = new
-        self._by_address[after.address] = new
 
     def vacate(self, storage: Storage) -> None:
         """`storage` has no home any more; the memory goes when nobody else keeps it."""
         memory: Memory = storage.payload
         if memory.watch is not None:
+            self.leave(memory.watch)
             memory.watch = None
-            if self._by_address.get(memory.address) is storage:
-                del self._by_address[memory.address]
-        memory.owned = None
+        memory.disown()
 
     def is_held(self, storage: Storage) -> bool:
         """Whether the program keeps the memory of `storage` beside the runtime."""
-        return use_count(storage.payload.address) > 1
+        memory: Memory = storage.payload
+        assert memory.watch is not None
+        return use_count(memory.watch.address) > (1 if memory.alias is None else 2)

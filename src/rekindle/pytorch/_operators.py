@@ -114,9 +114,11 @@ class Operator:
         "indexing",
         "name",
         "opaque",
+        "overload",
         "overwriting",
         "random",
         "resizes",
+        "returns_written",
         "routing",
         "sees_requires_grad",
         "statistics",
@@ -127,6 +129,7 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
+        self.overload = func  # lives as long as this, so that its identity is no other's
         self.name: str = schema.name
         each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
         plain = getattr(func, "_op", func)  # without the layer of Python around it
@@ -143,6 +146,8 @@ class Operator:
         )
         #: Returns views only: no memory, no work.
         self.view = bool(aliased) and not self.written and len(aliased) == len(schema.returns)
+        #: Returns what it writes, and nothing beside.
+        self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
         #: The sizes of the results depend on the content of the arguments.
@@ -198,12 +203,10 @@ def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
     return sys.maxsize
 
 
-_known: dict[Any, Operator] = {}
+_known: dict[int, Operator] = {}
 
 
 def operator(func: Any) -> Operator:
     """The facts of `func`, an `OpOverload`."""
-    found = _known.get(func)
-    if found is None:
-        found = _known[func] = Operator(func)
-    return found
+    found = _known.get(id(func))  # its own hash is written in Python
+    return _known.setdefault(id(func), Operator(func)) if found is None else found

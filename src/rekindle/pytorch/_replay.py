@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rekindle._errors import Unsupported
 from rekindle.engine import Call, Storage
+from rekindle.pytorch._geometry import Geometry
 from rekindle.pytorch._memory import Memory, site
-from rekindle.pytorch._signature import Geometry, Signature, tensors_in
+from rekindle.pytorch._signature import Signature, tensors_in
 
 _KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
 _AUTOCAST = torch._C.DispatchKeySet(_KEYS.AutocastCPU)  # type: ignore[attr-defined]

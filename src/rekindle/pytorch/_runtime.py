@@ -17,6 +17,7 @@ from torch import Tensor
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
+from rekindle.pytorch._geometry import geometry_of
 from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED, Memory, site
 from rekindle.pytorch._operators import Operator, bytes_of_dynamic
@@ -24,7 +25,6 @@ from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
     Invocation,
-    geometry_of,
     is_exotic,
     signature_of,
     tensors_in,
@@ -53,17 +53,24 @@ class Runtime:
                 driver.poll()  # a trace says when the program lets go, not when somebody asks
             invocation = Invocation(operator, args, kwargs)
             signature = invocation.signature = signature_of(operator, invocation.key)
-            special = 0
-            for tensor in invocation.tensors:
-                storage = driver.known(tensor)
-                special |= storage.payload.flags
-                invocation.inputs.append(storage)
             recording = (
                 torch.is_grad_enabled()
                 and not invocation.opaque
                 and not operator.opaque
                 and not self.never_recompute
             )
+            if not recording and self._may_only_count(invocation):
+                if engine.memory + signature.needed > engine.budget:
+                    driver.make_room(signature.needed, operator.name)
+                result = operator.func(*args, **kwargs)
+                made = None if operator.returns_written else result
+                driver.count(operator.name, signature.cost, made)
+                return result
+            special = 0
+            for tensor in invocation.tensors:
+                storage = driver.known(tensor)
+                special |= storage.payload.flags
+                invocation.inputs.append(storage)
             if operator.writes:
                 self._find_written(invocation, args, kwargs)
             if special:
@@ -96,6 +103,30 @@ class Runtime:
                 signature.sample(perf_counter_ns() - started)
             self._register(invocation, recording, result)
             return result
+
+    def _may_only_count(self, invocation: Invocation) -> bool:
+        """Whether the bytes and the time of a call that is not recorded are all that matters.
+
+        So it is unless it writes what recipes read or made, or reads what needs a second look; and
+        unless everything is written down. What it makes becomes a source when somebody reads it
+        for a recipe, or saves it. Sources that it may write and nothing was made from need no
+        recipe saved first (R4), only their version is not known any more.
+        """
+        signature, driver = invocation.signature, self.driver
+        if not (signature.ordinary and signature.priced) or driver.capture is not None:
+            return False
+        writes = invocation.operator.writes
+        for tensor in invocation.tensors:
+            watch = driver.table.watches.get(tensor.untyped_storage()._cdata)
+            storage = driver.known(tensor) if watch is None else watch.storage
+            if storage is None:
+                continue
+            memory: Memory = storage.payload
+            if memory.flags or (writes and (storage.replayable or storage.consumers)):
+                return False
+            if writes:
+                memory.version = -1
+        return True
 
     def _find_written(
         self, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -148,8 +179,10 @@ class Runtime:
         operator, signature = invocation.operator, invocation.signature
         made = driver.made_by(result)
         positions = tuple([position for position, _, _ in made])
+        exotic = EXOTIC if any(is_exotic(tensor.dtype) for _, tensor, _ in made) else 0
         if signature.fresh is None:
-            signature.learn(positions, sum(home.nbytes() for _, _, home in made))
+            nbytes = sum(home.nbytes() for _, _, home in made)
+            signature.learn(positions, nbytes, exotic=bool(exotic))
         cost = signature.cost
         if invocation.written:
             if self._written_over(invocation, recording):
@@ -162,7 +195,6 @@ class Runtime:
             if cost:
                 driver.account(operator.name, cost)
             return
-        exotic = EXOTIC if any(is_exotic(tensor.dtype) for _, tensor, _ in made) else 0
         recording &= not exotic
         call = driver.new_call(operator.name, cost, recording)
         if recording:
@@ -226,7 +258,7 @@ class Runtime:
         origin = before.program_tensor()
         if not hidden and (origin is None or _share_version(origin, target)):
             before.overwritten = True
-            after.owned = None
+            after.disown()
         else:  # .data or running statistics: plain PyTorch computes with what is there now
             before.successor = new
             self.driver.hand_over(old, new)
@@ -262,13 +294,18 @@ class Runtime:
                     return tensor
                 self.driver.seal(storage)
                 memory.flags = 0
+            geometry = geometry_of(tensor)
             if memory.owned is None:
                 memory.owned = tensor.untyped_storage()
+            if memory.alias is None or memory.aliased is not geometry:
+                memory.aliased = geometry
+                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                    memory.alias = tensor.data
             self.driver.retain(storage)
             version = memory.current_version()
             if memory.version < 0:
                 memory.version = max(0, version)
-            return Handle(self.driver.table.released, storage, geometry_of(tensor), version)
+            return Handle(self.driver.table.released, storage, geometry, version)
 
     def unpack(self, handle: Any) -> Tensor:
         """The tensor that `handle` stands for, brought back if need be."""
@@ -282,8 +319,12 @@ class Runtime:
             self._check_version(handle, storage)
             if storage.replayable:
                 self.driver.use(storage)
+            home = memory.home()
+            alias = memory.alias if memory.aliased is handle.geometry else None
             with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-                return handle.geometry.of(memory.home())
+                if alias is not None and home.nbytes() == storage.nbytes:
+                    return alias.data
+                return handle.geometry.of(home)
 
     def _check_version(self, handle: Handle, storage: Storage) -> None:
         """Autograd's own check is off under hooks (R7)."""

@@ -16,36 +16,11 @@ from torch.nn import Parameter
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
+from rekindle.pytorch._geometry import MOST_KEPT, Geometry, geometries, new_geometry, requiring_grad
 from rekindle.pytorch._operators import Operator
 
 PLAIN_TENSORS = (Tensor, Parameter)
 STRIDED = torch.strided
-#: Signatures kept; programs with ever new shapes or integers must not grow without end.
-MOST_SIGNATURES = 20_000
-
-
-@final
-class Geometry:
-    """How a tensor lies in its storage."""
-
-    __slots__ = ("dtype", "offset", "requires_grad", "size", "span", "stride")
-
-    def __init__(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype) -> None:
-        self.size = size
-        self.stride = stride
-        self.offset = offset
-        self.dtype = dtype
-        self.requires_grad = False
-        reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        count = size.numel()
-        #: Bytes of the storage from its start if the tensor covers them without gaps, else -1.
-        self.span = dtype.itemsize * count if offset == 0 and reach == count else -1
-
-    def of(self, storage: torch.UntypedStorage) -> Tensor:
-        """The tensor of this geometry in `storage`."""
-        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
-        return tensor.requires_grad_() if self.requires_grad else tensor
 
 
 def is_exotic(dtype: torch.dtype) -> bool:
@@ -62,29 +37,6 @@ _PLAIN_TYPES = {
 }
 
 
-_geometries: dict[Any, Geometry] = {}
-
-
-def geometry_of(tensor: Tensor) -> Geometry:
-    """The geometry of `tensor`; equal geometries are one object."""
-    key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-    found = _geometries.get(key)
-    if found is None:
-        if len(_geometries) > MOST_SIGNATURES:
-            _geometries.clear()
-        found = _geometries[key] = Geometry(*key)
-    return found
-
-
-def _requiring_grad(plain: Geometry) -> Geometry:
-    key = (plain.size, plain.stride, plain.offset, plain.dtype, True)
-    found = _geometries.get(key)
-    if found is None:
-        found = _geometries[key] = Geometry(plain.size, plain.stride, plain.offset, plain.dtype)
-        found.requires_grad = True
-    return found
-
-
 @final
 class _Mark:
     """Stands for something in a key."""
@@ -99,9 +51,7 @@ class _Mark:
 EXTRA = _Mark("extra")
 TRUE, FALSE = _Mark("true"), _Mark("false")  # True == 1, but not for an operator
 _HASHABLE = (
-    int,
     str,
-    type(None),
     torch.dtype,
     torch.device,
     torch.layout,
@@ -126,8 +76,17 @@ class Invocation:
         self.extras: list[Any] = []  #: what is not in the key: floats, generators
         self.inputs: list[Storage] = []  #: of the tensors
         parts: list[Any] = [operator, len(args)]
-        take = self._take
-        sees_requires_grad = operator.sees_requires_grad and torch.is_grad_enabled()
+        self._take(args, parts)
+        for name, arg in kwargs.items():
+            parts.append(name)
+            self._take((arg,), parts)
+        if self.extras and not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
+            parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
+        self.key = tuple(parts)
+
+    def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
+        """Adds to `parts`, a key in the making, what stands there for each of `args`."""
+        find = geometries.get
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is Parameter:
@@ -137,44 +96,33 @@ class Invocation:
                     parts.append(EXTRA)
                     continue
                 self.tensors.append(arg)
-                geometry = geometry_of(arg)
-                if sees_requires_grad and arg.requires_grad:
-                    geometry = _requiring_grad(geometry)
+                # As in `geometry_of`: nothing is called as often as this.
+                key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
+                geometry = find(key) or new_geometry(key)
+                if self.operator.sees_requires_grad and arg.requires_grad:
+                    geometry = requiring_grad(geometry) if torch.is_grad_enabled() else geometry
                 parts.append(geometry)
+            elif kind is int or arg is None:
+                parts.append(arg)
+            elif kind is bool:
+                parts.append(TRUE if arg else FALSE)
+            elif kind is list or kind is tuple or kind is torch.Size:
+                items: list[Any] = []
+                self._take(arg, items)
+                parts.append(tuple(items))
+            elif kind in _HASHABLE:
+                parts.append(arg)
             else:
-                parts.append(take(arg))
-        for name, arg in kwargs.items():
-            parts.append(name)
-            parts.append(take(arg))
-        if self.extras and not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
-            parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
-        self.key = tuple(parts)
-
-    def _take(self, arg: Any) -> Any:
-        kind = type(arg)
-        if kind is Tensor or kind is Parameter:
-            if arg.layout is not STRIDED:
-                self.opaque = True
-                return EXTRA
-            self.tensors.append(arg)
-            return geometry_of(arg)
-        if kind is bool:
-            return TRUE if arg else FALSE
-        if kind in _HASHABLE:
-            return arg
-        if kind is list or kind is tuple or kind is torch.Size:
-            return tuple([self._take(item) for item in arg])
-        if isinstance(arg, Tensor):
-            self.opaque = True
-        self.extras.append(arg)
-        return EXTRA
+                self.opaque |= isinstance(arg, Tensor)
+                self.extras.append(arg)
+                parts.append(EXTRA)
 
 
 @final
 class Signature:
     """What calls of one operator with equal geometries and plain arguments have in common."""
 
-    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator", "priced")
+    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator", "ordinary", "priced")
 
     def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
         self.operator = operator
@@ -183,6 +131,8 @@ class Signature:
         self.needed: Bytes = -1
         #: Which of the tensors returned have storages of their own; None until known.
         self.fresh: tuple[int, ...] | None = None
+        #: Results whose bytes are known beforehand, and nothing else to look out for.
+        self.ordinary = False
         self.cost: Nanoseconds = 0
         self.priced = False
         self._samples = 0
@@ -192,11 +142,13 @@ class Signature:
         self.needed = _predicted_bytes(self, extras)
         return self.needed
 
-    def learn(self, fresh: tuple[int, ...], nbytes: Bytes) -> None:
+    def learn(self, fresh: tuple[int, ...], nbytes: Bytes, *, exotic: bool) -> None:
         """Which of the tensors that a call returned are new, and their bytes."""
+        operator = self.operator
         self.fresh = fresh
-        if not self.operator.dynamic:
+        if not operator.dynamic:
             self.needed = nbytes
+            self.ordinary = not (exotic or operator.opaque or operator.statistics)
 
     def sample(self, elapsed: Nanoseconds) -> None:
         """Takes one execution into the price: the least of the first three."""
@@ -252,7 +204,7 @@ _signatures: dict[tuple[Any, ...], Signature] = {}
 def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
     found = _signatures.get(key)
     if found is None:
-        if len(_signatures) > MOST_SIGNATURES:
+        if len(_signatures) > MOST_KEPT:
             _signatures.clear()
         found = _signatures[key] = Signature(operator, key)
     return found

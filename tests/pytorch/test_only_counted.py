@@ -1,0 +1,120 @@
+"""What nobody can recompute is only counted until a recipe or autograd reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.pytorch import Run
+from tests.pytorch.harsh import WIDTH, deeper, vector
+
+VECTOR = 4 * WIDTH
+
+
+def _priced(*operators: Callable[[], object]) -> None:
+    """A signature must be priced before its calls are only counted."""
+    with torch.no_grad():
+        for operator in operators:
+            for _ in range(4):
+                operator()
+
+
+def _unlisted(run: Run) -> int:
+    assert run.memory == run._driver.engine.memory  # deaths are acted on
+    run._driver.engine.check()
+    return run._driver.engine.unlisted
+
+
+def test_results_without_grad_are_counted_and_nothing_else() -> None:
+    batch = vector()
+    with rekindle.budget(100 * VECTOR) as run:
+        _priced(batch.sin)
+        listed = len(list(run._driver.engine.storages))
+        with torch.no_grad():
+            results = [batch.sin() for _ in range(5)]
+        assert _unlisted(run) == 5 * VECTOR
+        assert len(list(run._driver.engine.storages)) == listed
+        assert run.memory == 6 * VECTOR
+        del results[1:]
+        assert _unlisted(run) == VECTOR
+        del results
+        assert (_unlisted(run), run.memory) == (0, VECTOR)
+
+
+def test_room_is_made_before_they_are() -> None:
+    """Fails if only what is recorded asks for room."""
+    weight, batch = vector(True), vector()
+    with rekindle.budget(14 * VECTOR) as run:
+        _priced(batch.sin)
+        loss = deeper(weight, 8).sum()
+        before = run.evictions
+        with torch.no_grad():
+            results = [batch.sin() for _ in range(8)]
+        assert run.evictions > before
+        assert run.peak <= 14 * VECTOR
+        with pytest.raises(rekindle.OutOfBudget, match="aten::sin needs"), torch.no_grad():
+            results += [batch.sin() for _ in range(20)]
+        del results
+        loss.backward()
+
+
+def test_a_recipe_that_reads_one_makes_it_a_source() -> None:
+    """It is kept as long as the recipe is, though the program drops it."""
+    weight, batch = vector(True), vector()
+
+    def loss_of(weight: Tensor) -> Tensor:
+        with torch.no_grad():
+            mask = batch.sin()
+        x = (weight + mask).sin() * weight
+        del mask
+        return x.square().sum() + deeper(weight, 10).sum()
+
+    loss_of(weight).backward()
+    plain, weight.grad = weight.grad, None
+    with rekindle.budget(16 * VECTOR) as run:
+        _priced(batch.sin)
+        loss_of(weight).backward()
+        assert run.recomputations > 0
+        assert _unlisted(run) >= 0
+    assert weight.grad is not None
+    assert plain is not None
+    assert torch.equal(weight.grad, plain)
+
+
+def test_one_that_is_written_after_it_was_saved_is_an_error_that_names_its_operator() -> None:
+    weight, batch = vector(True), vector()
+    with rekindle.budget(100 * VECTOR):
+        _priced(batch.sin)
+        with torch.no_grad():
+            mask = batch.sin()
+        loss = (weight * mask).sum()
+        mask.add_(1)
+        with pytest.raises(RuntimeError, match=r"which is output of aten::sin, is at version 1"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_same_is_counted_whether_the_run_is_written_down_or_not(foreach: bool) -> None:
+    """With `record=True` nothing is only counted: every operator is an event of the trace."""
+
+    def peaks(*, record: bool) -> list[int]:
+        torch.manual_seed(3)
+        network = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)])
+        optimizer = torch.optim.AdamW(network.parameters(), foreach=foreach)
+        batch = torch.rand(50, 16)
+        seen = []
+        with rekindle.budget("1GiB", record=record) as run:
+            for _ in range(6):
+                optimizer.zero_grad()
+                network(batch).square().mean().backward()
+                seen.append(run.memory)
+                optimizer.step()
+                seen += [run.memory, run.peak]
+            assert (_unlisted(run) == 0) == record
+        return seen
+
+    assert peaks(record=False) == peaks(record=True)
