@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rekindle import planners as planners
     from rekindle import policies as policies
     from rekindle._errors import InvalidBudget as InvalidBudget
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
     from rekindle._errors import Unsupported as Unsupported
+    from rekindle._facade import backend as backend
     from rekindle._facade import export as export
+    from rekindle._facade import plan as plan
     from rekindle._facade import sequential as sequential
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import capture as capture
@@ -28,11 +31,14 @@ __all__ = [
     "RekindleError",
     "Unsupported",
     "__version__",
+    "backend",
     "budget",
     "capture",
     "estimate",
     "export",
     "never_recompute",
+    "plan",
+    "planners",
     "policies",
     "sequential",
     "simulate",
@@ -45,11 +51,14 @@ _HOME = {
     "OutOfBudget": "rekindle._errors",
     "RekindleError": "rekindle._errors",
     "Unsupported": "rekindle._errors",
+    "backend": "rekindle._facade",
     "budget": "rekindle.pytorch",
     "capture": "rekindle.pytorch",
     "estimate": "rekindle.pytorch",
     "export": "rekindle._facade",
     "never_recompute": "rekindle.pytorch",
+    "plan": "rekindle._facade",
+    "planners": "rekindle.planners",
     "policies": "rekindle.policies",
     "sequential": "rekindle._facade",
     "simulate": "rekindle.simulator",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
+from rekindle.planners import Plan, Planner, Problem, Progress
+from rekindle.trace import Trace
 
 if TYPE_CHECKING:
     from rekindle.planners._costs import ChainSchedule, Measured
+    from rekindle.pytorch._backend import Backend
     from rekindle.pytorch._chained import Chained
     from rekindle.pytorch._export import Export
+    from rekindle.pytorch._planned import ModelPlan
 
 
 # When a block runs again, variables of its Python code hold results a little longer than the
@@ -103,7 +112,6 @@ def export(
     checkpointing; where whole blocks cannot reach the budget, `.fits` is False and `.excess` says
     by how much. Raises `Unsupported` where there are no blocks.
     """
-    from rekindle.planners import Problem
     from rekindle.planners._blocks import blocks_of
     from rekindle.pytorch._export import Export, candidates
     from rekindle.pytorch._step import capture_modules
@@ -128,3 +136,189 @@ def export(
         problem.compute_ns,
         {names[block]: found.calls(block, saved) for block in sorted(chosen)},
     )
+
+
+@overload
+def plan(
+    program: Trace | str | PathLike[str],
+    *,
+    budget: str | int,
+    planner: Planner | None = None,
+) -> Plan: ...
+@overload
+def plan(
+    program: object,
+    example_inputs: Any,
+    *,
+    budget: str | int,
+    planner: Planner | None = None,
+    reserve: str | int = 0,
+    shapes: Literal["replan", "error"] = "replan",
+) -> ModelPlan: ...
+def plan(
+    program: Any,
+    example_inputs: Any = None,
+    *,
+    budget: str | int,
+    planner: Planner | None = None,
+    reserve: str | int = 0,
+    shapes: Literal["replan", "error"] = "replan",
+) -> Any:
+    """Decides ahead what to recompute so that `program` runs within `budget` bytes.
+
+    program: a model, or a trace, or the path of a file that holds one.
+    example_inputs: what the model is called with: a tuple of positional arguments, a mapping of
+        keyword arguments, or one tensor. The model is traced, not run.
+    budget: bytes, as an int or as text ("6GiB"), of everything that one forward and backward pass
+        holds: parameters, buffers, inputs, activations, gradients.
+    planner: one of `rekindle.planners`; default: `Cuts`, begun with a run of DTR.
+    reserve: bytes of the budget for what the model's graph does not show: the optimizer's state,
+        gradients kept from the micro-batch before, a loss computed outside of the model.
+    shapes: what to do when the model meets inputs of other shapes: plan for them as well, within
+        the same budget, or raise `Unsupported`.
+
+    Returns a `ModelPlan`, whose `apply()` is the module that runs the plan, or for a trace the
+    planner's `Plan`. A budget that is too small is a status, not an exception. Raises `Unsupported`
+    for a model whose path depends on data.
+    """
+    amount = parse_bytes(budget, line="rekindle.plan(..., budget={})")
+    if isinstance(program, Trace):
+        return _planner(planner).plan(Problem.of(program), amount)
+    if isinstance(program, str | PathLike):
+        from rekindle.trace.formats import load
+
+        path = Path(cast("str | PathLike[str]", program))
+        return _planner(planner).plan(Problem.of(load(path)), amount)
+    if example_inputs is None:
+        raise Unsupported(
+            f"rekindle.plan: got {type(program).__name__} without example inputs; write "
+            "rekindle.plan(model, (batch,), budget=...)"
+        )
+    from rekindle.pytorch._planned import plan_model
+
+    progress = _Progress()
+    try:
+        return plan_model(
+            program,
+            example_inputs,
+            amount,
+            _Plans(planner, progress),
+            shapes=shapes,
+            reserve=_reserve(reserve),
+            report=progress,
+        )
+    finally:
+        progress.done()
+
+
+def backend(
+    budget: str | int,
+    *,
+    planner: Planner | None = None,
+    inner: Literal["inductor", "eager"] = "inductor",
+    reserve: str | int = 0,
+    shapes: Literal["replan", "error"] = "replan",
+) -> Backend:
+    """A backend for `torch.compile` that keeps each graph within `budget` bytes.
+
+    >>> model = torch.compile(model, backend=rekindle.backend("6GiB"))  # doctest: +SKIP
+
+    inner: "inductor" compiles the planned forward and backward graphs: what is kept between them is
+        as planned, the order inside a graph is Inductor's own. "eager" runs them operator by
+        operator: the peak is as planned, and the numbers are those of eager PyTorch, bit for bit.
+    The other arguments are those of `rekindle.plan`; of parameters and buffers those count that the
+    graph reads. A larger budget never gets a slower plan than a smaller one did, with the same
+    planner in the same process. Where no plan fits, compilation fails with `OutOfBudget` as its
+    `inner_exception`, which names the smallest budget known.
+    """
+    from rekindle.pytorch._backend import Backend
+
+    return Backend(
+        parse_bytes(budget, line="rekindle.backend({})"),
+        _Plans(planner, None),
+        inner=inner,
+        shapes=shapes,
+        reserve=_reserve(reserve),
+    )
+
+
+def _reserve(reserve: str | int) -> Bytes:
+    return 0 if reserve == 0 else parse_bytes(reserve, line="reserve={}")
+
+
+def _planner(planner: Planner | None) -> Planner:
+    if planner is not None:
+        return planner
+    from rekindle.cli._planners import WarmCuts
+
+    if find_spec("highspy") is None:
+        raise Unsupported(
+            "the default planner needs highspy: write pip install 'rekindle[plan]', or "
+            "planner=rekindle.planners.ChenGreedy(), which does without"
+        )
+    return WarmCuts(time_limit=TIME_LIMIT, gap=GAP)
+
+
+TIME_LIMIT = 30.0  #: seconds of the default planner
+GAP = 0.001  #: a plan within a thousandth of the best is as good as the best
+
+# Plans of the last programs, so that a larger budget never gets a slower plan than a smaller one.
+_known: dict[tuple[Trace, Planner], list[Plan]] = {}
+_MOST_KNOWN = 16
+
+
+class _Plans:
+    """A planner with a memory: the best plan that it ever found for the program, and that fits."""
+
+    def __init__(self, planner: Planner | None, progress: _Progress | None) -> None:
+        self._planner = planner
+        self._progress = progress
+
+    def __call__(self, trace: Trace, budget: Bytes) -> Plan:
+        planner = _planner(self._planner)
+        problem = Problem.of(trace)
+        progress = self._progress
+
+        def watch(step: Progress) -> None:
+            if progress is not None:
+                progress(f"{planner.name}: {step.note}")
+
+        found = planner.plan(problem, budget, watch=watch)
+        key = trace, planner
+        while len(_known) >= _MOST_KNOWN and key not in _known:
+            del _known[next(iter(_known))]
+        plans = _known.setdefault(key, [])
+        plans.append(found)
+        fitting = [each for each in plans if each.peak is not None and each.peak <= budget]
+        if not fitting:
+            return found
+        best = min(fitting, key=lambda each: (each.cost_ns or 0, each.peak or 0))
+        return found if best.cost_ns == found.cost_ns else _for_budget(best, found)
+
+
+def _for_budget(best: Plan, found: Plan) -> Plan:
+    """The plan of a smaller budget as the answer for this one, with the bound for this one."""
+    from dataclasses import replace
+
+    bound = min(found.bound_ns, best.cost_ns or 0)
+    return replace(best, budget=found.budget, bound_ns=bound, needed=found.needed)
+
+
+class _Progress:
+    """One line on a terminal that says what takes so long, after two seconds."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._shown = 0.0
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._began > 2 and now - self._shown > 0.2 and sys.stderr.isatty():
+            self._shown = now
+            sys.stderr.write(f"\r\x1b[Krekindle: {text[:100]}")
+            sys.stderr.flush()
+
+    def done(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

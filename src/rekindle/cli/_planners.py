@@ -70,6 +70,7 @@ class WarmCuts:
     """The cut relaxation, begun with a run of DTR."""
 
     time_limit: float
+    gap: float = 0.0
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ class WarmCuts:
 
         run = Online(DTR()).schedule(problem, budget)
         warm = () if run is None else (steps_of(problem, run),)
-        return Cuts(self.time_limit, warm_start=warm).plan(problem, budget, watch=watch)
+        return Cuts(self.time_limit, self.gap, warm_start=warm).plan(problem, budget, watch=watch)
 
 
 def _checkmate(time_limit: float) -> Planner:

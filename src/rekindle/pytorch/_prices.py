@@ -1,0 +1,255 @@
+"""What an operator costs, how many bytes it makes and what it aliases: asked of the device itself.
+
+Each signature (operator, geometry of its tensors, plain arguments) is run on real tensors of those
+shapes, a few times, and the least time is its price. Where memory comes from is seen from the same
+run: a result that lies in the storage of an argument is a view, whatever the schema says.
+
+Prices are kept in a file for each device and version of torch, so that the second plan of a model
+starts at once: `$REKINDLE_CACHE`, else `$XDG_CACHE_HOME/rekindle`, else `~/.cache/rekindle`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from rekindle._types import Bytes, Nanoseconds
+
+FEWEST_RUNS, MOST_RUNS = 3, 12
+ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
+UNPRICED_BYTES_PER_NS = 4  #: what could not be run alone costs what moving its bytes takes
+
+Report = Callable[[str], None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One tensor that an operator returns: bytes of its storage, or the argument it is a view of.
+
+    `alias` is a position among the tensor arguments; -1: a storage of its own.
+    """
+
+    nbytes: Bytes
+    alias: int = -1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of one signature: ns, and the tensors returned, in order."""
+
+    cost: Nanoseconds
+    results: tuple[Result, ...]
+
+
+@final
+class Prices:
+    """The prices of one device, kept in `folder`; `Prices(None)` keeps them in memory only."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._known: dict[str, dict[str, Price]] = {}
+
+    @staticmethod
+    def of_user() -> Prices:
+        """Those in the user's cache folder."""
+        folder = os.environ.get("REKINDLE_CACHE")
+        if folder:
+            return Prices(Path(folder))
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Prices(Path(base) / "rekindle")
+
+    def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
+        """The price of each node, whose arguments carry fake tensors in `meta["val"]`."""
+        found: dict[fx.Node, Price] = {}
+        missing: dict[tuple[str, str], list[fx.Node]] = {}
+        for node in nodes:
+            device, signature = signature_of(node)
+            known = self._of_device(device).get(signature)
+            if known is None:
+                missing.setdefault((device, signature), []).append(node)
+            else:
+                found[node] = known
+        try:
+            for number, ((device, signature), alike) in enumerate(missing.items()):
+                if report is not None:
+                    report(f"measuring operators: {number} of {len(missing)} ({alike[0].target})")
+                price = self._known[device][signature] = measure(alike[0])
+                found.update(dict.fromkeys(alike, price))
+        finally:
+            for device in {device for device, _ in missing}:
+                self._save(device)
+        return found
+
+    def _of_device(self, device: str) -> dict[str, Price]:
+        if device not in self._known:
+            self._known[device] = self._load(device)
+        return self._known[device]
+
+    def _path(self, device: str) -> Path:
+        assert self.folder is not None
+        name = f"prices-{device}-torch{torch.__version__}"
+        return self.folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.json"
+
+    def _load(self, device: str) -> dict[str, Price]:
+        if self.folder is None:
+            return {}
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a broken file is measured anew
+            stored = json.loads(self._path(device).read_text(encoding="utf-8"))
+            return {
+                signature: Price(int(cost), tuple(Result(*map(int, each)) for each in results))
+                for signature, (cost, results) in stored.items()
+            }
+        return {}
+
+    def _save(self, device: str) -> None:
+        """Whole or not at all, together with what another process measured meanwhile."""
+        if self.folder is None:
+            return
+        known = self._known[device] = self._load(device) | self._known[device]
+        stored = {
+            signature: (price.cost, [(each.nbytes, each.alias) for each in price.results])
+            for signature, price in known.items()
+        }
+        with suppress(OSError):  # a cache that cannot be written is no reason to stop
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(stored, file)
+            os.replace(path, self._path(device))
+
+
+def signature_of(node: fx.Node) -> tuple[str, str]:
+    """The device that runs the node, and the text that equal calls have in common."""
+    devices: list[torch.device] = []
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            value = value.meta["val"]
+        if isinstance(value, Tensor):
+            devices.append(value.device)
+            shape, stride = tuple(value.shape), tuple(value.stride())
+            return f"{str(value.dtype)[6:]}{list(shape)}{list(stride)}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(text(item) for item in value)}]"
+        return repr(value)
+
+    arguments = [text(value) for value in node.args]
+    arguments += [f"{name}={text(value)}" for name, value in node.kwargs.items()]
+    text(node.meta.get("val"))  # what only makes tensors has its device from them
+    device = devices[0] if devices else torch.device("cpu")
+    where = f"{_name_of(device)}-{torch.get_num_threads()}" if device.type == "cpu" else ""
+    return where or _name_of(device), f"{node.target}({', '.join(arguments)})"
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}-{platform.machine()}-{platform.processor()}"
+
+
+def measure(node: fx.Node) -> Price:
+    """Runs the call of `node` on tensors made for it; the generators are as before afterwards."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _guess(node)
+    with _disable_current_modes(), torch.no_grad(), _undisturbed_generators():
+        try:
+            return _run(node)
+        except Exception:  # made-up arguments that a kernel refuses (a singular matrix, an index)
+            return _guess(node)
+
+
+def _run(node: fx.Node) -> Price:
+    args, kwargs = pytree.tree_map(_real, (_values(node.args), _values(node.kwargs)))
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
+    device = next((leaf.device for leaf in given), torch.device("cpu"))
+    made = [
+        leaf for leaf in pytree.tree_leaves(_call(node, args, kwargs)) if isinstance(leaf, Tensor)
+    ]
+    results = tuple(
+        Result(leaf.untyped_storage().nbytes(), homes.get(leaf.untyped_storage()._cdata, -1))
+        for leaf in made
+    )
+    del made
+    if results and all(result.alias >= 0 for result in results):
+        return Price(0, results)  # a view
+    least, total, runs = 0, 0, 0
+    while runs < FEWEST_RUNS or (total < ENOUGH_NS and runs < MOST_RUNS):
+        elapsed = _time(node, args, kwargs, device)
+        least = min(least, elapsed) if runs else elapsed
+        total += elapsed
+        runs += 1
+    return Price(least, results)
+
+
+def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanoseconds:
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        _call(node, args, kwargs)
+        end.record()
+        end.synchronize()
+        return int(start.elapsed_time(end) * 1e6)
+    # On one thread its own clock, which stands still while other processes have the core.
+    clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
+    began = clock()
+    _call(node, args, kwargs)
+    return clock() - began
+
+
+def _values(arguments: Any) -> Any:
+    return map_arg(arguments, lambda node: node.meta["val"])
+
+
+def _real(value: Any) -> Any:
+    """A tensor like the fake `value`, with content that kernels take: numbers in (0, 1), or 0."""
+    if not isinstance(value, Tensor):
+        return value
+    reach = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    length = reach if value.numel() else 0
+    flat = torch.zeros(length, dtype=value.dtype, device=value.device)
+    if value.dtype.is_floating_point:
+        flat.copy_(torch.rand(length, device=value.device))
+    return flat.as_strided(tuple(value.shape), value.stride())
+
+
+def _guess(node: fx.Node) -> Price:
+    """From the fake tensors and the schema, for what cannot be run alone."""
+    leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
+    made = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    results = tuple(
+        Result(leaf.untyped_storage().nbytes(), homes.get(leaf.untyped_storage()._cdata, -1))
+        for leaf in made
+    )
+    moved = sum(leaf.untyped_storage().nbytes() for leaf in [*given, *made])
+    return Price(1_000 + moved // UNPRICED_BYTES_PER_NS, results)
+
+
+@contextmanager
+def _undisturbed_generators() -> Iterator[None]:
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if in_use else []):
+        yield

@@ -1,0 +1,150 @@
+"""`torch.compile` with our backend: graph breaks, shared budgets, Inductor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.planners import KeepAll, RecomputeAll
+from tests.pytorch.harsh import differing, everything
+from tests.pytorch.planned import Onlooker
+
+WIDTH = 32
+
+# torch.compile looks at the gradient of what one graph hands to the next.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@pytest.fixture(autouse=True)
+def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Broken(nn.Module):
+    """Two graphs, with a break between them whose outcome depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = self._half(), self._half()
+
+    def _half(self) -> nn.Module:
+        layer = [nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.1)]
+        return nn.Sequential(*layer, nn.Linear(WIDTH, WIDTH), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.isfinite().all():
+            x = self.second(x)
+        return x.square().mean()
+
+
+def batch() -> Tensor:
+    return torch.randn(512, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int]:
+    """What two steps leave behind, and their peak."""
+    torch.manual_seed(20)
+    model = model or Broken()
+    runs = model if compile_with is None else torch.compile(model, backend=compile_with)
+    torch.manual_seed(21)
+    losses = []
+    with Onlooker() as onlooker:
+        for _ in range(2):
+            loss = runs(batch())
+            loss.backward()
+            losses.append(loss.detach())
+    return everything((losses, model)), onlooker.peak
+
+
+@pytest.mark.parametrize("planner", [KeepAll(), RecomputeAll()], ids=lambda each: each.name)
+def test_run_eagerly_it_is_eager_to_the_bit(planner: Any) -> None:
+    wanted, _ = outcome(None)
+    backend = rekindle.backend("1GB", planner=planner, inner="eager")
+    found, peak = outcome(backend)
+    assert differing(found, wanted) == []
+    assert len(backend.graphs) == 2
+    assert bool(backend.last.plan.overhead) == isinstance(planner, RecomputeAll)
+    assert peak <= sum(graph.plan.peak for graph in backend.graphs.values())
+
+
+def test_graphs_share_the_budget() -> None:
+    backend = rekindle.backend("1GB", planner=KeepAll(), inner="eager")
+    outcome(backend)
+    first, second = backend.graphs.values()
+    assert first.saved > 0
+    taken = first.saved + first.parameters + first.gradients
+    assert second.plan.budget == first.plan.budget - taken
+
+
+def test_what_does_not_fit_names_a_budget_that_does() -> None:
+    backend = rekindle.backend("30KB", planner=RecomputeAll(), inner="eager")
+    with pytest.raises(Exception, match="smallest") as caught:
+        outcome(backend)
+    inner = getattr(caught.value, "inner_exception", None)
+    assert isinstance(inner, rekindle.OutOfBudget)
+    assert inner.smallest_budget > 30_000
+
+
+def test_sizes_as_symbols_are_refused() -> None:
+    compiled = torch.compile(
+        nn.Linear(4, 4),
+        backend=rekindle.backend("1GB", planner=KeepAll(), inner="eager"),
+        dynamic=True,
+    )
+    with pytest.raises(Exception, match="dynamic=False"):
+        compiled(torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("wrong", [{"inner": "fast"}, {"shapes": "any"}])
+def test_wrong_options_say_what_to_write(wrong: dict[str, Any]) -> None:
+    with pytest.raises(rekindle.Unsupported, match=r"write (inner|shapes)="):
+        rekindle.backend("1GB", **wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_computes_the_same_within_rounding() -> None:
+    """Against plain torch.compile; it fuses and reorders sums: 1e-4 of the largest number."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+            self.layers = nn.Sequential(
+                *(
+                    nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+                    for _ in range(2)
+                )
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(self.norm(x)).square().mean()
+
+    def build() -> nn.Module:
+        torch.manual_seed(20)
+        return Whole()
+
+    wanted, _ = outcome("inductor", build())
+    torch._dynamo.reset()
+    backend = rekindle.backend("1GB", planner=RecomputeAll())
+    found, _ = outcome(backend, build())
+    assert backend.last.plan.overhead
+    for name, value in wanted.items():
+        if name != "generator":
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4, msg=name)

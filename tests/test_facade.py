@@ -1,0 +1,55 @@
+"""`rekindle.plan` of a plain trace: planners by their public names, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rekindle
+from rekindle.planners import KeepAll, Problem, Status
+from rekindle.trace import chain
+from rekindle.trace.formats import native
+
+
+def test_a_trace_and_its_file_get_the_planners_plan(tmp_path: Path) -> None:
+    trace = chain(8)
+    budget = Problem.of(trace).keep_all_peak
+    plan = rekindle.plan(trace, budget=budget, planner=rekindle.planners.KeepAll())
+    assert plan.status is Status.OPTIMAL
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(native.write(trace)) + "\n")
+    assert rekindle.plan(path, budget=budget, planner=KeepAll()).schedule == plan.schedule
+    assert rekindle.plan(str(path), budget=str(budget), planner=KeepAll()).peak == plan.peak
+
+
+def test_the_default_planner_finds_a_plan_in_less() -> None:
+    trace = chain(8)
+    budget = int(0.7 * Problem.of(trace).keep_all_peak)
+    plan = rekindle.plan(trace, budget=budget)
+    assert plan.peak is not None
+    assert plan.peak <= budget
+    assert plan.overhead
+
+
+def test_planning_a_trace_does_not_load_torch() -> None:
+    program = (
+        "import sys, rekindle\nfrom rekindle.trace import chain\n"
+        "rekindle.plan(chain(4), budget=10**9, planner=rekindle.planners.KeepAll())\n"
+        "print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.split() == ["False"], result.stderr
+
+
+@pytest.mark.parametrize("wrong", ["lots", 0])
+def test_a_budget_that_is_none_is_refused(wrong: str | int) -> None:
+    with pytest.raises(rekindle.InvalidBudget, match=r"rekindle\.plan\(\.\.\., budget="):
+        rekindle.plan(chain(4), budget=wrong)
+
+
+def test_a_model_wants_example_inputs() -> None:
+    with pytest.raises(rekindle.Unsupported, match="example inputs"):
+        rekindle.plan(object(), None, budget="1GB")
