@@ -134,10 +134,13 @@ class Engine:
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
         """Lets go until `nbytes` more fit. Raises `NoRoom` when nothing is left to let go."""
-        while self.memory + nbytes > self.budget:
-            victim = self._chooser.choose(self.clock)
-            if victim is None:
-                raise NoRoom(nbytes, self.memory, int(self.budget), call)
+        yield from self.shrink(self.budget - nbytes)
+        if self.memory + nbytes > self.budget:
+            raise NoRoom(nbytes, self.memory, int(self.budget), call)
+
+    def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
+        """Lets go until no more than `nbytes` are in use, or nothing is left to let go."""
+        while self.memory > nbytes and (victim := self._chooser.choose(self.clock)) is not None:
             assert isinstance(victim, Storage)
             yield from self._evict(victim)
 
@@ -231,10 +234,7 @@ class Engine:
         except NoRoom:
             if self.rules.quirks:  # the authors give up here
                 raise
-            # What is locked may be in the way of what must come first. Once more, empty-handed.
-            while (victim := self._chooser.choose(self.clock)) is not None:
-                assert isinstance(victim, Storage)
-                yield from self._evict(victim)
+            yield from self.shrink(-1)  # what is locked may be in the way: once more, empty-handed
             yield from self._climb(call, wanted, held, eager_locks=False)
 
     def _climb(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[at
 EXOTIC = 1  #: conjugated, quantized, ...: an alias cannot be rebuilt from its geometry
 UNWRITTEN = 2  #: made by `empty`, and no operator has written to it
 ZEROED = 4  #: made by `zeros`, and no operator has written to it
+COUNTERS = (
+    8  #: its aliases have version counters of their own, as the parts that `unsafe_chunk` makes
+)
 
 
 @final
@@ -38,6 +41,7 @@ class Memory:
         "successor",
         "version",
         "watch",
+        "witness",
     )
 
     def __init__(self) -> None:
@@ -51,6 +55,8 @@ class Memory:
         self.origin: weakref.ref[Tensor] | None = None
         #: Of that tensor when the content was last known to be this value; negative: not known.
         self.version = 0
+        #: Has that tensor's version counter once handles depend on it, for it may die before them.
+        self.witness: Tensor | None = None
         self.flags = 0
         #: The program wrote another value here, so that this one may no longer be asked for.
         self.overwritten = False
@@ -71,7 +77,7 @@ class Memory:
 
     def current_version(self) -> int:
         """The version counter now; negative if no tensor of the program is left to tell."""
-        origin = self.program_tensor()
+        origin = self.witness if self.witness is not None else self.program_tensor()
         return -1 if origin is None else version_of(origin)
 
 
@@ -94,24 +100,30 @@ class Death(weakref.ref[torch.UntypedStorage]):
     storage: Storage
 
 
+_Dead = TypeVar("_Dead")
+
+
 @final
-class Releases(deque[Storage]):
-    """The storages of handles that died, oldest first, until somebody acts on it."""
+class Obituaries(deque[_Dead]):
+    """What died, oldest first, until somebody acts on it."""
 
     #: Called for each death once the context is over: no operator comes by any more to look.
     late: Callable[[], None] | None = None
 
+    def announce(self, dead: _Dead) -> None:
+        """May come at any time and in any thread, amid anything."""
+        self.append(dead)
+        if self.late is not None:
+            self.late()
+
 
 @final
 class Table:
-    """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them.
-
-    Callbacks of weak references come at any time and in any thread: they only append to a queue.
-    """
+    """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them."""
 
     def __init__(self) -> None:
-        self.deaths: deque[Death] = deque()
-        self.released = Releases()  #: one entry for each handle that died
+        self.deaths: Obituaries[Death] = Obituaries()
+        self.released: Obituaries[Storage] = Obituaries()  #: of handles: what they stood for
         self._by_address: dict[int, Storage] = {}
 
     def find(self, address: int) -> Storage | None:
@@ -130,7 +142,7 @@ class Table:
         """`storage` lives in `home` from now on."""
         memory: Memory = storage.payload
         memory.address = address
-        memory.watch = watch = Death(home, self.deaths.append)
+        memory.watch = watch = Death(home, self.deaths.announce)
         watch.storage = storage
         self._by_address[address] = storage
 

@@ -18,12 +18,13 @@ from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._handle import Handle
-from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED, Memory, site
-from rekindle.pytorch._operators import Operator, bytes_of_dynamic
+from rekindle.pytorch._memory import COUNTERS, EXOTIC, UNWRITTEN, ZEROED, Memory, site, version_of
+from rekindle.pytorch._operators import UNTAGGED_RANDOM, Operator, bytes_of_dynamic
 from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
     Invocation,
+    Signature,
     geometry_of,
     is_exotic,
     signature_of,
@@ -86,16 +87,25 @@ class Runtime:
                 device = kwargs.get("device")
                 generator = generator_of(invocation.tensors, invocation.extras, device)
                 invocation.random = (generator, generator.get_state())
-            if signature.priced:
-                result = operator.func(*args, **kwargs)
-            elif self._events is not None:
-                result = self._events.run(signature, operator.func, args, kwargs)
-            else:
-                started = perf_counter_ns()
-                result = operator.func(*args, **kwargs)
-                signature.sample(perf_counter_ns() - started)
+            try:
+                if signature.priced:
+                    result = operator.func(*args, **kwargs)
+                else:
+                    result = self._priced(signature, args, kwargs)
+            except torch.OutOfMemoryError as out:
+                result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
             self._register(invocation, recording, result)
             return result
+
+    def _priced(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the operator and takes the time."""
+        func = signature.operator.func
+        if self._events is not None:
+            return self._events.run(signature, func, args, kwargs)
+        started = perf_counter_ns()
+        result = func(*args, **kwargs)
+        signature.sample(perf_counter_ns() - started)
+        return result
 
     def _find_written(
         self, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -158,6 +168,8 @@ class Runtime:
             recording &= operator.statistics
         elif signature.fresh != positions:
             recording = False  # not the same as last time: it does not depend on arguments alone
+        if operator.separating:
+            invocation.inputs[0].payload.flags |= COUNTERS
         if not made:
             if cost:
                 driver.account(operator.name, cost)
@@ -190,10 +202,13 @@ class Runtime:
         changed = {invocation.inputs[p]: p for p in reversed(invocation.written)}
         replaced: list[tuple[int, Storage]] = []
         for storage, position in changed.items():
-            if storage.replayable or storage in invocation.fixed:
+            memory: Memory = storage.payload
+            # Whether handles are to notice, nobody could tell.
+            unknown = storage.references and memory.current_version() < 0
+            if storage.replayable or unknown or storage in invocation.fixed:
                 replaced.append((position, storage))
             else:
-                storage.payload.version = -1
+                memory.version = -1
                 if operator.resizes:
                     driver.resized(storage)
         if not replaced:
@@ -204,8 +219,9 @@ class Runtime:
         for position, old in sorted(replaced, key=lambda pair: pair[0]):
             new = driver.new_storage(call, old.nbytes)
             overwrites.append((new.values[0], old.values[0]))
-            new.payload.flags = operator.content
-            self._move(old, new, invocation.tensors[position], hidden=operator.statistics)
+            new.payload.flags = operator.content | (old.payload.flags & COUNTERS)
+            hidden = operator.statistics or (operator.name in UNTAGGED_RANDOM and position > 0)
+            self._move(old, new, invocation.tensors[position], hidden=hidden)
         call.overwrites = overwrites
         if recording:
             self._link(call, invocation, ())
@@ -222,9 +238,10 @@ class Runtime:
         before: Memory = old.payload
         after: Memory = new.payload
         self.driver.succeed(old, new)
-        after.origin, after.version = before.origin, -1
+        after.origin, after.witness, after.version = before.origin, before.witness, -1
         origin = before.program_tensor()
-        if not hidden and (origin is None or _share_version(origin, target)):
+        told = hidden or before.flags & COUNTERS  # each handle knows its own counter
+        if not told and (origin is None or _share_version(origin, target)):
             before.overwritten = True
             after.owned = None
         else:  # .data or running statistics: plain PyTorch computes with what is there now
@@ -243,7 +260,8 @@ class Runtime:
             memory: Memory = storage.payload
             if memory.version < 0:
                 memory.version = max(0, memory.current_version())
-            if memory.owned is None and (storage.pinned or not storage.replayable):
+            at_home = memory.watch is not None  # not if this very call wrote over it
+            if memory.owned is None and at_home and (storage.pinned or not storage.replayable):
                 memory.owned = invocation.tensors[position].untyped_storage()
 
     # -- autograd -------------------------------------------------------------------------------
@@ -251,7 +269,7 @@ class Runtime:
     def pack(self, tensor: Tensor) -> Any:
         """What autograd keeps in the place of `tensor` (R1)."""
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-            return tensor
+            return _kept(tensor)
         with self.driver.lock:
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -259,21 +277,32 @@ class Runtime:
             memory: Memory = storage.payload
             if memory.flags:
                 if memory.flags & EXOTIC:
-                    return tensor
-                self.driver.seal(storage)
-                memory.flags = 0
+                    return _kept(tensor)
+                if memory.flags & (UNWRITTEN | ZEROED):
+                    self.driver.seal(storage)
+                    memory.flags &= ~(UNWRITTEN | ZEROED)
             if memory.owned is None:
                 memory.owned = tensor.untyped_storage()
             self.driver.retain(storage)
+            if memory.witness is None and not storage.replayable:
+                origin = memory.program_tensor()
+                memory.witness = _with_counter_of(tensor if origin is None else origin)
             version = memory.current_version()
             if memory.version < 0:
                 memory.version = max(0, version)
-            return Handle(self.driver.table.released, storage, geometry_of(tensor), version)
+            handle = Handle(self.driver.table.released, storage, geometry_of(tensor), version)
+            if memory.flags & COUNTERS:
+                handle.witness = witness = _with_counter_of(tensor)
+                handle.version = witness._version
+            return handle
 
     def unpack(self, handle: Any) -> Tensor:
         """The tensor that `handle` stands for, brought back if need be."""
         if type(handle) is not Handle:
-            return handle
+            tensor, version = handle
+            if version_of(tensor) != version:
+                raise _modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
+            return tensor
         with self.driver.lock:
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -288,16 +317,39 @@ class Runtime:
     def _check_version(self, handle: Handle, storage: Storage) -> None:
         """Autograd's own check is off under hooks (R7)."""
         memory: Memory = storage.payload
-        now = memory.current_version()
+        witness = handle.witness
+        now = memory.current_version() if witness is None else witness._version
         if memory.overwritten or (handle.version >= 0 and now not in (-1, handle.version)):
-            shape = list(handle.geometry.size)
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: [{handle.geometry.dtype} {shape}], which is output of "
-                f"{site(storage)}, is at version {now}; expected version {handle.version} instead. "
-                "Hint: enable anomaly detection to find the operation that failed to compute its "
-                "gradient, with torch.autograd.set_detect_anomaly(True)."
-            )
+            geometry = handle.geometry
+            raise _modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
+
+
+def _modified(
+    dtype: torch.dtype, size: torch.Size, maker: str, now: int, expected: int
+) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{dtype} {list(size)}], which is output of {maker}, is at version {now}; "
+        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
+        "operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def _kept(tensor: Tensor) -> tuple[Tensor, int]:
+    """What cannot be rebuilt stays as it is, and its version.
+
+    An alias of it: a result in its own graph would be a cycle that nobody can collect.
+    """
+    return tensor.detach(), version_of(tensor)
+
+
+def _with_counter_of(tensor: Tensor) -> Tensor:
+    """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        witness = tensor.detach()
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness
 
 
 def _share_version(origin: Tensor, target: Tensor) -> bool:
