@@ -120,7 +120,7 @@ def _harsh_enough(batch: Tensor) -> tuple[int, int]:
 
 
 class Full(Tracker):
-    """A device with room for `limit` bytes; more, and operators raise what CUDA's allocator does."""
+    """A device with room for `limit` bytes; beyond, operators raise as CUDA's allocator does."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -165,7 +165,4 @@ def test_a_device_that_is_too_small_says_who_holds_its_memory() -> None:
         assert "Everything that may be let go has been" in note
         refused = device.refused
         assert refused == 3  # the first time, with half, with nothing
-        del caught
-        (gradient,) = torch.autograd.grad(deeper(weight, 2).sum(), weight)
-        assert torch.equal(gradient, torch.autograd.grad(deeper(weight, 2).sum(), weight)[0])
         run._driver.engine.check()

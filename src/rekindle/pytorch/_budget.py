@@ -22,6 +22,7 @@ from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._explain import report
 from rekindle.pytorch._operators import operator
+from rekindle.pytorch._resize import resizes_seen
 from rekindle.pytorch._runtime import Runtime
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
@@ -41,6 +42,8 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if types and any(map(_takes_itself_apart, types)):  # a DTensor: its parts will come here
+            return NotImplemented
         runtime = self._runtime
         facts = operator(func)
         if runtime.driver.busy:
@@ -49,6 +52,15 @@ class _Mode(TorchDispatchMode):
             runtime.driver.meet(args[0])
             return facts.func(*args, **(kwargs or {}))
         return runtime.run(facts, args, kwargs or {})
+
+
+def _takes_itself_apart(kind: type) -> bool:
+    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not."""
+    plain: Any = Tensor.__torch_dispatch__
+    return getattr(kind, "__torch_dispatch__", plain) not in (
+        plain,
+        torch._C._disabled_torch_dispatch_impl,
+    )
 
 
 def _keep_dynamo_out() -> None:
@@ -211,6 +223,7 @@ class budget:
         with ExitStack() as stack:
             stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
+            stack.enter_context(resizes_seen(runtime.driver))
             step = register_optimizer_step_post_hook(
                 lambda optimizer, *_: runtime.driver.optimizers.add(optimizer)
             )

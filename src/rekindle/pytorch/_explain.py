@@ -136,11 +136,9 @@ def out_of_memory(engine: Engine, table: Table, optimizers: Iterable[Any]) -> st
     """What to add to the device's own error when it comes in spite of the budget."""
     now = snapshot(engine, table, optimizers)
     lines = [
-        f"Everything that may be let go has been: {format_bytes(now.memory)} cannot be recomputed or "
-        "is in use",
+        f"Everything that may be let go has been; {format_bytes(now.memory)} are left:",
         *table_of(now.categories),
-        "The device has less room than the budget says, or this operator needs more inside itself "
-        "than there is: make the batch smaller",
+        "The device has less room than the budget says: make the batch smaller",
     ]
     return "\n".join(lines)
 

@@ -119,7 +119,7 @@ class Obituaries(deque[_Dead]):
 
 @final
 class Table:
-    """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them."""
+    """Finds the engine's storage of a tensor; collects deaths until it is safe to act on them."""
 
     def __init__(self) -> None:
         self.deaths: Obituaries[Death] = Obituaries()

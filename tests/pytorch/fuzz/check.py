@@ -1,4 +1,4 @@
-"""One program, run plainly and within budgets; what differs, and a shorter program that does too."""
+"""A program run plainly and within budgets: what differs, and a shorter one that does too."""
 
 from __future__ import annotations
 

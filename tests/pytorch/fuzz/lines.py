@@ -215,7 +215,6 @@ WRITES = (
     "{x}[1:][:, 1:].mul_({y}[1:, 1:])",
     "{x}.unbind(0)[0].mul_(2)",
     "{x}.data = {x}.data.clone()",
-    "{x}.data = {y}.data",
     "F.relu({x}, inplace=True)",
     "F.leaky_relu({x}, inplace=True)",
     "F.elu({x}, inplace=True)",
@@ -270,7 +269,7 @@ RANDOM = (
     "{new} = torch.multinomial({x}.detach().abs(), 2)",
     "{new} = torch.normal({x}, 0.1)",
     "{new} = F.alpha_dropout({x}, 0.3)",
-    "{new} = F.feature_dropout({x}, 0.5) if hasattr(F, 'feature_dropout') else F.dropout1d({x}, 0.5)",
+    "{new} = F.dropout1d({x}, 0.5)",
     "torch.manual_seed(3)",
 )
 INDEXING = (
