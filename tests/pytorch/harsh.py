@@ -123,7 +123,8 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    whole = torch.contiguous_format  # a vector of one number may have any stride
+    bits = [t.reshape(-1).clone(memory_format=whole).view(torch.uint8) for t in (one, other)]
     return torch.equal(*bits)  # 0.0 and -0.0 are equal as numbers
 
 

@@ -206,9 +206,7 @@ class Engine(Ledger):
         except NoRoom:
             if self.rules.quirks:  # the authors give up here
                 raise
-            # What is locked may be in the way of what must come first. Once more, empty-handed.
-            while (victim := self._choose()) is not None:
-                yield from self._evict(victim)
+            yield from self.shrink(-1)  # what is locked may be in the way: once more, empty-handed
             yield from self._climb(call, wanted, held, eager_locks=False)
 
     def _climb(

@@ -45,10 +45,13 @@ class Ledger:
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
         """Lets go until `nbytes` more fit. Raises `NoRoom` when nothing is left to let go."""
-        while self.memory + nbytes > self.budget:
-            victim = self._choose()
-            if victim is None:
-                raise NoRoom(nbytes, self.memory, int(self.budget), call)
+        yield from self.shrink(self.budget - nbytes)
+        if self.memory + nbytes > self.budget:
+            raise NoRoom(nbytes, self.memory, int(self.budget), call)
+
+    def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
+        """Lets go until no more than `nbytes` are in use, or nothing is left to let go."""
+        while self.memory > nbytes and (victim := self._choose()) is not None:
             yield from self._evict(victim)
 
     def _choose(self) -> Storage | None:

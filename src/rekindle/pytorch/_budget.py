@@ -22,6 +22,7 @@ from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._explain import report
 from rekindle.pytorch._operators import operator
+from rekindle.pytorch._resize import resizes_seen
 from rekindle.pytorch._runtime import Runtime
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
@@ -41,6 +42,8 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if types and any(map(_takes_itself_apart, types)):  # a DTensor: its parts will come here
+            return NotImplemented
         facts = operator(func)
         kwargs = kwargs or {}
         driver = self._runtime.driver
@@ -50,6 +53,15 @@ class _Mode(TorchDispatchMode):
             driver.meet(args[0])
             return facts.func(*args, **kwargs)
         return self._runtime.run(facts, args, kwargs)
+
+
+def _takes_itself_apart(kind: type) -> bool:
+    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not."""
+    plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
+    return getattr(kind, "__torch_dispatch__", plain) not in (
+        plain,
+        torch._C._disabled_torch_dispatch_impl,
+    )
 
 
 def _keep_dynamo_out() -> None:
@@ -212,6 +224,7 @@ class budget:
         with ExitStack() as stack:
             stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
+            stack.enter_context(resizes_seen(runtime.driver))
             step = register_optimizer_step_post_hook(
                 lambda optimizer, *_: runtime.driver.optimizers.add(optimizer)
             )

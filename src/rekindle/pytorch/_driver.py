@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import Any, final
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -17,11 +17,13 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.policies import Policy
 from rekindle.pytorch._capture import Capture
-from rekindle.pytorch._explain import Snapshot, out_of_budget, snapshot
+from rekindle.pytorch._explain import Snapshot, out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
 from rekindle.pytorch._replay import run_again
 from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, is_exotic, tensors_in
 from rekindle.schedule import Action, Compute, Free, Recorder
+
+Result = TypeVar("Result")
 
 
 @final
@@ -129,7 +131,7 @@ class Driver:
             if watch.storage is not None:
                 return watch.storage
             if watch() is home:  # else it died just now, and this took its place
-                return self._list(tensor, watch)
+                return self._list(watch, tensor)
         return self._adopt(tensor, home)
 
     def meet(self, tensor: Tensor) -> None:
@@ -141,14 +143,15 @@ class Driver:
                     self.settle()
                     self._adopt(tensor, home)
 
-    def _list(self, tensor: Tensor, watch: Watch) -> Storage:
-        """What was only counted becomes a source."""
+    def _list(self, watch: Watch, tensor: Tensor | None = None) -> Storage:
+        """What was only counted becomes a source; `tensor` is there, if any is known."""
         self.engine.account(0, -watch.nbytes)
         call = self.new_call(watch.maker, 0, False)
         storage = self.new_storage(call, watch.nbytes)
         storage.payload.watch = watch
         watch.storage = storage
-        self._describe(storage.payload, tensor)
+        if tensor is not None:
+            self._describe(storage.payload, tensor)
         self.admit(call)
         return storage
 
@@ -177,6 +180,22 @@ class Driver:
     def counted(self, home: torch.UntypedStorage) -> Bytes:
         """Bytes of `home` as far as they are on the device that the budget is for."""
         return home.nbytes() if home.device.type == self.device.type else 0
+
+    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
+        """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
+        with self.lock:
+            self.settle()
+            watch = self.table.watches.get(home._cdata)
+            if watch is None:
+                return None
+            storage = watch.storage or self._list(watch)
+            more = nbytes - storage.nbytes
+            if more < 0 and not storage.replayable and storage.consumers:
+                self.poll()
+                self.perform(self.engine.forget(storage))  # R4
+            elif home.device.type == self.device.type:
+                self.make_room(max(0, more), "resize_")
+            return storage
 
     def resized(self, storage: Storage) -> None:
         """The program may have changed the size of what it holds."""
@@ -236,6 +255,24 @@ class Driver:
             self.capture.sealed(storage)
         self.perform(self.engine.seal(storage))
 
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+        """The device ran out of memory all the same: lets go of half, then of all, and tries again.
+
+        What an operator needs inside itself, and what lies in pieces, no budget counts. Allocators
+        fail before anything is computed, so that an operator can start anew.
+        """
+        for nbytes in (self.engine.memory // 2, -1):
+            self.poll()
+            self.perform(self.engine.shrink(nbytes))
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            try:
+                return again()
+            except torch.OutOfMemoryError as error:
+                out = error
+        out.add_note(out_of_memory(self.engine, self.table, self.optimizers))
+        raise out
+
     # -- memory ---------------------------------------------------------------------------------
 
     def make_room(self, needed: Bytes, who: str) -> None:
@@ -286,7 +323,7 @@ class Driver:
             self._let_go(superfluous)
 
     def close(self) -> None:
-        """The context is over: from now on a handle that dies is acted on at once."""
+        """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
         driver = weakref.ref(self)
@@ -296,7 +333,7 @@ class Driver:
             if found is not None:
                 found._settle_unless_busy()
 
-        self.table.released.late = late
+        self.table.deaths.late = self.table.released.late = late
 
     def _settle_unless_busy(self) -> None:
         """Nothing happens amid an action, in this thread or another: the next one makes up."""
@@ -309,6 +346,7 @@ class Driver:
 
     def __del__(self) -> None:
         """Nobody can ask for anything. What refers to each other in circles lets go of memory."""
+        self.table.deaths.late = self.table.released.late = None
         for storage in self.engine.storages:
             storage.payload.disown()
 
@@ -377,7 +415,10 @@ class Driver:
     def _compute(self, call: Call, in_place: bool) -> None:
         busy, self.busy = self.busy, True
         try:
-            tensors = run_again(call, in_place=in_place)
+            try:
+                tensors = run_again(call, in_place=in_place)
+            except torch.OutOfMemoryError as out:
+                tensors = self.rescue(lambda: run_again(call, in_place=in_place), out)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:

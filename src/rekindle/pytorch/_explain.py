@@ -138,6 +138,17 @@ def out_of_budget(
     )
 
 
+def out_of_memory(engine: Engine, table: Table, optimizers: Iterable[Any]) -> str:
+    """What to add to the device's own error when it comes in spite of the budget."""
+    now = snapshot(engine, table, optimizers)
+    lines = [
+        f"Everything that may be let go has been; {format_bytes(now.memory)} are left:",
+        *table_of(now.categories),
+        "The device has less room than the budget says: make the batch smaller",
+    ]
+    return "\n".join(lines)
+
+
 def table_of(categories: Mapping[str, Bytes]) -> list[str]:
     """Aligned lines, one a category."""
     width = max((len(name) for name in categories), default=0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import final
 
+from torch import Tensor
+
 from rekindle.engine import Storage
 from rekindle.pytorch._geometry import Geometry
-from rekindle.pytorch._memory import Releases
+from rekindle.pytorch._memory import Obituaries
 
 
 @final
@@ -17,15 +19,17 @@ class Handle:
     thread, amid anything.
     """
 
-    __slots__ = ("geometry", "released", "storage", "version")
+    __slots__ = ("geometry", "released", "storage", "version", "witness")
 
     def __init__(
-        self, released: Releases, storage: Storage, geometry: Geometry, version: int
+        self, released: Obituaries[Storage], storage: Storage, geometry: Geometry, version: int
     ) -> None:
         self.released = released
         self.storage = storage
         self.geometry = geometry
         self.version = version  #: of the program's tensor when it was saved; negative: none
+        #: Has that tensor's version counter, where the storage does not know which one it is.
+        self.witness: Tensor | None = None
 
     def current(self) -> Storage:
         """The storage that holds the value now."""
@@ -35,7 +39,4 @@ class Handle:
         return storage
 
     def __del__(self) -> None:
-        released = self.released
-        released.append(self.storage)
-        if released.late is not None:
-            released.late()
+        self.released.announce(self.storage)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[at
 EXOTIC = 1  #: conjugated, quantized, ...: an alias cannot be rebuilt from its geometry
 UNWRITTEN = 2  #: made by `empty`, and no operator has written to it
 ZEROED = 4  #: made by `zeros`, and no operator has written to it
+COUNTERS = (
+    8  #: its aliases have version counters of their own, as the parts that `unsafe_chunk` makes
+)
 
 
 @final
@@ -41,6 +44,7 @@ class Memory:
         "successor",
         "version",
         "watch",
+        "witness",
     )
 
     def __init__(self) -> None:
@@ -57,6 +61,8 @@ class Memory:
         self.origin: weakref.ref[Tensor] | None = None
         #: Of that tensor when the content was last known to be this value; negative: not known.
         self.version = 0
+        #: Has that tensor's version counter once handles depend on it, for it may die before them.
+        self.witness: Tensor | None = None
         self.flags = 0
         #: The program wrote another value here, so that this one may no longer be asked for.
         self.overwritten = False
@@ -81,7 +87,7 @@ class Memory:
 
     def current_version(self) -> int:
         """The version counter now; negative if no tensor of the program is left to tell."""
-        origin = self.program_tensor()
+        origin = self.witness if self.witness is not None else self.program_tensor()
         return -1 if origin is None else version_of(origin)
 
 
@@ -110,24 +116,30 @@ class Watch(weakref.ref[torch.UntypedStorage]):
     maker: str  #: the name of the operator, likewise
 
 
+_Dead = TypeVar("_Dead")
+
+
 @final
-class Releases(deque[Storage]):
-    """The storages of handles that died, oldest first, until somebody acts on it."""
+class Obituaries(deque[_Dead]):
+    """What died, oldest first, until somebody acts on it."""
 
     #: Called for each death once the context is over: no operator comes by any more to look.
     late: Callable[[], None] | None = None
 
+    def announce(self, dead: _Dead) -> None:
+        """May come at any time and in any thread, amid anything."""
+        self.append(dead)
+        if self.late is not None:
+            self.late()
+
 
 @final
 class Table:
-    """Finds the engine's storage of a tensor, and collects deaths until it is safe to act on them.
-
-    Callbacks of weak references come at any time and in any thread: they only append to a queue.
-    """
+    """Finds the engine's storage of a tensor; collects deaths until it is safe to act on them."""
 
     def __init__(self) -> None:
-        self.deaths: deque[Watch] = deque()
-        self.released = Releases()  #: one entry for each handle that died
+        self.deaths: Obituaries[Watch] = Obituaries()
+        self.released: Obituaries[Storage] = Obituaries()  #: of handles: what they stood for
         self.watches: dict[int, Watch] = {}  #: by address
 
     def lives(self, address: int) -> bool:
@@ -138,7 +150,7 @@ class Table:
 
     def settle(self, storage: Storage, home: torch.UntypedStorage, address: int) -> None:
         """`storage` lives in `home` from now on."""
-        self.watches[address] = watch = Watch(home, self.deaths.append)
+        self.watches[address] = watch = Watch(home, self.deaths.announce)
         watch.address = address
         watch.storage = storage
         memory: Memory = storage.payload
@@ -146,7 +158,7 @@ class Table:
 
     def count(self, home: torch.UntypedStorage, address: int, nbytes: Bytes, maker: str) -> None:
         """Something that is only counted lives in `home` from now on."""
-        self.watches[address] = watch = Watch(home, self.deaths.append)
+        self.watches[address] = watch = Watch(home, self.deaths.announce)
         watch.address = address
         watch.storage = None
         watch.nbytes = nbytes

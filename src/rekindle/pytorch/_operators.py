@@ -78,6 +78,10 @@ EMPTY = {
 #: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
 ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
+#: Return aliases that pass for new tensors: what is written to one, no version counter but its own
+#: notices.
+SEPARATING = {"aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+
 #: Write the whole of their first argument without reading it.
 OVERWRITING = {
     "aten::bernoulli_",
@@ -99,7 +103,8 @@ SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 #: Never run again: they talk to other processes or to the outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "profiler", "debugprims")
 
-#: Draw random numbers although the tag `nondeterministic_seeded` is missing.
+#: Draw random numbers although the tag `nondeterministic_seeded` is missing. They also write them
+#: into their second argument, without a step of its version counter.
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
@@ -121,6 +126,7 @@ class Operator:
         "returns_written",
         "routing",
         "sees_requires_grad",
+        "separating",
         "statistics",
         "view",
         "writes",
@@ -136,16 +142,18 @@ class Operator:
         self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
+        moves = self.name.startswith("aten::set_")
         #: Positions and names of the arguments that are written.
         self.written = tuple(
             (position, argument.name)
             for position, argument in arguments
             if argument.alias_info is not None
             and argument.alias_info.is_write
-            and not self.name.startswith("aten::set_")  # the tensor moves, its memory stays
+            and not moves  # the tensor gets other memory, nothing is written
         )
+        only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
         #: Returns views only: no memory, no work.
-        self.view = bool(aliased) and not self.written and len(aliased) == len(schema.returns)
+        self.view = only_aliases and not self.written and not moves
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
@@ -157,6 +165,7 @@ class Operator:
         #: What the content of a result is until somebody writes to it; nothing special: 0.
         self.content = UNWRITTEN if self.name in EMPTY else ZEROED if self.name in ZEROS else 0
         self.overwriting = self.name in OVERWRITING
+        self.separating = self.name in SEPARATING
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
         #: May change the size of a storage: set_, resize_, and whatever writes to `out`.

@@ -19,12 +19,13 @@ from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._geometry import geometry_of
 from rekindle.pytorch._handle import Handle
-from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED, Memory, site
-from rekindle.pytorch._operators import Operator, bytes_of_dynamic
+from rekindle.pytorch._memory import COUNTERS, EXOTIC, UNWRITTEN, ZEROED, Memory, site, version_of
+from rekindle.pytorch._operators import UNTAGGED_RANDOM, Operator, bytes_of_dynamic
 from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
     Invocation,
+    Signature,
     is_exotic,
     signature_of,
     tensors_in,
@@ -62,7 +63,10 @@ class Runtime:
             if not recording and self._may_only_count(invocation):
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
-                result = operator.func(*args, **kwargs)
+                try:
+                    result = operator.func(*args, **kwargs)
+                except torch.OutOfMemoryError as out:
+                    result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 return result
@@ -93,14 +97,13 @@ class Runtime:
                 device = kwargs.get("device")
                 generator = generator_of(invocation.tensors, invocation.extras, device)
                 invocation.random = (generator, generator.get_state())
-            if signature.priced:
-                result = operator.func(*args, **kwargs)
-            elif self._events is not None:
-                result = self._events.run(signature, operator.func, args, kwargs)
-            else:
-                started = perf_counter_ns()
-                result = operator.func(*args, **kwargs)
-                signature.sample(perf_counter_ns() - started)
+            try:
+                if signature.priced:
+                    result = operator.func(*args, **kwargs)
+                else:
+                    result = self._priced(signature, args, kwargs)
+            except torch.OutOfMemoryError as out:
+                result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
             self._register(invocation, recording, result)
             return result
 
@@ -122,11 +125,24 @@ class Runtime:
             if storage is None:
                 continue
             memory: Memory = storage.payload
-            if memory.flags or (writes and (storage.replayable or storage.consumers)):
+            if memory.flags:
                 return False
             if writes:
+                unknown = storage.references and memory.current_version() < 0
+                if storage.replayable or storage.consumers or unknown:
+                    return False
                 memory.version = -1
         return True
+
+    def _priced(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the operator and takes the time."""
+        func = signature.operator.func
+        if self._events is not None:
+            return self._events.run(signature, func, args, kwargs)
+        started = perf_counter_ns()
+        result = func(*args, **kwargs)
+        signature.sample(perf_counter_ns() - started)
+        return result
 
     def _find_written(
         self, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -191,6 +207,8 @@ class Runtime:
             recording &= operator.statistics
         elif signature.fresh != positions:
             recording = False  # not the same as last time: it does not depend on arguments alone
+        if operator.separating:
+            invocation.inputs[0].payload.flags |= COUNTERS
         if not made:
             if cost:
                 driver.account(operator.name, cost)
@@ -222,10 +240,13 @@ class Runtime:
         changed = {invocation.inputs[p]: p for p in reversed(invocation.written)}
         replaced: list[tuple[int, Storage]] = []
         for storage, position in changed.items():
-            if storage.replayable or storage in invocation.fixed:
+            memory: Memory = storage.payload
+            # Whether handles are to notice, nobody could tell.
+            unknown = storage.references and memory.current_version() < 0
+            if storage.replayable or unknown or storage in invocation.fixed:
                 replaced.append((position, storage))
             else:
-                storage.payload.version = -1
+                memory.version = -1
                 if operator.resizes:
                     driver.resized(storage)
         if not replaced:
@@ -236,8 +257,9 @@ class Runtime:
         for position, old in sorted(replaced, key=lambda pair: pair[0]):
             new = driver.new_storage(call, old.nbytes)
             overwrites.append((new.values[0], old.values[0]))
-            new.payload.flags = operator.content
-            self._move(old, new, invocation.tensors[position], hidden=operator.statistics)
+            new.payload.flags = operator.content | (old.payload.flags & COUNTERS)
+            hidden = operator.statistics or (operator.name in UNTAGGED_RANDOM and position > 0)
+            self._move(old, new, invocation.tensors[position], hidden=hidden)
         call.overwrites = overwrites
         if recording:
             self._link(call, invocation, ())
@@ -254,9 +276,10 @@ class Runtime:
         before: Memory = old.payload
         after: Memory = new.payload
         self.driver.succeed(old, new)
-        after.origin, after.version = before.origin, -1
+        after.origin, after.witness, after.version = before.origin, before.witness, -1
         origin = before.program_tensor()
-        if not hidden and (origin is None or _share_version(origin, target)):
+        told = hidden or before.flags & COUNTERS  # each handle knows its own counter
+        if not told and (origin is None or _share_version(origin, target)):
             before.overwritten = True
             after.disown()
         else:  # .data or running statistics: plain PyTorch computes with what is there now
@@ -275,7 +298,8 @@ class Runtime:
             memory: Memory = storage.payload
             if memory.version < 0:
                 memory.version = max(0, memory.current_version())
-            if memory.owned is None and (storage.pinned or not storage.replayable):
+            at_home = memory.watch is not None  # not if this very call wrote over it
+            if memory.owned is None and at_home and (storage.pinned or not storage.replayable):
                 memory.owned = invocation.tensors[position].untyped_storage()
 
     # -- autograd -------------------------------------------------------------------------------
@@ -283,7 +307,7 @@ class Runtime:
     def pack(self, tensor: Tensor) -> Any:
         """What autograd keeps in the place of `tensor` (R1)."""
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-            return tensor
+            return _kept(tensor)
         with self.driver.lock:
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -291,9 +315,10 @@ class Runtime:
             memory: Memory = storage.payload
             if memory.flags:
                 if memory.flags & EXOTIC:
-                    return tensor
-                self.driver.seal(storage)
-                memory.flags = 0
+                    return _kept(tensor)
+                if memory.flags & (UNWRITTEN | ZEROED):
+                    self.driver.seal(storage)
+                    memory.flags &= ~(UNWRITTEN | ZEROED)
             geometry = geometry_of(tensor)
             if memory.owned is None:
                 memory.owned = tensor.untyped_storage()
@@ -302,15 +327,25 @@ class Runtime:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     memory.alias = tensor.data
             self.driver.retain(storage)
+            if memory.witness is None and not storage.replayable:
+                origin = memory.program_tensor()
+                memory.witness = _with_counter_of(tensor if origin is None else origin)
             version = memory.current_version()
             if memory.version < 0:
                 memory.version = max(0, version)
-            return Handle(self.driver.table.released, storage, geometry, version)
+            handle = Handle(self.driver.table.released, storage, geometry, version)
+            if memory.flags & COUNTERS:
+                handle.witness = witness = _with_counter_of(tensor)
+                handle.version = witness._version
+            return handle
 
     def unpack(self, handle: Any) -> Tensor:
         """The tensor that `handle` stands for, brought back if need be."""
         if type(handle) is not Handle:
-            return handle
+            tensor, version = handle
+            if version_of(tensor) != version:
+                raise _modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
+            return tensor
         with self.driver.lock:
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -329,16 +364,39 @@ class Runtime:
     def _check_version(self, handle: Handle, storage: Storage) -> None:
         """Autograd's own check is off under hooks (R7)."""
         memory: Memory = storage.payload
-        now = memory.current_version()
+        witness = handle.witness
+        now = memory.current_version() if witness is None else witness._version
         if memory.overwritten or (handle.version >= 0 and now not in (-1, handle.version)):
-            shape = list(handle.geometry.size)
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: [{handle.geometry.dtype} {shape}], which is output of "
-                f"{site(storage)}, is at version {now}; expected version {handle.version} instead. "
-                "Hint: enable anomaly detection to find the operation that failed to compute its "
-                "gradient, with torch.autograd.set_detect_anomaly(True)."
-            )
+            geometry = handle.geometry
+            raise _modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
+
+
+def _modified(
+    dtype: torch.dtype, size: torch.Size, maker: str, now: int, expected: int
+) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{dtype} {list(size)}], which is output of {maker}, is at version {now}; "
+        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
+        "operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def _kept(tensor: Tensor) -> tuple[Tensor, int]:
+    """What cannot be rebuilt stays as it is, and its version.
+
+    An alias of it: a result in its own graph would be a cycle that nobody can collect.
+    """
+    return tensor.detach(), version_of(tensor)
+
+
+def _with_counter_of(tensor: Tensor) -> Tensor:
+    """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        witness = tensor.detach()
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness
 
 
 def _share_version(origin: Tensor, target: Tensor) -> bool:

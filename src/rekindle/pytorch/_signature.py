@@ -148,7 +148,8 @@ class Signature:
         self.fresh = fresh
         if not operator.dynamic:
             self.needed = nbytes
-            self.ordinary = not (exotic or operator.opaque or operator.statistics)
+            special = operator.opaque or operator.statistics or operator.separating
+            self.ordinary = not (exotic or special)
 
     def sample(self, elapsed: Nanoseconds) -> None:
         """Takes one execution into the price: the least of the first three."""

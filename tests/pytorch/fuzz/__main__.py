@@ -1,0 +1,47 @@
+"""Runs as many random programs as you like: `python -m tests.pytorch.fuzz --programs 10000`."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import warnings
+from collections import Counter
+from random import Random
+
+import click
+import torch
+
+from tests.pytorch.fuzz.check import complaint, report
+from tests.pytorch.fuzz.lines import random_program
+
+
+@click.command()
+@click.option("--programs", default=10_000, show_default=True, help="How many.")
+@click.option("--seed", default=0, show_default=True, help="Of the first; the next has the next.")
+@click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
+def main(programs: int, seed: int, longest: int) -> None:
+    """Random programs, plainly and within budgets; prints a short one for each that differs."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    gc.freeze()
+    counts: Counter[str] = Counter()
+    started = time.monotonic()
+    for number in range(seed, seed + programs):
+        rng = Random(number)
+        program = random_program(rng, longest)
+        tightness = rng.choice((1.0, 1.0, rng.random()))
+        wrong = complaint(program, tightness)
+        counts["wrong" if wrong else "passed"] += 1
+        if wrong:
+            click.echo(f"\nseed {number}: {report(program, tightness)}")
+        if sys.stderr.isatty() or (number + 1) % 100 == 0:
+            took = time.monotonic() - started
+            done = number + 1 - seed
+            click.echo(f"\r{done} of {programs}, {dict(counts)}, {took:.0f} s", nl=False, err=True)
+    click.echo(f"\n{programs} programs: {counts['passed']} the same, {counts['wrong']} not")
+    sys.exit(bool(counts["wrong"]))
+
+
+if __name__ == "__main__":
+    main()

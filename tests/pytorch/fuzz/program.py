@@ -1,0 +1,170 @@
+"""A program is a list of lines of Python: to be run, printed, and shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.pytorch.harsh import everything
+
+#: What PyTorch raises when it is asked for something that it cannot do.
+REFUSED = (RuntimeError, ValueError, IndexError, TypeError, NameError, AttributeError)
+PRELUDE = "from tests.pytorch.fuzz.program import *"
+
+
+class Twice(torch.autograd.Function):
+    """Saves its input, its result and a value of its own, and asks for them twice."""
+
+    @staticmethod
+    def forward(ctx, x):
+        inner = x.sin()
+        result = inner * x
+        ctx.save_for_backward(x, inner, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, inner, result = ctx.saved_tensors
+        again, _, _ = ctx.saved_tensors
+        return gradient * (inner + again * x.cos()) + 0 * result
+
+
+class Dirty(torch.autograd.Function):
+    """Writes its input, and saves what is there afterwards."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x.sigmoid_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x * (1 - x)
+
+
+class Several(torch.autograd.Function):
+    """Several results: one a view of its input, one an integer, one kept on the context."""
+
+    @staticmethod
+    def forward(ctx, x):
+        order = x.argsort(-1)
+        ctx.mark_non_differentiable(order)
+        ctx.factor = x.cos()
+        return x * ctx.factor, order, x.exp()
+
+    @staticmethod
+    def backward(ctx, first, _, third):
+        return first * ctx.factor + third
+
+
+@dataclass(frozen=True)
+class Program:
+    """`build` runs before there is a budget, `step` within it. Names at its end are its results."""
+
+    build: tuple[str, ...]
+    step: tuple[str, ...]
+
+    def source(self, budget: int | None = None) -> str:
+        """The program as a script."""
+        build = [PRELUDE, "", "torch.manual_seed(20)", *self.build]
+        if budget is None:
+            return "\n".join([*build, *self.step])
+        lines = [line for whole in self.step for line in whole.split("\n")]
+        return "\n".join([*build, f"with rekindle.budget({budget}):", *(f"    {s}" for s in lines)])
+
+
+held: list[Any] = []  # what a program's variables keep; its own in each run
+log: list[Any] = []
+
+
+def keep(tensor: Tensor) -> Tensor:
+    """`run.keep` within a budget."""
+    return tensor
+
+
+def namespace() -> dict[str, Any]:
+    """What a program can name from the start: what the prelude imports."""
+    public = {name: value for name, value in globals().items() if not name.startswith("_")}
+    return {**public, "held": [], "log": []}
+
+
+def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
+    """Runs the lines up to the first that raises what PyTorch raises; its text."""
+    for line in lines:
+        try:
+            exec(line, space)
+        except REFUSED as error:
+            return f"{type(error).__name__}: {_start(str(error))}"
+    return ""
+
+
+def _start(message: str) -> str:
+    """An error's text as far as it is the same wherever it was found."""
+    noticed = "one of the variables needed for gradient computation has been modified by an inplace"
+    return noticed if message.startswith(noticed) else message.split("\n")[0]
+
+
+def left_behind(
+    program: Program,
+    context: AbstractContextManager[Any],
+    enter: Callable[[Any, dict[str, Any]], None] = lambda entered, space: None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that a run of `program` within `context` leaves, as copies; and its names, still alive.
+
+    `enter` sees what `context` gave before the first line runs.
+    """
+    space = namespace()
+    torch.manual_seed(20)
+    for line in program.build:
+        exec(line, space)
+    with context as entered:
+        enter(entered, space)
+        error = run_lines(program.step, space)
+    results = {name: space[name] for name in sorted(space) if _is_result(name, space[name])}
+    found = everything(results)
+    found["error"] = error
+    found["facts"] = [(name, *_facts(results, name)) for name in results]
+    return found, space
+
+
+def _is_result(name: str, value: object) -> bool:
+    if isinstance(value, Tensor):
+        try:
+            return value.is_leaf is not None
+        except RuntimeError:  # one of several views, spoilt by a write: nobody may look at it
+            return False
+    return name in ("held", "log") or isinstance(value, nn.Module)
+
+
+def _facts(results: dict[str, Any], name: str) -> tuple[object, ...]:
+    """What is to be seen of a tensor beside its content: version, place, aliases, graph."""
+    tensor = results[name]
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+        return ()
+    home = tensor.untyped_storage()
+    aliases = [
+        other
+        for other, value in results.items()
+        if isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.untyped_storage()._cdata == home._cdata
+    ]
+    return (
+        "inference" if tensor.is_inference() else tensor._version,
+        tensor.stride(),
+        tensor.storage_offset(),
+        home.nbytes(),
+        tensor.requires_grad,
+        tensor.is_leaf,
+        type(tensor.grad_fn).__name__,
+        tensor._is_view(),
+        aliases,
+    )

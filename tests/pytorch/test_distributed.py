@@ -1,0 +1,197 @@
+"""Budgets under `DistributedDataParallel` and `fully_shard`, on gloo, against the same without.
+
+All scenarios of one number of ranks run in one group of processes; each rank compares for itself:
+losses and weights after two steps, bit for bit, and how many collectives there were.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import rekindle
+from tests.pytorch.harsh import Watch
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+WIDTH = 32
+
+
+class Network(nn.Module):
+    """Some layers, and one that is used in every other step only, if at all."""
+
+    def __init__(self, *, sometimes: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(WIDTH), nn.Tanh()
+            )
+            for _ in range(6)
+        )
+        if sometimes:
+            self.sometimes = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        if number % 2 and hasattr(self, "sometimes"):
+            x = self.sometimes(x)
+        return x
+
+
+def _ddp(**settings: Any) -> Callable[[], nn.Module]:
+    return lambda: DDP(Network(sometimes="find_unused_parameters" in settings), **settings)
+
+
+def _fsdp(reshard: bool) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        network = Network()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in network.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        return fully_shard(network, mesh=mesh, reshard_after_forward=reshard)
+
+    return build
+
+
+SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share of activations
+    "ddp": (_ddp(), 0.5),
+    "ddp, bucket views": (_ddp(gradient_as_bucket_view=True), 0.5),
+    "ddp, static graph": (_ddp(static_graph=True), 0.5),
+    "ddp, unused parameters": (_ddp(find_unused_parameters=True), 0.5),
+    "ddp, no_sync": (_ddp(), 0.5),
+    "ddp, a budget for one rank": (_ddp(), 0.5),
+    "fsdp2, parameters stay": (_fsdp(False), 0.5),
+    "fsdp2, parameters go": (_fsdp(True), 0.6),
+}
+
+
+@dataclass
+class Trained:
+    """What two steps came to on one rank."""
+
+    losses: list[float]
+    weights: list[Tensor]
+    collectives: Counter[str]
+    tracked: Watch
+    recomputations: int = 0
+
+
+def train(name: str, budget: int | None) -> Trained:
+    network = SCENARIOS[name][0]()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
+    torch.manual_seed(100 + dist.get_rank())
+    losses = []
+    with Watch() as watch, nullcontext() if budget is None else rekindle.budget(budget) as run:
+        for number in range(2):
+            optimizer.zero_grad()
+            for last in (False, True) if name.endswith("no_sync") else (True,):
+                with nullcontext() if last else network.no_sync():
+                    x = torch.randn(64, WIDTH)
+                    loss = network(x, number).square().mean()
+                    loss.backward()
+            losses.append(loss.item())
+            del loss
+            optimizer.step()
+    weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in network.parameters()]
+    talk = ("c10d::", "_c10d_functional::", "fsdp::")
+    collectives = Counter({k: n for k, n in watch.operators.items() if k.startswith(talk)})
+    return Trained(
+        losses,
+        [weight.detach().clone() for weight in weights],
+        collectives,
+        watch,
+        run.recomputations if run else 0,
+    )
+
+
+def judged(name: str) -> dict[str, Any]:
+    """What one rank finds."""
+    plain = train(name, None)
+    low, high = plain.tracked.alive, plain.tracked.peak
+    budget: int | None = int(low + SCENARIOS[name][1] * (high - low))
+    if name.endswith("one rank") and dist.get_rank():
+        budget = None
+    got = train(name, budget)
+    return {
+        "the same": got.losses == plain.losses
+        and all(torch.equal(a, b) for a, b in zip(got.weights, plain.weights, strict=True)),
+        "collectives": (dict(got.collectives), dict(plain.collectives)),
+        "peak": (got.tracked.peak, budget),
+        "recomputations": got.recomputations,
+    }
+
+
+def work(rank: int, ranks: int, port: int, folder: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    found = {}
+    for name in names:
+        try:
+            found[name] = judged(name)
+        except Exception as error:  # the others wait for this rank: their time runs out as well
+            found[name] = {"error": repr(error)}
+            break
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _found(ranks: int, folder: Path, names: list[str]) -> list[dict[str, Any]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = (ranks, port, str(folder), names)
+    mp.start_processes(work, args=arguments, nprocs=ranks, start_method="spawn")
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return _found(2, tmp_path_factory.mktemp("two"), list(SCENARIOS))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return _found(4, tmp_path_factory.mktemp("four"), ["ddp", "fsdp2, parameters stay"])
+
+
+def check(name: str, by_rank: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(by_rank):
+        assert "error" not in found[name], found[name]
+        assert found[name]["the same"]
+        got, plain = found[name]["collectives"]
+        assert got == plain, "collectives were replayed, or left out"
+        assert sum(plain.values()) > 0
+        peak, budget = found[name]["peak"]
+        if name.startswith("ddp") and budget is not None:  # no mode sees what FSDP resizes
+            assert peak <= budget
+        limited = not (name.endswith("one rank") and rank)
+        assert (found[name]["recomputations"] > 0) == limited
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_ranks(name: str, two: list[dict[str, Any]]) -> None:
+    check(name, two)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2, parameters stay"])
+def test_four_ranks(name: str, four: list[dict[str, Any]]) -> None:
+    check(name, four)

@@ -1,0 +1,77 @@
+"""Programs that nobody thought of, and those among them that once went wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from rekindle.pytorch._runtime import Runtime
+from tests.pytorch.fuzz.check import complaint, report, shortened
+from tests.pytorch.fuzz.lines import BUILD, programs
+from tests.pytorch.fuzz.program import Program
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of all that random programs do
+
+PINNED = {
+    "a GRU cell writes parts of one storage": ("v = cell(w1)", "v.sum().backward()"),
+    "parts with counters of their own": (
+        "v0, v1 = torch.unsafe_chunk(w3, 2)",
+        "v2 = v0.view_as(v0)",
+        "v0.sigmoid_()",
+        "v2.uniform_()",
+        "v2.abs().sum().backward()",
+    ),
+    "a function's own result is written, and its variable is gone": (
+        "v0 = w3 * torch.rand(w3.shape)",
+        "v1 = Dirty.apply(v0)",
+        "v0 = w3.tanh()",
+        "v1.random_(5)",
+        "v2, _, v1 = Several.apply(v1)",
+        "v2.abs().sum().backward()",
+    ),
+    "what a decision made is written": ("_, v0 = index.sort(-1)", "v0[0].mul_(2)"),
+    "a result that cannot be rebuilt": ("v0 = torch.complex(w1, w1)", "v0.exp_()"),
+    "noise is written behind the schema's back": (
+        "v0 = F.rrelu(w2 - 0.5, training=True)",
+        "v0.abs().sum().backward()",
+    ),
+    "memory that another tensor gets": ("b4.set_(w1.data)", "v0 = w2.exp()"),
+    "statistics that were written and loaded": (
+        "norm.running_mean.copy_(torch.zeros(6))",
+        "v0 = norm(w1)",
+        "v0.neg().sum().backward(inputs=[w1], retain_graph=True)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+@pytest.mark.parametrize("tightness", [0.0, 0.5, 1.0])
+def test_what_once_went_wrong(name: str, tightness: float) -> None:
+    assert complaint(Program(BUILD, PINNED[name]), tightness) == ""
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(programs())
+def test_random_programs(drawn: tuple[Program, float]) -> None:
+    program, tightness = drawn
+    if complaint(program, tightness):
+        pytest.fail(report(program, tightness))
+
+
+def test_a_wrong_program_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of versions a write goes unnoticed, and little else is printed."""
+    lines = ("v0 = w1.exp()", "v1 = w2.sin()", "held.append(v1)", "v0.add_(1)", "v2 = v1 * 2")
+    program = Program(BUILD, (*lines, "v0.sum().backward()"))
+    assert complaint(program, 0.0) == ""
+    monkeypatch.setattr(Runtime, "_check_version", lambda *_: None)
+    assert complaint(program, 0.0)
+    short = shortened(program, lambda candidate: bool(complaint(candidate, 0.0)))
+    assert short.step == (lines[0], lines[3], "v0.sum().backward()")
