@@ -1,4 +1,4 @@
-"""`python -m tests.pytorch.sweep DATABASE`: see the package's docstring, or `scripts/sweep --help`."""
+"""`python -m tests.pytorch.sweep DATABASE`, see its --help; `scripts/sweep` calls it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class Job:
 
     database: str
     entry: str
-    first: int | None
+    few: int | None
 
     def run(self) -> Tally:
         torch.set_num_threads(1)
         exempt = getattr(_exceptions, self.database.upper())
-        return tally(self.entry, entries_of(self.database)[self.entry](self.first), exempt)
+        cases = entries_of(self.database)[self.entry](self.few)
+        return tally(self.entry, cases, exempt, every=self.few is None)
 
 
 def entries_of(database: str) -> Entries:
@@ -64,11 +65,15 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
 @click.argument("database", type=click.Choice(DATABASES))
 @click.option("--only", multiple=True, metavar="NAME", help="Only this entry; may be repeated.")
 @click.option("--shard", default="1/1", metavar="I/N", help="The I-th of N parts, from 1.")
-@click.option("--first", type=int, help="So many samples of each entry and dtype; default: all.")
+@click.option(
+    "--few",
+    type=int,
+    help="So many samples of each entry and dtype, drawn by a seed; default: all.",
+)
 @click.option("--processes", default=2, show_default=True, help="How many at once.")
 @click.option("--save", is_flag=True, help=f"Write benchmarks/results/{RESULTS}.json.")
 def main(
-    database: str, only: tuple[str, ...], shard: str, first: int | None, processes: int, save: bool
+    database: str, only: tuple[str, ...], shard: str, few: int | None, processes: int, save: bool
 ) -> None:
     """PyTorch's own operators, modules or optimizers against the runtime, bit for bit."""
     names = list(entries_of(database))
@@ -77,7 +82,7 @@ def main(
     part, parts = _shard(shard)
     chosen = [name for name in names if name in only or not only][part - 1 :: parts]
     started = time.monotonic()
-    total = sweep([Job(database, name, first) for name in chosen], processes)
+    total = sweep([Job(database, name, few) for name in chosen], processes)
     click.echo(f"{'entries':32} {len(chosen)} of {len(names)}")
     for line in total.table():
         click.echo(line)

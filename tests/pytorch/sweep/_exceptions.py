@@ -44,6 +44,18 @@ def filled(entry: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+#: Entries that PyTorch refuses on this machine, whatever the sample.
+NOT_HERE = {
+    "jiterator_2inputs_2outputs": "for GPUs only",
+    "jiterator_4inputs_with_extra_args": "for GPUs only",
+    "jiterator_binary": "for GPUs only",
+    "jiterator_binary_return_by_ref": "for GPUs only",
+    "jiterator_unary": "for GPUs only",
+}
+
+#: Entries of which no sample has anything to recompute.
+NOTHING_TO_RECOMPUTE = {}
+
 OPINFO: dict[str, Exempt] = {}
 MODULES: dict[str, Exempt] = {}
 OPTIMIZERS: dict[str, Exempt] = {}

@@ -13,9 +13,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch import Run
+from tests.pytorch.bits import differing
 from tests.pytorch.sweep._everything import everything_recomputed, let_go
 from tests.pytorch.sweep._exceptions import filled
-from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, differing, in_words, versions
+from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, in_words, versions
 
 
 class _Nothing(TorchDispatchMode):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.pytorch.sweep._exceptions import Exempt
+from tests.pytorch.sweep._exceptions import NOT_HERE, NOTHING_TO_RECOMPUTE, Exempt
 from tests.pytorch.sweep._verdict import Case
 
 
@@ -67,8 +67,10 @@ def _text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def tally(entry: str, cases: Iterable[Case], exempt: Mapping[str, Exempt]) -> Tally:
-    """Runs the cases of one entry."""
+def tally(
+    entry: str, cases: Iterable[Case], exempt: Mapping[str, Exempt], *, every: bool = True
+) -> Tally:
+    """Runs the cases of one entry; are they `every` one?"""
     found = Tally()
     allowed = exempt[entry].kind if entry in exempt else "same"
     for case in cases:
@@ -78,8 +80,21 @@ def tally(entry: str, cases: Iterable[Case], exempt: Mapping[str, Exempt]) -> Ta
         found.recomputed += bool(verdict.again)
         if verdict.kind not in ("same", "refused", allowed):
             found.failures.append(f"{case}: {verdict.kind}: {verdict.detail}")
-    if found.kinds and found.tried == 0:
+    if found.tried == 0:
         found.refused.add(entry)
-    elif found.kinds and not found.again:
+    elif not found.again:
         found.idle.add(entry)
+    found.failures += [f"{entry}: {complaint}" for complaint in _unlisted(entry, found, every)]
     return found
+
+
+def _unlisted(entry: str, found: Tally, every: bool) -> Iterator[str]:
+    """A sample that does not run, or in which nothing is recomputed, shows nothing."""
+    if found.refused and every and entry not in NOT_HERE:
+        yield "PyTorch refuses every sample"
+    if found.tried and entry in NOT_HERE:
+        yield "a sample runs: take it from NOT_HERE"
+    if found.idle and every and entry not in NOTHING_TO_RECOMPUTE:
+        yield "nothing was ever recomputed"
+    if found.again and entry in NOTHING_TO_RECOMPUTE:
+        yield "something was recomputed: take it from NOTHING_TO_RECOMPUTE"

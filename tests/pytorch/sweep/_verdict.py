@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import abc
+import itertools
+import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 SEED = 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,20 @@ class Case(abc.ABC):
         return f"{self.entry}: {self.name}"
 
 
-#: The cases of each entry, by its name; of at most so many samples of each kind, or of all.
+#: The cases of each entry, by its name; with so `few` samples of each kind, or with all.
 Entries = dict[str, Callable[[int | None], Iterator[Case]]]
+AMONG = 16  #: few samples are drawn from the first of them: making all takes long
+
+
+def drawn(samples: Iterable[T], few: int | None, *seeds: object) -> Iterator[tuple[int, T]]:
+    """So `few` of the samples with their numbers, the same ones each time, or all.
+
+    They are made at once, before anything else draws random numbers.
+    """
+    known = list(enumerate(itertools.islice(samples, None if few is None else AMONG)))
+    if few is not None and few < len(known):
+        known = sorted(random.Random(str(seeds)).sample(known, few), key=lambda pair: pair[0])
+    return iter(known)
 
 
 def in_words(error: Exception) -> str:
@@ -73,40 +88,3 @@ def _geometry(value: Tensor) -> Any:
         return value.layout, value.shape
     place = value.stride(), value.storage_offset(), value.is_conj(), value.is_neg()
     return value.shape, *place, value.requires_grad
-
-
-def differing(got: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The names of what is not the same to the last bit."""
-    names = list(dict.fromkeys([*got, *wanted]))
-    missing = object()
-    return [n for n in names if not _same(got.get(n, missing), wanted.get(n, missing))]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other) and bool(one == other)
-    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
-        return False
-    pairs = zip(_strided_parts(one), _strided_parts(other), strict=True)
-    return all(torch.equal(_bits(mine), _bits(its)) for mine, its in pairs)
-
-
-def _strided_parts(tensor: Tensor) -> Iterator[Tensor]:
-    if tensor.layout is torch.strided:
-        yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:
-        raise AssertionError(f"no way to compare a tensor of layout {tensor.layout}")
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """0.0 and -0.0 are equal as numbers, and not a number is not."""
-    if tensor.is_quantized:
-        tensor = tensor.int_repr()
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)

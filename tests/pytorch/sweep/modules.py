@@ -9,17 +9,17 @@ import torch
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 
 from tests.pytorch.sweep._sample import Program, Sample, anew
-from tests.pytorch.sweep._verdict import SEED, Case, Entries
+from tests.pytorch.sweep._verdict import SEED, Case, Entries, drawn
 
 DTYPES = (torch.float64, torch.float32, torch.complex128)
 
 
 def entries() -> Entries:
-    """The cases of each module, at most so many inputs of each dtype and mode."""
-    return {info.name: lambda first, info=info: _cases(info, first) for info in module_db}
+    """The cases of each module, with so `few` inputs of each dtype and mode."""
+    return {info.name: lambda few, info=info: _cases(info, few) for info in module_db}
 
 
-def _cases(info: ModuleInfo, first: int | None) -> Iterator[Case]:
+def _cases(info: ModuleInfo, few: int | None) -> Iterator[Case]:
     for dtype in DTYPES:
         if dtype not in info.dtypes:
             continue
@@ -28,13 +28,15 @@ def _cases(info: ModuleInfo, first: int | None) -> Iterator[Case]:
             inputs = info.module_inputs_func(
                 info, device="cpu", dtype=dtype, requires_grad=True, training=training
             )
-            for index, given in enumerate(inputs[:first]):
+            again = training and info.supports_gradgrad  # the first of them is enough
+            for index, given in drawn(inputs, few, info.name, dtype, training):
                 mode = "training" if training else "evaluation"
                 name = f"{dtype} {mode} input {index}".removeprefix("torch.")
                 build = _built(info, given, dtype, training)
                 yield Sample(info.name, name, build)
-                if index == 0 and training and info.supports_gradgrad:
+                if again:
                     yield Sample(info.name, f"{name} twice", build, twice=True)
+                    again = False
 
 
 def _built(

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 import rekindle
+from tests.pytorch.bits import differing
 from tests.pytorch.harsh import everything
 from tests.pytorch.sweep._everything import counted
-from tests.pytorch.sweep._verdict import SEED, Case, Entries, Verdict, differing, in_words
+from tests.pytorch.sweep._verdict import SEED, Case, Entries, Verdict, drawn, in_words
 from tests.pytorch.tracker import measure
 
 STEPS = 3
@@ -24,17 +25,13 @@ SHARE = 0.4  #: of the activation memory
 
 def entries() -> Entries:
     """The cases of each optimizer: its sets of options, and with each of its implementations."""
-    return {
-        info.optim_cls.__name__: lambda first, info=info: _cases(info, first) for info in optim_db
-    }
+    return {info.optim_cls.__name__: lambda few, info=info: _cases(info, few) for info in optim_db}
 
 
-def _cases(info: OptimizerInfo, first: int | None) -> Iterator[Case]:
+def _cases(info: OptimizerInfo, few: int | None) -> Iterator[Case]:
     name = info.optim_cls.__name__
     ways = ["", *(way for way in info.supported_impls if way != "capturable")]
-    for index, given in enumerate(info.optim_inputs_func("cpu")):
-        if index == first:
-            return
+    for _, given in drawn(info.optim_inputs_func("cpu"), few, name):
         for way in ways:
             options = {**given.kwargs, **({way: True} if way else {})}
             said = f"{given.desc or 'default'}{' ' if way else ''}{way}"
