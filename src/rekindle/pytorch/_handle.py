@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
+from torch import Tensor
+
 from rekindle.engine import Storage
 from rekindle.pytorch._geometry import Geometry
 from rekindle.pytorch._memory import Releases
@@ -17,7 +19,7 @@ class Handle:
     thread, amid anything.
     """
 
-    __slots__ = ("geometry", "released", "storage", "version")
+    __slots__ = ("geometry", "probe", "released", "storage", "version")
 
     def __init__(
         self, released: Releases, storage: Storage, geometry: Geometry, version: int
@@ -26,6 +28,9 @@ class Handle:
         self.storage = storage
         self.geometry = geometry
         self.version = version  #: of the program's tensor when it was saved; negative: none
+        #: A tensor without memory that shares the version counter of what was saved, and that
+        #: counter then: where it is not the one of the program's tensor.
+        self.probe: tuple[Tensor, int] | None = None
 
     def current(self) -> Storage:
         """The storage that holds the value now."""

@@ -305,7 +305,11 @@ class Runtime:
             version = memory.current_version()
             if memory.version < 0:
                 memory.version = max(0, version)
-            return Handle(self.driver.table.released, storage, geometry, version)
+            handle = Handle(self.driver.table.released, storage, geometry, version)
+            origin = memory.program_tensor()
+            if tensor is not origin and (origin is None or tensor._base is not origin):
+                handle.probe = _probe(origin, tensor)
+            return handle
 
     def unpack(self, handle: Any) -> Tensor:
         """The tensor that `handle` stands for, brought back if need be."""
@@ -330,7 +334,14 @@ class Runtime:
         """Autograd's own check is off under hooks (R7)."""
         memory: Memory = storage.payload
         now = memory.current_version()
-        if memory.overwritten or (handle.version >= 0 and now not in (-1, handle.version)):
+        if handle.probe is None:
+            overwritten = memory.overwritten
+        else:
+            probe, before = handle.probe
+            overwritten = probe._version != before or (
+                memory.overwritten and not storage.replayable
+            )
+        if overwritten or (handle.version >= 0 and now not in (-1, handle.version)):
             shape = list(handle.geometry.size)
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
@@ -339,6 +350,20 @@ class Runtime:
                 "Hint: enable anomaly detection to find the operation that failed to compute its "
                 "gradient, with torch.autograd.set_detect_anomaly(True)."
             )
+
+
+def _probe(origin: Tensor | None, tensor: Tensor) -> tuple[Tensor, int] | None:
+    """What tells of writes to `tensor`, if `origin` does not.
+
+    The pieces of `unsafe_chunk` lie in one memory, but have a version counter each (a GRU on a CPU
+    writes one after the other).
+    """
+    if tensor.is_inference() or (origin is not None and _share_version(origin, tensor)):
+        return None
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        probe = tensor.detach()
+        probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return probe, tensor._version
 
 
 def _share_version(origin: Tensor, target: Tensor) -> bool:
