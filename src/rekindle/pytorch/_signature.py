@@ -39,8 +39,7 @@ def is_exotic(dtype: torch.dtype) -> bool:
 _PLAIN_TYPES = {
     dtype
     for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype)
-    and not name.startswith(("q", "bits"))
+    if isinstance(dtype := getattr(torch, name), torch.dtype) and not name.startswith(("q", "bits"))
 }
 
 
