@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.policies import Policy
 from rekindle.pytorch import Run
+from tests.pytorch.bits import differing
 from tests.pytorch.tracker import Tracker
 
 Program = Callable[[], Callable[[], Any]]
@@ -110,22 +111,6 @@ def _named(name: str, value: object) -> Iterator[tuple[str, Any]]:
             yield from _named(f"{name}[{index}]", item)
     else:
         yield name, value
-
-
-def differing(got: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The names of what is not the same to the last bit."""
-    assert got.keys() == wanted.keys()
-    return [name for name, value in wanted.items() if not _same(got[name], value)]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if not isinstance(other, Tensor):
-        return bool(one == other)
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    whole = torch.contiguous_format  # a vector of one number may have any stride
-    bits = [t.reshape(-1).clone(memory_format=whole).view(torch.uint8) for t in (one, other)]
-    return torch.equal(*bits)  # 0.0 and -0.0 are equal as numbers
 
 
 def vector(requires_grad: bool = False) -> Tensor:

@@ -346,3 +346,53 @@ def test_numbers_of_the_call_are_those_of_the_call() -> None:
         return step
 
     harshest(program)
+
+
+MARKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "conjugate": lambda x: torch.complex(x, x.cos()).exp().conj().sin().abs(),
+    "its imaginary part": lambda x: torch.complex(x, x.cos()).exp().conj().imag.sin(),
+    "negative": lambda x: torch._neg_view(x.exp()).sin(),
+    "a product of conjugates": lambda x: _product(torch.complex(x, x.cos()).view(20, 50)).abs(),
+}
+
+
+def _product(z: Tensor) -> Tensor:
+    return z.sin() @ z.exp().mH
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_views_that_are_marked(name: str) -> None:
+    """R2: conjugation and sign may be a bit of the view, and memory does not have it."""
+    make = MARKED[name]
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = make(weight.sin())
+            loss = (x * x.cos()).sum() + deeper(weight, 20).sum()
+            del x
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    assert harshest(program).again["exp"] > 0
+
+
+def test_a_tensor_that_only_claims_memory() -> None:
+    """R2: a zero tensor has a size but no memory: an alias of it would read from nowhere."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            x = weight.sin() * torch._efficientzerotensor(WIDTH)
+            loss = (x + deeper(weight, 20)).sum()
+            del x
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rekindle
 from rekindle.policies import LRU
 from rekindle.pytorch import Run
-from tests.pytorch.harsh import WIDTH, deeper, vector
+from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 ROOMY = 1_000 * 4 * WIDTH
 TIGHT = 14 * 4 * WIDTH
@@ -24,6 +24,7 @@ UNSEEN = ("numpy",)  # no operator, no version: nobody could tell
 NOTICED = "one of the variables needed for gradient computation has been modified by an inplace"
 
 Write = Callable[[Tensor], object]
+Step = Callable[[], object]
 
 
 def _no_grad(x: Tensor) -> None:
@@ -178,3 +179,62 @@ def alike(got: str | Tensor, plain: str | Tensor) -> bool:
     if isinstance(got, str) and isinstance(plain, str):
         return got.startswith(NOTICED) and plain.startswith(NOTICED)
     return False
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
+def test_pieces_with_a_version_counter_each(kept: bool) -> None:
+    """R7: the pieces of `unsafe_chunk` are written one after the other, as in a GRU on a CPU."""
+
+    def program() -> Step:
+        weight = vector(True)
+        wholes: list[Tensor] = []
+
+        def step() -> object:
+            whole = weight * 3  # saves nothing of its result
+            first, second = whole.unsafe_chunk(2)
+            if kept:
+                wholes.append(whole)
+            del whole
+            first = first.mul_(2).sigmoid_()
+            second = second.mul_(first).tanh_()
+            loss = (first * second).sum()
+            del first, second
+            loss = loss + deeper(weight, 20).sum()
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    harshest(program)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["whole dropped", "whole kept"])
+def test_a_piece_that_was_saved_and_then_written(kept: bool) -> None:
+    """R7: its own counter tells, whatever those of the other pieces do."""
+    weight = vector(True)
+    with rekindle.budget("1GiB"):
+        whole = weight * 3
+        first, _ = whole.unsafe_chunk(2)
+        if not kept:
+            del whole
+        loss = first.sigmoid_().sum()
+        first.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_gru_on_a_cpu() -> None:
+    def program() -> Step:
+        network = nn.GRU(8, 16)
+        batch = torch.rand(20, 5, 8)
+
+        def step() -> object:
+            output, _ = network(batch)
+            loss = output.square().sum()
+            del output, _
+            loss.backward()
+            return loss, network
+
+        return step
+
+    harshest(program)

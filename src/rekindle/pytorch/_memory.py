@@ -22,7 +22,7 @@ from rekindle.pytorch._geometry import Geometry
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
 # What is special about the content of a memory, so that reading it needs a second look.
-EXOTIC = 1  #: conjugated, quantized, ...: an alias cannot be rebuilt from its geometry
+EXOTIC = 1  #: quantized, without memory, ...: an alias cannot be rebuilt from its geometry
 UNWRITTEN = 2  #: made by `empty`, and no operator has written to it
 ZEROED = 4  #: made by `zeros`, and no operator has written to it
 COUNTERS = (

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from rekindle._types import Bytes
-from rekindle.pytorch._memory import UNWRITTEN, ZEROED
+from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED
 
 #: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
 #: and running_var, and of the flag that says whether they are written.
@@ -81,6 +81,8 @@ ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 #: Return aliases that pass for new tensors: what is written to one, no version counter but its own
 #: notices.
 SEPARATING = {"aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+#: Makes a tensor that claims memory and has none.
+WITHOUT_MEMORY = "aten::_efficientzerotensor"
 
 #: Write the whole of their first argument without reading it.
 OVERWRITING = {
@@ -163,7 +165,7 @@ class Operator:
         self.routing = self.name in ROUTING
         self.indexing = self.name in INDEXING
         #: What the content of a result is until somebody writes to it; nothing special: 0.
-        self.content = UNWRITTEN if self.name in EMPTY else ZEROED if self.name in ZEROS else 0
+        self.content = _content(self.name)
         self.overwriting = self.name in OVERWRITING
         self.separating = self.name in SEPARATING
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
@@ -173,7 +175,8 @@ class Operator:
             argument.kwarg_only for position, argument in arguments if self._writes(position)
         )
         self.writes = bool(self.written) or self.statistics
-        self.opaque = self.name.split("::")[0] in EFFECTS or self.resizes
+        effect = self.name.split("::")[0] in EFFECTS
+        self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
 
     def _writes(self, position: int) -> bool:
         return any(position == written for written, _ in self.written)
@@ -184,6 +187,14 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
+
+
+def _content(name: str) -> int:
+    if name in EMPTY:
+        return UNWRITTEN
+    if name in ZEROS:
+        return ZEROED
+    return EXOTIC if name == WITHOUT_MEMORY else 0
 
 
 def _counted(func: Any) -> Callable[..., Any]:

@@ -16,7 +16,15 @@ from torch.nn import Parameter
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
-from rekindle.pytorch._geometry import MOST_KEPT, Geometry, geometries, new_geometry, requiring_grad
+from rekindle.pytorch._geometry import (
+    COMPLEX,
+    MOST_KEPT,
+    Geometry,
+    geometries,
+    geometry_of,
+    new_geometry,
+    requiring_grad,
+)
 from rekindle.pytorch._operators import Operator
 
 PLAIN_TENSORS = (Tensor, Parameter)
@@ -24,16 +32,14 @@ STRIDED = torch.strided
 
 
 def is_exotic(dtype: torch.dtype) -> bool:
-    """A complex tensor may carry a conjugate bit, a quantized one its scale: not to be rebuilt."""
+    """A quantized tensor has its scale, others are mere bits: not to be rebuilt."""
     return dtype not in _PLAIN_TYPES
 
 
 _PLAIN_TYPES = {
     dtype
     for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype)
-    and not dtype.is_complex
-    and not name.startswith(("q", "bits"))
+    if isinstance(dtype := getattr(torch, name), torch.dtype) and not name.startswith(("q", "bits"))
 }
 
 
@@ -98,7 +104,10 @@ class Invocation:
                 self.tensors.append(arg)
                 # As in `geometry_of`: nothing is called as often as this.
                 key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
-                geometry = find(key) or new_geometry(key)
+                if key[3] in COMPLEX or arg.is_neg():
+                    geometry = geometry_of(arg)
+                else:
+                    geometry = find(key) or new_geometry(key)
                 if self.operator.sees_requires_grad and arg.requires_grad:
                     geometry = requiring_grad(geometry) if torch.is_grad_enabled() else geometry
                 parts.append(geometry)
@@ -249,4 +258,4 @@ def _meta(geometry: Geometry) -> Tensor:
     reach = sum((n - 1) * s for n, s in zip(geometry.size, geometry.stride, strict=True))
     length = geometry.offset + reach + 1 if geometry.size.numel() else 0
     flat = torch.empty(length, dtype=geometry.dtype, device="meta")
-    return flat.as_strided(geometry.size, geometry.stride, geometry.offset)
+    return geometry.marked(flat.as_strided(geometry.size, geometry.stride, geometry.offset))

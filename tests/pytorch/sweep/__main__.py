@@ -1,0 +1,111 @@
+"""`python -m tests.pytorch.sweep DATABASE`, see its --help; `scripts/sweep` calls it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from benchmarks import _common
+
+from tests.pytorch.sweep import _exceptions
+from tests.pytorch.sweep._tally import Tally, tally
+from tests.pytorch.sweep._verdict import Entries
+
+DATABASES = ("opinfo", "modules", "optimizers")
+PROGRESS_SECONDS = 10
+RESULTS = "sweeps"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One entry of a database, in a process of its own choosing."""
+
+    database: str
+    entry: str
+    few: int | None
+
+    def run(self) -> Tally:
+        torch.set_num_threads(1)
+        exempt = getattr(_exceptions, self.database.upper())
+        cases = entries_of(self.database)[self.entry](self.few)
+        return tally(self.entry, cases, exempt, every=self.few is None)
+
+
+def entries_of(database: str) -> Entries:
+    return import_module(f"tests.pytorch.sweep.{database}").entries()
+
+
+def sweep(jobs: list[Job], processes: int) -> Tally:
+    """Runs all of it; says how far it is every few seconds."""
+    total = Tally()
+    said = time.monotonic()
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+        running = [pool.submit(Job.run, job) for job in jobs]
+        for done, future in enumerate(as_completed(running), start=1):
+            found = future.result()
+            total += found
+            for failure in found.failures:
+                click.echo(f"FAILED {failure}", err=True)
+            if time.monotonic() - said > PROGRESS_SECONDS:
+                said = time.monotonic()
+                click.echo(f"{done} of {len(jobs)} entries, {total.tried} cases", err=True)
+    return total
+
+
+@click.command()
+@click.argument("database", type=click.Choice(DATABASES))
+@click.option("--only", multiple=True, metavar="NAME", help="Only this entry; may be repeated.")
+@click.option("--shard", default="1/1", metavar="I/N", help="The I-th of N parts, from 1.")
+@click.option(
+    "--few",
+    type=int,
+    help="So many samples of each entry and dtype, drawn by a seed; default: all.",
+)
+@click.option("--processes", default=2, show_default=True, help="How many at once.")
+@click.option("--save", is_flag=True, help=f"Write benchmarks/results/{RESULTS}.json.")
+def main(
+    database: str, only: tuple[str, ...], shard: str, few: int | None, processes: int, save: bool
+) -> None:
+    """PyTorch's own operators, modules or optimizers against the runtime, bit for bit."""
+    names = list(entries_of(database))
+    if unknown := [name for name in only if name not in names]:
+        raise click.BadParameter(f"{unknown[0]} is no entry of {database}", param_hint="--only")
+    part, parts = _shard(shard)
+    chosen = [name for name in names if name in only or not only][part - 1 :: parts]
+    started = time.monotonic()
+    total = sweep([Job(database, name, few) for name in chosen], processes)
+    click.echo(f"{'entries':32} {len(chosen)} of {len(names)}")
+    for line in total.table():
+        click.echo(line)
+    if save:
+        _save(database, {"entries": len(chosen), **total.as_data()}, time.monotonic() - started)
+    sys.exit(bool(total.failures))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
+        return int(part), int(parts)
+    raise click.BadParameter(f"got {text}; write --shard 1/8", param_hint="--shard")
+
+
+def _save(database: str, counts: dict[str, Any], seconds: float) -> None:
+    path = Path(_common.ROOT) / "benchmarks" / "results" / f"{RESULTS}.json"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    conditions = _common.conditions()
+    command = " ".join(["scripts/sweep", *(word for word in sys.argv[1:] if word != "--save")])
+    results[database] = {**conditions, "command": command, "seconds": round(seconds), **counts}
+    _common.write(RESULTS, results)
+
+
+if __name__ == "__main__":
+    main()

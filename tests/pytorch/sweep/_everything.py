@@ -1,0 +1,74 @@
+"""The harshest setting: after each operator all that may be let go is let go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rekindle
+from rekindle.engine import Call, NoRoom
+from rekindle.pytorch import Run, _driver
+
+AMPLE = 1 << 40  #: bytes: nothing is let go for want of room
+
+
+def let_go(run: Run) -> None:
+    """Evicts every storage that may be evicted now."""
+    driver = run._driver
+    with driver.lock:
+        driver.settle()
+        driver.poll()
+        engine, budget = driver.engine, driver.engine.budget
+        engine.budget = -1
+        try:
+            driver.perform(_until_nothing_is_left(run))
+        finally:
+            engine.budget = budget
+
+
+def _until_nothing_is_left(run: Run) -> Iterator[Any]:
+    try:
+        yield from run._driver.engine.make_room(0)
+    except NoRoom:
+        return
+
+
+class _LetGo(TorchDispatchMode):
+    """Entered inside of a budget: lets everything go after each operator of the program."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._run._driver.busy:
+            let_go(self._run)
+        return result
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Which operators run again, and how often."""
+    again: Counter[str] = Counter()
+    run_again = _driver.run_again
+
+    def counting(call: Call, *, in_place: bool) -> Any:
+        again[call.name.removeprefix("aten::")] += 1
+        return run_again(call, in_place=in_place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_driver, "run_again", counting)
+        yield again
+
+
+@contextmanager
+def everything_recomputed() -> Iterator[tuple[Run, Counter[str]]]:
+    """A budget that lets everything go at once, and which operators ran again how often."""
+    with counted() as again, rekindle.budget(AMPLE) as run, _LetGo(run):
+        yield run, again

@@ -1,0 +1,186 @@
+"""A call and its arguments, run plainly and with everything recomputed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rekindle.pytorch import Run
+from tests.pytorch.bits import differing
+from tests.pytorch.sweep._everything import everything_recomputed, let_go
+from tests.pytorch.sweep._exceptions import filled
+from tests.pytorch.sweep._verdict import SEED, Case, Verdict, copies, in_words, versions
+
+
+class _Nothing(TorchDispatchMode):
+    """Does nothing; but while any mode is active, PyTorch itself takes other ways in places."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one run calls, newly made. The module is the one whose state it has, if any."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]  #: tensors in any nesting
+    module: nn.Module | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Sample(Case):
+    """Runs plainly and with everything recomputed; where they differ, finds out why."""
+
+    build: Callable[[], Program]
+    twice: bool = False  #: differentiated twice
+
+    def judge(self) -> Verdict:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with filled(self.entry):
+                return self._judge()
+
+    def _judge(self) -> Verdict:
+        try:
+            wanted = self.outcome(None)
+        except Exception as error:  # not ours to answer for
+            return Verdict("refused", in_words(error))
+        try:
+            with everything_recomputed() as (run, again):
+                got = self.outcome(run)
+                run._driver.engine.check()
+        except Exception as error:
+            return Verdict(self._unless_in_any_mode(error, []), in_words(error))
+        wrong = differing(got, wanted)
+        if not wrong:
+            return Verdict("same", "", again)
+        undetermined = differing(self.outcome(None), wanted)
+        if set(wrong) <= set(undetermined):
+            return Verdict("undetermined", ", ".join(undetermined), again)
+        return Verdict(self._unless_in_any_mode(got, undetermined), ", ".join(wrong), again)
+
+    def _unless_in_any_mode(self, got: dict[str, Any] | Exception, aside: list[str]) -> str:
+        """Whether a run that is not the plain one is that within a mode that does nothing."""
+        try:
+            with _Nothing():
+                wanted = self.outcome(None)
+        except Exception as error:
+            return "as in any mode" if repr(error) == repr(got) else "different"
+        if isinstance(got, Exception):
+            return "different"
+        wrong = [name for name in differing(got, wanted) if name not in aside]
+        return "different" if wrong else "as in any mode"
+
+    def outcome(self, run: Run | None) -> dict[str, Any]:
+        """All that a run leaves behind, by name, as copies; a plain run without a `run`.
+
+        Arguments are made by an operator, so that they are let go as well; results are multiplied
+        with weights, so that every one of them is wanted again in the backward pass.
+        """
+        torch.manual_seed(SEED)
+        program = self.build()
+        torch.manual_seed(SEED)
+        leaves, spec = pytree.tree_flatten(program.arguments)
+        given = [_made_by_an_operator(leaf) for leaf in leaves]
+        results = program.call(*pytree.tree_unflatten(given, spec))
+        results = [each for each in pytree.tree_leaves(results) if isinstance(each, Tensor)]
+        found = copies("result", results) | copies("argument", given) | versions("argument", given)
+        draw = torch.Generator().manual_seed(SEED)
+        weights = [_weight(each, draw) for each in results]
+        ends = [_weighed(*pair) for pair in zip(results, weights, strict=True)]
+        del given, results
+        state = [*program.module.parameters(), *program.module.buffers()] if program.module else []
+        sources = [x for x in [*leaves, *state, *weights] if _is_source(x)]
+        found |= self._gradients(ends, sources, draw, run)
+        found |= copies("leaf", leaves) | versions("leaf", leaves)
+        found |= copies("state", state) | versions("state", state)
+        return found | {"generator": torch.get_rng_state()}
+
+    def _gradients(
+        self, ends: list[Tensor], sources: list[Tensor], draw: torch.Generator, run: Run | None
+    ) -> dict[str, Any]:
+        first = _gradients(ends, sources, draw, self.twice, run)
+        ends.clear()
+        found = copies("gradient", first)
+        if self.twice:
+            ends += [x for x in first if x is not None and x.requires_grad]
+            del first
+            found |= copies("second gradient", _gradients(ends, sources, draw, False, run))
+        return found
+
+
+def anew(values: Any) -> Any:
+    """Leaves like the tensors in `values`, in memory of their own."""
+    return pytree.tree_map_only(Tensor, _copy, values)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Also where `tensor` has gaps or is expanded."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        copy = tensor.detach().clone()
+    else:
+        copy = torch.empty(0, dtype=tensor.dtype)
+        memory = tensor.detach().untyped_storage().clone()
+        copy.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def _made_by_an_operator(leaf: Any) -> Any:
+    """A clone; where `leaf` has gaps or is expanded, with the same ones."""
+    if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter):
+        return leaf
+    if leaf.layout is not torch.strided or torch.ops.aten.is_non_overlapping_and_dense(leaf):
+        return leaf.clone()
+    once = leaf[tuple(slice(0, 1 if stride == 0 else None) for stride in leaf.stride())]
+    reach = 1 + sum((n - 1) * s for n, s in zip(once.shape, once.stride(), strict=True))
+    memory = torch.zeros(reach, dtype=leaf.dtype).as_strided(once.shape, once.stride())
+    return memory.copy_(once).expand(leaf.shape)
+
+
+def _is_source(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _weight(result: Tensor, draw: torch.Generator) -> Tensor | None:
+    if result.layout is not torch.strided or result.is_quantized:
+        return None
+    known = result.is_floating_point() or result.is_complex()
+    dtype = result.dtype if known and result.dtype.itemsize > 1 else torch.float64
+    return torch.rand(result.shape, dtype=dtype, generator=draw).requires_grad_()
+
+
+def _weighed(result: Tensor, weight: Tensor | None) -> Tensor:
+    return result if weight is None else result.to(weight.dtype) * weight
+
+
+def _gradients(
+    ends: list[Tensor],
+    sources: list[Tensor],
+    draw: torch.Generator,
+    create_graph: bool,
+    run: Run | None,
+) -> list[Tensor | None]:
+    ends = [end for end in ends if end.requires_grad]
+    if not ends:
+        return []
+    if run is not None:
+        let_go(run)
+    directions = [_direction(end, draw) for end in ends]
+    return list(
+        torch.autograd.grad(ends, sources, directions, allow_unused=True, create_graph=create_graph)
+    )
+
+
+def _direction(end: Tensor, draw: torch.Generator) -> Tensor:
+    if end.layout is not torch.strided:
+        return torch.ones_like(end)
+    return torch.rand(end.shape, dtype=end.dtype, generator=draw)

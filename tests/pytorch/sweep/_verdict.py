@@ -1,0 +1,90 @@
+"""What a sample is, how it can go, and what "the same" means: to the last bit."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+SEED = 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case went, and how often which operator ran again."""
+
+    kind: str  #: same, different, as in any mode, undetermined (in plain PyTorch), refused (there)
+    detail: str = ""
+    again: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Case(abc.ABC):
+    """One sample of an entry of a database."""
+
+    entry: str
+    name: str
+
+    @abc.abstractmethod
+    def judge(self) -> Verdict:
+        """Runs it plainly and with recomputation."""
+
+    def __str__(self) -> str:
+        return f"{self.entry}: {self.name}"
+
+
+#: The cases of each entry, by its name; with so `few` samples of each kind, or with all.
+Entries = dict[str, Callable[[int | None], Iterator[Case]]]
+AMONG = 16  #: few samples are drawn from the first of them: making all takes long
+
+
+def drawn(samples: Iterable[T], few: int | None, *seeds: object) -> Iterator[tuple[int, T]]:
+    """So `few` of the samples with their numbers, the same ones each time, or all.
+
+    They are made at once, before anything else draws random numbers.
+    """
+    known = list(enumerate(itertools.islice(samples, None if few is None else AMONG)))
+    if few is not None and few < len(known):
+        known = sorted(random.Random(str(seeds)).sample(known, few), key=lambda pair: pair[0])
+    return iter(known)
+
+
+def in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def copies(name: str, values: list[Any]) -> dict[str, Any]:
+    """Content and geometry, taken past every mode."""
+    found: dict[str, Any] = {}
+    unseen: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+    with unseen, torch.no_grad():
+        for index, value in enumerate(values):
+            key = f"{name} {index}"
+            if isinstance(value, Tensor):
+                found[key] = value.detach().clone()
+                found[f"geometry of {key}"] = _geometry(value)
+            else:
+                found[key] = None if value is None else type(value)
+    return found
+
+
+def versions(name: str, values: list[Any]) -> dict[str, int]:
+    """Of what was there before: those of new tensors depend on whether any mode is active."""
+    tensors = ((index, value) for index, value in enumerate(values) if isinstance(value, Tensor))
+    return {f"version of {name} {index}": value._version for index, value in tensors}
+
+
+def _geometry(value: Tensor) -> Any:
+    if value.layout is not torch.strided:
+        return value.layout, value.shape
+    place = value.stride(), value.storage_offset(), value.is_conj(), value.is_neg()
+    return value.shape, *place, value.requires_grad

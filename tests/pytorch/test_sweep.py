@@ -1,0 +1,145 @@
+"""PyTorch's own databases: a drawn part of them, and what the sweep would say if it went wrong."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+from rekindle.pytorch import _driver
+from tests.pytorch.sweep import _exceptions
+from tests.pytorch.sweep.__main__ import DATABASES, entries_of, main
+from tests.pytorch.sweep._sample import Program, Sample, anew
+from tests.pytorch.sweep._tally import Tally, tally
+from tests.pytorch.sweep._verdict import Case, Verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", DATABASES)
+def test_a_part_of_every_entry(database: str) -> None:
+    """`scripts/sweep` without options has all of it. In processes without pytest's threads."""
+    command = [sys.executable, "-m", "tests.pytorch.sweep", database, "--few", "1"]
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+ROOT = Path(__file__).parents[2]
+EXEMPT = [
+    (database, entry) for database in DATABASES for entry in getattr(_exceptions, database.upper())
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("database", "entry"), EXEMPT)
+def test_every_exception_is_needed(database: str, entry: str) -> None:
+    """Fails when it would pass: then take the exception away."""
+    exempt = getattr(_exceptions, database.upper())[entry]
+    cases = entries_of(database)[entry](None)
+    shown_by = next(case for case in cases if case.name == exempt.shown_by)
+    assert shown_by.judge().kind == exempt.kind
+
+
+def _sample(call: Callable[..., Any], *arguments: Tensor) -> Sample:
+    return Sample("entry", "sample", lambda: Program(call, anew(arguments)))
+
+
+def test_a_sample_that_stays_the_same() -> None:
+    verdict = _sample(torch.sin, torch.rand(5, requires_grad=True)).judge()
+    assert verdict.kind == "same"
+    assert verdict.again["sin"] > 0
+
+
+def test_a_recomputation_that_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_again = _driver.run_again
+
+    def wrong(*args: Any, **kwargs: Any) -> list[Tensor]:
+        return [2 * tensor for tensor in run_again(*args, **kwargs)]
+
+    monkeypatch.setattr(_driver, "run_again", wrong)
+    verdict = _sample(torch.exp, torch.rand(5, requires_grad=True)).judge()
+    assert verdict.kind == "different"
+    assert "gradient 1" in verdict.detail
+
+
+def test_a_recomputation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> list[Tensor]:
+        raise ValueError("no")
+
+    monkeypatch.setattr(_driver, "run_again", fails)
+    verdict = _sample(torch.sin, torch.rand(5, requires_grad=True)).judge()
+    assert verdict == Verdict("different", "ValueError: no")
+
+
+def test_what_is_not_the_same_twice_in_plain_pytorch() -> None:
+    numbers = itertools.count()
+    verdict = _sample(lambda x: x * next(numbers), torch.rand(5, requires_grad=True)).judge()
+    assert verdict.kind == "undetermined"
+
+
+def test_what_pytorch_refuses() -> None:
+    verdict = _sample(lambda x: x.acosh_(), torch.rand(5, requires_grad=True)).judge()
+    assert verdict.kind == "refused"
+    assert "acosh" in verdict.detail
+
+
+class _Known(Case):
+    """A case that goes as its name says."""
+
+    def judge(self) -> Verdict:
+        return Verdict(self.name)
+
+
+def _tally(*kinds: str) -> Tally:
+    exempt = {"entry": _exceptions.Exempt("undetermined", "", "a reason")}
+    return tally("entry", [_Known("entry", kind) for kind in kinds], exempt)
+
+
+def test_a_tally_counts_and_complains() -> None:
+    found = _tally("same", "refused", "undetermined", "as in any mode", "different")
+    assert found.tried == 4
+    assert found.failures == [
+        "entry: as in any mode: as in any mode: ",
+        "entry: different: different: ",
+        "entry: nothing was ever recomputed",
+    ]
+    assert found.idle == {"entry"}
+    assert found.refused == set()
+    found += _tally("refused")
+    assert found.refused == {"entry"}
+    assert found.as_data()["excepted"] == {"as in any mode": 1, "undetermined": 1}
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(main, ["opinfo", "--only", "sin", "--few", "1", "--processes", "1"])
+    assert result.exit_code == 0, result.output
+    assert "different                        0" in result.output
+    assert "entries                          1 of" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["opinfo", "--only", "sine"], "sine is no entry of opinfo"),
+        (["modules", "--shard", "3/2"], "write --shard 1/8"),
+        (["networks"], "is not one of"),
+    ],
+)
+def test_what_the_command_refuses(arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert complaint in result.output
