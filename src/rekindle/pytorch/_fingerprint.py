@@ -23,7 +23,7 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
     if plain and not tensor.is_quantized and tensor.device.type != "meta" and tensor.numel():
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-            digest.update(flat.view(torch.uint8).cpu().numpy())
+            digest.update(flat.view(torch.uint8).cpu().numpy().data)
     return digest.digest()
 
 

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,6 +54,8 @@ class Outcome:
 class _Watch(TorchDispatchMode):
     """Sees the operators of the program, not those that `busy` runs in between."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, before: Before, busy: Callable[[], bool]) -> None:
         super().__init__()
         self.operators: list[tuple[Site, tuple[Fingerprint, ...]]] = []
@@ -63,6 +66,8 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         facts = operator(func)
         if facts.view or self._busy():
             return func(*args, **kwargs)

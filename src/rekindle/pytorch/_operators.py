@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
+from torch._ops import HigherOrderOperator
 
+from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle.pytorch._memory import UNWRITTEN, ZEROED
 
@@ -98,6 +100,18 @@ SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
 #: Never run again: they talk to other processes or to the outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "profiler", "debugprims")
+
+#: Higher-order operators that write nothing but their results, so that these can be kept (R12).
+FUNCTIONAL = {
+    "associative_scan",
+    "cond",
+    "flex_attention",
+    "flex_attention_backward",
+    "map_impl",
+    "scan",
+    "while_loop",
+    "while_loop_stack_output",
+}
 
 #: Draw random numbers although the tag `nondeterministic_seeded` is missing.
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
@@ -201,6 +215,23 @@ def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
     if operator.name == "aten::nonzero":
         return 8 * args[0].dim() * int(torch.count_nonzero(args[0]))
     return sys.maxsize
+
+
+def check_higher_order(higher: HigherOrderOperator, args: Sequence[Any]) -> None:
+    """Refuses what may write its arguments unseen, and what PyTorch fails at in a mode (R11)."""
+    if higher.name() not in FUNCTIONAL:
+        raise Unsupported(
+            f"the higher-order operator {higher.name()} inside rekindle.budget(...): what it does "
+            "cannot be seen, and it may write its arguments. Leave the budget for it, or write it "
+            "in plain operators"
+        )
+    if higher.name() == "cond" and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in args[3]
+    ):
+        raise Unsupported(
+            "torch.cond with a gradient inside rekindle.budget(...): PyTorch compiles its branches "
+            "for that, and compiles nothing under a dispatch mode. Write it as a Python `if`"
+        )
 
 
 _known: dict[int, Operator] = {}
