@@ -83,7 +83,7 @@ def test_too_little_says_how_much(script: str) -> None:
     ("target", "message"),
     [
         ("nowhere.py", "there is no file nowhere.py"),
-        ("no_such_module:step", "No module named 'no_such_module'; write a file such as"),
+        ("no_such_module:step", "No module named 'no_such_module'; write SCRIPT.py:FUNCTION"),
     ],
 )
 def test_a_target_that_is_not_there(target: str, message: str) -> None:
@@ -95,5 +95,6 @@ def test_a_target_that_is_not_there(target: str, message: str) -> None:
 def test_a_step_that_is_not_there(script: str) -> None:
     result = run(f"{script}:stepp", "--budget", "1MiB")
     assert result.exit_code == 2
-    assert "write" in result.output
-    assert "step, unsteady" in result.output
+    assert "has no function 'stepp'; there is: model, step, unsteady" in " ".join(
+        result.output.split()
+    )

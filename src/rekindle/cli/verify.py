@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import runpy
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +10,7 @@ import click
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.cli._options import size
+from rekindle.cli._program import function
 
 if TYPE_CHECKING:
     from rekindle.pytorch import Verification
@@ -42,7 +38,8 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     """
     from rekindle.pytorch import verify
 
-    step = _step(ctx, target)
+    place, _, name = target.partition(":")
+    step = function(place, name or "step")
     try:
         found = verify(step, budget=budget)
     except OutOfBudget as error:
@@ -51,32 +48,6 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
         ) from None
     click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))
     ctx.exit(0 if found.ok else 1)
-
-
-def _step(ctx: click.Context, target: str) -> Callable[[], Any]:
-    """The function that `target` names; refused with what there is instead."""
-    place, _, name = target.partition(":")
-    name = name or "step"
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise click.UsageError(f"there is no file {place}", ctx)
-        sys.path.insert(0, str(Path(place).resolve().parent))  # as if it were run itself
-        found = runpy.run_path(place, run_name=Path(place).stem)
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            found = vars(importlib.import_module(place))
-        except ModuleNotFoundError as error:
-            raise click.UsageError(f"{error}; write a file such as train.py:step", ctx) from None
-    step = found.get(name)
-    if not callable(step):
-        functions = [key for key, value in found.items() if callable(value) and key[0] != "_"]
-        raise click.UsageError(
-            f"{place} has no function {name!r}; write {place}:NAME, where NAME is one of "
-            f"{', '.join(functions) or '(it has none)'}",
-            ctx,
-        )
-    return step
 
 
 def _data(found: Verification) -> dict[str, Any]:
