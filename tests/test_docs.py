@@ -45,6 +45,21 @@ def test_scripts_and_links_exist(document: Path) -> None:
         assert (document.parent / link).exists(), link
 
 
+@names
+def test_tests_that_are_named_exist(document: Path) -> None:
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text()):
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
+
+
+def test_each_line_of_the_limits_names_a_test() -> None:
+    lines = (ROOT / "docs" / "limits.md").read_text().splitlines()
+    rows = [
+        line for line in lines if line.startswith("| ") and not line.startswith(("| **", "| with"))
+    ]
+    assert len(rows) > 15
+    assert [row for row in rows if "`tests/" not in row] == []
+
+
 def test_something_is_checked() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(examples(readme)) == 1

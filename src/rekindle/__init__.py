@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
     from rekindle._errors import Unsupported as Unsupported
+    from rekindle._errors import VerificationFailed as VerificationFailed
     from rekindle._facade import backend as backend
     from rekindle._facade import export as export
     from rekindle._facade import plan as plan
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rekindle.pytorch import capture as capture
     from rekindle.pytorch import estimate as estimate
     from rekindle.pytorch import never_recompute as never_recompute
+    from rekindle.pytorch import verify as verify
     from rekindle.simulator import simulate as simulate
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "OutOfBudget",
     "RekindleError",
     "Unsupported",
+    "VerificationFailed",
     "__version__",
     "backend",
     "budget",
@@ -42,6 +45,7 @@ __all__ = [
     "policies",
     "sequential",
     "simulate",
+    "verify",
 ]
 __version__ = "0.1.0"
 
@@ -52,6 +56,7 @@ _HOME = {
     "RekindleError": "rekindle._errors",
     "Unsupported": "rekindle._errors",
     "backend": "rekindle._facade",
+    "VerificationFailed": "rekindle._errors",
     "budget": "rekindle.pytorch",
     "capture": "rekindle.pytorch",
     "estimate": "rekindle.pytorch",
@@ -62,6 +67,7 @@ _HOME = {
     "policies": "rekindle.policies",
     "sequential": "rekindle._facade",
     "simulate": "rekindle.simulator",
+    "verify": "rekindle.pytorch",
 }
 
 

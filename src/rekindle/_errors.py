@@ -7,6 +7,7 @@ RekindleError
  +- InvalidSchedule (ValueError)    a schedule that cannot be performed
  +- OutOfBudget (MemoryError)       the budget cannot be kept
  +- Unsupported (RuntimeError)      what cannot work is refused, with what to do instead
+ +- VerificationFailed (AssertionError)  a step that is not the same within a budget
 """
 
 from __future__ import annotations
@@ -98,3 +99,7 @@ class OutOfBudget(RekindleError, MemoryError):
 
 class Unsupported(RekindleError, RuntimeError):
     """What cannot work under a budget; the message says what to do instead."""
+
+
+class VerificationFailed(RekindleError, AssertionError):
+    """A step that is not the same within a budget; the message is the table of `verify`."""

@@ -36,7 +36,7 @@ class Watch(Tracker):
         self.operators: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operators[func._schema.name.removeprefix("aten::")] += 1
+        self.operators[func.name().split(".")[0].removeprefix("aten::")] += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

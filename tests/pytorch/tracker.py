@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -66,6 +67,8 @@ class _Seen:
 class Tracker(TorchDispatchMode):
     """`alive`: bytes of the storages seen so far that still have memory. `peak`: its maximum."""
 
+    supports_higher_order_operators = True  # their results count, not what is inside
+
     def __init__(self) -> None:
         super().__init__()
         self.alive = 0
@@ -78,7 +81,8 @@ class Tracker(TorchDispatchMode):
         self.see(kwargs)
         result = func(*args, **kwargs)
         self.see(result)
-        if func._schema.is_mutable:  # what was written to may have grown
+        higher = isinstance(func, HigherOrderOperator)  # has no schema
+        if not higher and func._schema.is_mutable:  # what was written to may have grown
             self.see(args)
             self.see(kwargs)
         self.peak = max(self.peak, self.alive)

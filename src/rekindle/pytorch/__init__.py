@@ -6,3 +6,5 @@ from rekindle.pytorch._budget import never_recompute as never_recompute
 from rekindle.pytorch._estimate import Estimate as Estimate
 from rekindle.pytorch._estimate import estimate as estimate
 from rekindle.pytorch._step import capture as capture
+from rekindle.pytorch._verify import Verification as Verification
+from rekindle.pytorch._verify import verify as verify

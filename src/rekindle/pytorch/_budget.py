@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -10,9 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame as _dynamo
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
@@ -31,6 +33,8 @@ from rekindle.trace import Trace
 class _Mode(TorchDispatchMode):
     """Hands every operator to the runtime. Views make no memory and pass."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self._runtime = runtime
@@ -42,6 +46,8 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
+            return self._runtime.run_whole(func, args, kwargs or {})
         if types and any(map(_takes_itself_apart, types)):  # a DTensor: its parts will come here
             return NotImplemented
         facts = operator(func)
@@ -50,6 +56,8 @@ class _Mode(TorchDispatchMode):
         if driver.busy:
             return facts.func(*args, **kwargs)
         if facts.view:
+            if facts.resizes:
+                return self._runtime.set_memory(facts, args, kwargs)
             driver.meet(args[0])
             return facts.func(*args, **kwargs)
         return self._runtime.run(facts, args, kwargs)
@@ -245,16 +253,43 @@ class budget:
         self._stack.close()
         self._runtime.driver.close()
         del self._runtime
-        if type(error) is RuntimeError and "support saved tensor hooks" in str(error):
-            raise Unsupported(
-                "a torch.func transform (grad, vjp, jacrev, hessian) inside rekindle.budget(...), "
-                "which works by saved tensor hooks: those transforms have none. Use "
-                "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
-            ) from error
+        if type(error) is RuntimeError:
+            for part, explanation in _REFUSED_BY_TORCH.items():
+                if part in str(error):
+                    raise Unsupported(explanation) from error
+
+
+#: What PyTorch itself refuses under a budget: a part of its message, and what to do instead.
+_REFUSED_BY_TORCH = {
+    "support saved tensor hooks": (
+        "a torch.func transform (grad, vjp, jacrev, hessian) inside rekindle.budget(...), "
+        "which works by saved tensor hooks: those transforms have none. Use "
+        "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
+    ),
+    "non-infra torch dispatch mode present": (
+        "torch.compile(fullgraph=True) or flex_attention inside rekindle.budget(...), which works "
+        "by a dispatch mode: PyTorch compiles nothing under one. Use torch.compile without "
+        "fullgraph, which then runs eagerly, or scaled_dot_product_attention"
+    ),
+}
 
 
 def _leave() -> None:
     budget._active = None
+
+
+def _leave_in_child() -> None:
+    """A process forked inside (a worker of a DataLoader) has memory of its own: it is outside."""
+    active = budget._active
+    if active is None or active._stack is None:
+        return
+    budget._active = None
+    if any(type(mode) is _Mode for mode in _get_current_dispatch_mode_stack()):
+        active._stack.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

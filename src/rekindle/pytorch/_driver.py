@@ -16,6 +16,7 @@ from torch import Tensor
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.policies import Policy
+from rekindle.pytorch._audit import Audit
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
@@ -40,6 +41,7 @@ class Driver:
         self.recomputations = 0
         self.recorder: Recorder | None = None
         self.capture: Capture | None = None
+        self.audit: Audit | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
         self.at_peak = Snapshot()
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
@@ -88,6 +90,8 @@ class Driver:
         self._look_at_peak()
         if self.capture is not None:
             self.capture.called(call)
+        if self.audit is not None:
+            self.audit.made(call)
         if self.recorder is not None:
             first = Compute(call.id, in_place=bool(call.overwrites))
             self.recorder.acted(first, self.engine.clock, self.engine.memory)
@@ -397,6 +401,8 @@ class Driver:
             if type(action) is Compute:
                 assert isinstance(subject, Call)
                 self._compute(subject, action.in_place)
+                if self.audit is not None:
+                    self.audit.made_again(subject)
                 self.recomputations += 1
             else:
                 assert isinstance(subject, Storage)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
+from torch._ops import HigherOrderOperator
 
+from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle.pytorch._memory import EXOTIC, UNWRITTEN, ZEROED
 
@@ -105,6 +107,18 @@ SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 #: Never run again: they talk to other processes or to the outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "profiler", "debugprims")
 
+#: Higher-order operators that write nothing but their results, so that these can be kept (R12).
+FUNCTIONAL = {
+    "associative_scan",
+    "cond",
+    "flex_attention",
+    "flex_attention_backward",
+    "map_impl",
+    "scan",
+    "while_loop",
+    "while_loop_stack_output",
+}
+
 #: Draw random numbers although the tag `nondeterministic_seeded` is missing. They also write them
 #: into their second argument, without a step of its version counter.
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
@@ -155,7 +169,7 @@ class Operator:
         )
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
         #: Returns views only: no memory, no work.
-        self.view = only_aliases and not self.written and not moves
+        self.view = only_aliases and not self.written
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
@@ -221,6 +235,23 @@ def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
     if operator.name == "aten::nonzero":
         return 8 * args[0].dim() * int(torch.count_nonzero(args[0]))
     return sys.maxsize
+
+
+def check_higher_order(higher: HigherOrderOperator, args: Sequence[Any]) -> None:
+    """Refuses what may write its arguments unseen, and what PyTorch fails at in a mode (R11)."""
+    if higher.name() not in FUNCTIONAL:
+        raise Unsupported(
+            f"the higher-order operator {higher.name()} inside rekindle.budget(...): what it does "
+            "cannot be seen, and it may write its arguments. Leave the budget for it, or write it "
+            "in plain operators"
+        )
+    if higher.name() == "cond" and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in args[3]
+    ):
+        raise Unsupported(
+            "torch.cond with a gradient inside rekindle.budget(...): PyTorch compiles its branches "
+            "for that, and compiles nothing under a dispatch mode. Write it as a Python `if`"
+        )
 
 
 _known: dict[int, Operator] = {}

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch._cuda import EventPrices
@@ -20,7 +21,12 @@ from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._geometry import geometry_of
 from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import COUNTERS, EXOTIC, UNWRITTEN, ZEROED, Memory, site, version_of
-from rekindle.pytorch._operators import UNTAGGED_RANDOM, Operator, bytes_of_dynamic
+from rekindle.pytorch._operators import (
+    UNTAGGED_RANDOM,
+    Operator,
+    bytes_of_dynamic,
+    check_higher_order,
+)
 from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
@@ -106,6 +112,33 @@ class Runtime:
                 result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
             self._register(invocation, recording, result)
             return result
+
+    def run_whole(
+        self, higher: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a higher-order operator, which shows nothing of what it does: its results are kept,
+        and counted when they are there (R12)."""
+        check_higher_order(higher, args)
+        result = higher(*args, **kwargs)
+        for tensor in tensors_in(result):
+            self.driver.meet(tensor)
+        return result
+
+    def set_memory(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs `set_`: a tensor moves to other memory, which maybe no operator made, as that of a
+        batch from another process."""
+        driver = self.driver
+        driver.meet(args[0])
+        source = kwargs.get("source", args[1] if len(args) > 1 else None)
+        home = source.untyped_storage() if isinstance(source, Tensor) else source
+        if home is None or driver.table.lives(home._cdata):
+            return operator.func(*args, **kwargs)
+        with driver.lock:
+            driver.settle()
+            driver.make_room(driver.counted(home), "a tensor of yours")
+            result = operator.func(*args, **kwargs)
+            driver.known(result).payload.version = -1  # autograd counts this write afterwards
+        return result
 
     def _may_only_count(self, invocation: Invocation) -> bool:
         """Whether the bytes and the time of a call that is not recorded are all that matters.

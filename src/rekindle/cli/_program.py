@@ -1,0 +1,42 @@
+"""Finds the function of a script that a command line names: SCRIPT.py:STEP or MODULE:STEP."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def script(place: str) -> Path:
+    """The file `place`, with its folder in reach of imports as if it were run itself."""
+    path = Path(place)
+    if not path.is_file():
+        raise click.UsageError(f"there is no file {place}")
+    sys.path.insert(0, str(path.resolve().parent))
+    return path
+
+
+def function(place: str, name: str) -> Callable[[], Any]:
+    """The function `name` of a script, which runs once but not as __main__, or of a module."""
+    if place.endswith(".py"):
+        found = runpy.run_path(str(script(place)), run_name=Path(place).stem)
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            found = vars(importlib.import_module(place))
+        except ModuleNotFoundError as error:
+            raise click.UsageError(
+                f"'{place}:{name}': {error}; write SCRIPT.py:FUNCTION or MODULE:FUNCTION"
+            ) from None
+    step = found.get(name)
+    if not callable(step):
+        there = ", ".join(key for key, value in found.items() if callable(value) and key[0] != "_")
+        raise click.UsageError(
+            f"'{place}:{name}': {place} has no function {name!r}; there is: {there or 'none'}"
+        )
+    return step

@@ -1,0 +1,70 @@
+"""`rekindle verify`: is a script's training step the same within a budget?"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rekindle._errors import OutOfBudget
+from rekindle._types import Bytes
+from rekindle.cli._options import size
+from rekindle.cli._program import function
+
+if TYPE_CHECKING:
+    from rekindle.pytorch import Verification
+
+
+@click.command
+@click.argument("target", metavar="SCRIPT.py[:STEP]")
+@click.option(
+    "--budget",
+    required=True,
+    metavar="SIZE",
+    callback=size,
+    help="The budget of the third run, such as 6GiB.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
+@click.pass_context
+def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> None:
+    """Run a training step with and without a budget, and compare.
+
+    SCRIPT.py is run once, not as __main__, to define what the step needs; package.module is
+    imported instead. STEP is the name of a function in it without arguments, "step" if not given,
+    which does one training step and the same each time. It runs twice without the budget and once
+    within it: results, gradients, buffers, random numbers and calls of hooks are compared bit for
+    bit. The exit code is 1 if anything differs.
+    """
+    from rekindle.pytorch import verify
+
+    place, _, name = target.partition(":")
+    step = function(place, name or "step")
+    try:
+        found = verify(step, budget=budget)
+    except OutOfBudget as error:
+        raise click.ClickException(
+            f"{error}\nOn this command line: --budget {error.smallest_budget}"
+        ) from None
+    click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))
+    ctx.exit(0 if found.ok else 1)
+
+
+def _data(found: Verification) -> dict[str, Any]:
+    def site(place: Any) -> dict[str, str] | None:
+        return {"operator": place.operator, "line": place.line} if place is not None else None
+
+    return {
+        "ok": found.ok,
+        "budget": found.budget,
+        "peak": found.peak,
+        "evictions": found.evictions,
+        "recomputations": found.recomputations,
+        "operators": found.operators,
+        "compared": found.compared,
+        "differing": found.differing,
+        "unstable": found.unstable,
+        "recomputed_differently": [site(place) for place in found.recomputed_differently],
+        "first_unstable": site(found.first_unstable),
+        "first_differing": site(found.first_differing),
+    }

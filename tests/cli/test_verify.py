@@ -1,0 +1,100 @@
+"""`rekindle verify`: exit codes, JSON, and errors that show the line to write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rekindle.cli import main
+
+SCRIPT = """
+import torch
+
+torch.manual_seed(0)
+layers = [layer for _ in range(6) for layer in (torch.nn.Linear(32, 32), torch.nn.Tanh())]
+model = torch.nn.Sequential(*layers)
+batch = torch.randn(256, 32)
+
+
+def step():
+    model(batch).square().mean().backward()
+
+
+def unsteady(calls=[0]):
+    calls[0] += 1
+    (model(batch) * calls[0]).sum().backward()
+
+
+if __name__ == "__main__":
+    raise SystemExit("not as a program")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    monkeypatch.setattr("sys.path", ["/", *__import__("sys").path])
+    return str(path)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, ["verify", *arguments])
+
+
+def test_the_same(script: str) -> None:
+    result = run(script, "--budget", "300KiB")
+    assert result.exit_code == 0, result.output
+    assert "the same as plain PyTorch, bit for bit" in result.output
+
+
+def test_json(script: str) -> None:
+    result = run(f"{script}:step", "--budget", "300KiB", "--json")
+    found = json.loads(result.stdout)
+    assert found["ok"] is True
+    assert found["budget"] == 300 * 1024
+    assert found["recomputations"] > 0
+    assert found["compared"]["gradients"] == 12
+
+
+def test_a_module_by_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(script).parent)
+    monkeypatch.delitem(__import__("sys").modules, "train", raising=False)
+    assert run("train:step", "--budget", "1MiB").exit_code == 0
+
+
+def test_one_that_differs(script: str) -> None:
+    result = run(f"{script}:unsteady", "--budget", "300KiB")
+    assert result.exit_code == 1
+    assert "plain PyTorch itself differs between two runs" in result.output
+    assert "train.py:" in result.output
+
+
+def test_too_little_says_how_much(script: str) -> None:
+    result = run(script, "--budget", "100KiB")
+    assert result.exit_code == 1
+    assert "On this command line: --budget " in result.output
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere.py", "there is no file nowhere.py"),
+        ("no_such_module:step", "No module named 'no_such_module'; write SCRIPT.py:FUNCTION"),
+    ],
+)
+def test_a_target_that_is_not_there(target: str, message: str) -> None:
+    result = run(target, "--budget", "1MiB")
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_step_that_is_not_there(script: str) -> None:
+    result = run(f"{script}:stepp", "--budget", "1MiB")
+    assert result.exit_code == 2
+    assert "has no function 'stepp'; there is: model, step, unsteady" in " ".join(
+        result.output.split()
+    )

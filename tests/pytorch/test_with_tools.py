@@ -1,0 +1,204 @@
+"""What people switch on around training: profilers, anomaly mode, hooks, workers, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import rekindle
+from rekindle.pytorch import budget
+from tests.pytorch.harsh import differing, everything, harshest
+
+Step = Callable[[], object]
+
+
+def network() -> nn.Sequential:
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.GELU()) for _ in range(6)]
+    return nn.Sequential(*layers)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+TOOLS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic mode": deterministic,
+    "record_function": lambda: torch.profiler.record_function("step"),
+    "profiler": lambda: torch.profiler.profile(record_shapes=True, profile_memory=True),
+    "autograd profiler": lambda: torch.autograd.profiler.profile(),
+    "save on cpu": lambda: torch.autograd.graph.save_on_cpu(),
+    "sdpa kernel": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+}
+KEEPS = {"save on cpu"}  # its own hooks take the place of the budget's: nothing to let go
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", [name for name in TOOLS if name not in KEEPS])
+def test_tools(name: str, inside: bool) -> None:
+    """Around the backward pass and the forward pass, within the budget or around it."""
+    tool = TOOLS[name]
+
+    def program() -> Step:
+        model, batch = network(), torch.rand(200, 16)
+
+        def train() -> Tensor:
+            loss = model(batch).square().mean()
+            loss.backward()
+            return loss
+
+        def step() -> object:
+            if inside:
+                with tool():
+                    loss = train()
+            else:
+                loss = train()
+            return loss, model
+
+        return step
+
+    if inside:
+        harshest(program)
+    else:
+        with tool():
+            harshest(program)
+
+
+def test_what_is_saved_on_the_cpu_is_not_the_budget_s() -> None:
+    def trained(tight: bool) -> dict[str, Any]:
+        torch.manual_seed(20)
+        model, batch = network(), torch.rand(200, 16)
+        with rekindle.budget("100KiB" if tight else "1GiB"):
+            with TOOLS["save on cpu"]():
+                loss = model(batch).square().mean()
+            loss.backward()
+        return everything((loss, model))
+
+    wanted = trained(False)
+    with pytest.raises(rekindle.OutOfBudget):
+        trained(True)
+    assert differing(trained(False), wanted) == []
+
+
+class Inside(Dataset[Tensor]):
+    """Each item says whether it was made inside a budget."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        tight = torch.rand(1_000, requires_grad=True).sin().sum()
+        tight.backward()
+        modes = _get_current_dispatch_mode_stack()
+        return torch.tensor([budget._active is not None, len(modes) > 0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_are_outside(workers: int) -> None:
+    """A forked process had a copy of the budget, and was refused memory of its own."""
+    loader = DataLoader(Inside(), num_workers=workers)
+    with rekindle.budget("20KB"):
+        inside = torch.cat(list(loader))
+        assert budget._active is not None
+        assert len(_get_current_dispatch_mode_stack()) == 1
+    assert inside.all() if workers == 0 else not inside.any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_from_workers(workers: int) -> None:
+    """Batches come from other processes, in shared memory."""
+
+    def program() -> Step:
+        model = network()
+        data = TensorDataset(torch.rand(600, 16))
+
+        def step() -> object:
+            loader = DataLoader(data, batch_size=200, num_workers=workers)
+            losses = []
+            for (batch,) in loader:
+                loss = model(batch).square().mean()
+                loss.backward()
+                losses.append(loss.detach())
+            return losses, model
+
+        return step
+
+    harshest(program)
+
+
+def test_hooks_that_look_at_activations() -> None:
+    """Forward hooks that replace, record statistics of and keep what layers give."""
+
+    def program() -> Step:
+        model, batch = network(), torch.rand(200, 16)
+        means: list[float] = []
+        kept: dict[str, Tensor] = {}
+        model[1].register_forward_hook(lambda *args: args[-1] * 1.5)
+        model[2].register_forward_pre_hook(lambda _, args: (args[0] + 0.25,))
+        model[3].register_forward_hook(lambda *args: means.append(args[-1].mean().item()))
+        model[4].register_forward_hook(lambda *args: kept.update(last=args[-1].detach()))
+        model[5].register_full_backward_hook(lambda _, given, __: (given[0] * 2,))
+
+        def step() -> object:
+            loss = model(batch).square().mean()
+            loss.backward()
+            return loss, model, means, kept
+
+        return step
+
+    harshest(program)
+
+
+SEGMENTS: dict[str, Callable[[nn.Sequential, Tensor], Tensor]] = {
+    "each layer": lambda model, x: _each(model, x, use_reentrant=False),
+    "each layer, keeping generators": lambda model, x: _each(
+        model, x, use_reentrant=False, preserve_rng_state=True
+    ),
+    "in two": lambda model, x: checkpoint_sequential(model, 2, x, use_reentrant=False),
+    "nested": lambda model, x: checkpoint(
+        lambda x: _each(model[3:], _each(model[:3], x, use_reentrant=False), use_reentrant=False),
+        x,
+        use_reentrant=False,
+    ),
+    "every other": lambda model, x: _each(model[1:5:2], model[::2](x), use_reentrant=False),
+}
+
+
+def _each(model: Any, x: Tensor, **how: Any) -> Tensor:
+    for layer in model:
+        x = checkpoint(layer, x, **how)
+    return x
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_checkpoints_inside(name: str) -> None:
+    """torch's own checkpoints; what surrounds them, and what they recompute, is the budget's."""
+    segment = SEGMENTS[name]
+
+    def program() -> Step:
+        model, batch = network(), torch.rand(200, 16)
+
+        def step() -> object:
+            x = model(batch)
+            loss = segment(model, x).square().mean()
+            del x
+            loss.backward()
+            return loss, model
+
+        return step
+
+    harshest(program)

@@ -1,0 +1,209 @@
+"""How people train: adapters, checkpointing inside, tied and frozen weights, changing lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.zoo import batches
+from tests.zoo.architectures import architecture, from_transformers, loss_of
+from tests.zoo.batches import SENTENCES, WORDS
+from tests.zoo.language import GROUPED, OLD, PLAIN, T5
+from tests.zoo.runs import Program, Row, compare, step_of, training_step
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # what the networks warn of is their affair
+]
+
+Change = Callable[[nn.Module], nn.Module]
+LANGUAGE: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "gpt2": ("ForCausalLM", OLD),
+    "llama": ("ForCausalLM", GROUPED | {"num_hidden_layers": 3}),
+    "bert": ("ForMaskedLM", PLAIN),
+    "t5": ("ForSeq2SeqLM", T5),
+}
+each_language = pytest.mark.parametrize("name", LANGUAGE)
+
+
+def _built(name: str, change: Change = lambda model: model, **settings: Any) -> nn.Module:
+    head, small = LANGUAGE[name]
+    torch.manual_seed(20)
+    return change(from_transformers(name, head, {**small, **settings})).train()
+
+
+def _trained(name: str, change: Change = lambda model: model, **settings: Any) -> Program:
+    def build() -> Callable[[], Any]:
+        model = _built(name, change, **settings)
+        batch = batches.translation() if name == "t5" else batches.text()
+        return step_of(model, lambda: loss_of(model(**batch)))
+
+    return build
+
+
+def _assert_same(row: Row) -> None:
+    assert (row.unstable, row.differing) == ((), ())
+    assert row.peak <= row.budget
+    assert row.recomputations > 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@each_language
+def test_gradient_checkpointing_inside(name: str, reentrant: bool) -> None:
+    """What it recomputes in the backward pass it holds itself: there is less to let go."""
+
+    def checkpointed(model: nn.Module) -> nn.Module:
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        return model
+
+    row = compare(_trained(name, checkpointed), fraction=0.7)
+    assert (row.unstable, row.differing) == ((), ())
+    assert row.peak <= row.budget <= row.plain_peak
+
+
+@each_language
+def test_adapters_of_low_rank(name: str) -> None:
+    def adapted(model: nn.Module) -> nn.Module:
+        import peft
+
+        targets = {"gpt2": ["c_attn"], "bert": ["query", "value"], "t5": ["q", "v"]}
+        settings = peft.LoraConfig(
+            r=4,
+            lora_dropout=0.1,
+            target_modules=targets.get(name, ["q_proj", "v_proj"]),
+            fan_in_fan_out=name == "gpt2",
+        )
+        return peft.get_peft_model(model, settings)
+
+    _assert_same(compare(_trained(name, adapted)))
+
+
+def test_adapters_under_gradient_checkpointing() -> None:
+    def adapted(model: nn.Module) -> nn.Module:
+        import peft
+
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+        return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"]))
+
+    row = compare(_trained("llama", adapted), fraction=0.7)
+    assert (row.unstable, row.differing) == ((), ())
+    assert row.peak <= row.budget <= row.plain_peak
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_embeddings(name: str, tied: bool) -> None:
+    def check(model: nn.Module) -> nn.Module:
+        inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
+        assert (inside.weight is outside.weight) == tied
+        return model
+
+    _assert_same(compare(_trained(name, check, tie_word_embeddings=tied)))
+
+
+@each_language
+def test_frozen_parameters(name: str) -> None:
+    """Only norms, biases and the last layers learn: gradients pass through frozen matrices."""
+
+    def frozen(model: nn.Module) -> nn.Module:
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.dim() == 1)
+        return model
+
+    _assert_same(compare(_trained(name, frozen)))
+
+
+def test_a_frozen_trunk() -> None:
+    def frozen(model: nn.Module) -> nn.Module:
+        for parameter in model.model.layers[:2].parameters():
+            parameter.requires_grad_(False)
+        model.model.embed_tokens.requires_grad_(False)
+        return model
+
+    row = compare(_trained("llama", frozen), fraction=0.5)
+    assert (row.unstable, row.differing) == ((), ())
+    assert row.peak <= row.budget
+
+
+@each_language
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_implementations_of_attention(name: str, implementation: str) -> None:
+    def chosen(model: nn.Module) -> nn.Module:
+        model.set_attn_implementation(implementation)
+        return model
+
+    _assert_same(compare(_trained(name, chosen)))
+
+
+@each_language
+def test_autocast(name: str) -> None:
+    def build() -> Callable[[], Any]:
+        model = _built(name)
+        batch = batches.translation() if name == "t5" else batches.text()
+
+        def loss() -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return loss_of(model(**batch))
+
+        return step_of(model, loss)
+
+    _assert_same(compare(build))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_a_new_length_each_step(name: str) -> None:
+    """Twenty steps under one budget, of batches between 8 and 56 words long."""
+
+    def build() -> Callable[[], Any]:
+        model = _built(name)
+        lengths = torch.randint(8, 56, (20,)).tolist()
+        data = [torch.randint(4, WORDS, (SENTENCES, length)) for length in lengths]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step() -> Any:
+            losses = []
+            for words in data:
+                optimizer.zero_grad()
+                loss = loss_of(model(input_ids=words, labels=words))
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            return losses, model, list(optimizer.state.values())
+
+        return step
+
+    _assert_same(compare(build))
+
+
+def test_one_byte_of_difference_is_seen() -> None:
+    """The comparison itself: a model whose forward pass is another within a budget."""
+    from rekindle.pytorch import budget
+
+    def build() -> Callable[[], Any]:
+        model, batch = architecture("", "gpt2", "ForCausalLM", batches.text, OLD).build()
+        more = 1e-6 if budget._active is not None else 0.0
+
+        def loss() -> Tensor:
+            return loss_of(model(**batch)) + (1e-3 if budget._active is not None else more)
+
+        return step_of(model, loss)
+
+    row = compare(build)
+    assert row.unstable == ()
+    assert row.differing == ("result[0]",)
+    assert not row.equal
+
+
+def test_a_training_step_trains() -> None:
+    chosen = architecture("", "gpt2", "ForCausalLM", batches.text, OLD)
+    _, model = training_step(chosen)()()
+    torch.manual_seed(20)
+    fresh, _ = chosen.build()
+    pairs = zip(model.parameters(), fresh.parameters(), strict=True)
+    assert any(not torch.equal(one, other) for one, other in pairs)
