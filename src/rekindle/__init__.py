@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rekindle._errors import RekindleError as RekindleError
     from rekindle._errors import Unsupported as Unsupported
     from rekindle._facade import export as export
+    from rekindle._facade import max_batch as max_batch
+    from rekindle._facade import profile as profile
     from rekindle._facade import sequential as sequential
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import capture as capture
@@ -32,8 +34,10 @@ __all__ = [
     "capture",
     "estimate",
     "export",
+    "max_batch",
     "never_recompute",
     "policies",
+    "profile",
     "sequential",
     "simulate",
 ]
@@ -49,8 +53,10 @@ _HOME = {
     "capture": "rekindle.pytorch",
     "estimate": "rekindle.pytorch",
     "export": "rekindle._facade",
+    "max_batch": "rekindle._facade",
     "never_recompute": "rekindle.pytorch",
     "policies": "rekindle.policies",
+    "profile": "rekindle._facade",
     "sequential": "rekindle._facade",
     "simulate": "rekindle.simulator",
 }

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rekindle._errors import RekindleError
 from rekindle._units import format_bytes, format_ns
+from rekindle.cli._options import examples
+from rekindle.cli._program import step_of
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle capture train.py:step -o step.jsonl",
+        "rekindle capture train.py -o run.jsonl.gz -- --epochs 1",
+        exits="1: the program cannot be captured.",
+    )
+)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -49,7 +52,7 @@ def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int
 
     _can_be_written(output)
     sys.argv = [program.partition(":")[0], *arguments]
-    step, is_function = _step(program)
+    step, is_function = step_of(program)
     for _ in range(warm_up if is_function else 0):
         step()
     try:
@@ -67,29 +70,3 @@ def _can_be_written(path: Path) -> None:
     """Not after an hour of computing."""
     if not path.parent.is_dir():
         raise click.UsageError(f"-o {path}: there is no folder {path.parent}")
-
-
-def _step(program: str) -> tuple[Callable[[], Any], bool]:
-    """What to run, and whether it is a function, which may run more than once."""
-    place, _, name = program.partition(":")
-    is_file = place.endswith(".py")
-    if is_file and not Path(place).is_file():
-        raise click.UsageError(f"there is no file {place}")
-    if not name:
-        if not is_file:
-            raise click.UsageError(f"{program!r}: write SCRIPT.py or MODULE:FUNCTION")
-        sys.path.insert(0, str(Path(place).resolve().parent))
-        return lambda: runpy.run_path(place, run_name="__main__"), False
-    if is_file:
-        sys.path.insert(0, str(Path(place).resolve().parent))
-        found = runpy.run_path(place)
-    else:
-        sys.path.insert(0, os.getcwd())
-        try:
-            found = vars(importlib.import_module(place))
-        except ModuleNotFoundError as error:
-            raise click.UsageError(f"{program!r}: {error}") from None
-    step = found.get(name)
-    if not callable(step):
-        raise click.UsageError(f"{program!r}: {place} has no function {name!r}")
-    return step, True
