@@ -33,14 +33,15 @@ ALLOWED = {
     "simulator": SHARED | {"trace", "schedule", "policies", "engine"},
     # Neither engine nor simulator: a planner does not judge itself.
     "planners": SHARED | {"trace", "schedule"},
-    # Of planners only what a planner returns, and the operations and costs of a chain: data too.
+    # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
+    # report only what `run.report()` returns: data that draws itself when it is asked to.
     "pytorch": SHARED
     | {"trace", "schedule", "policies", "engine"}
-    | {"planners._result", "planners._chain", "planners._costs"},
+    | {"planners._result", "planners._chain", "planners._costs", "report._report"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
 }
-ALLOWED_EVERYTHING = {"__init__", "_facade", "cli"}
+ALLOWED_EVERYTHING = {"__init__", "_facade", "_predict", "cli"}
 
 # Third parties: by part, or by the one file that is their adapter.
 THIRD_PARTIES = {

@@ -24,10 +24,18 @@ def commands(text: str) -> set[str]:
 
 
 @names
-def test_examples_run(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": document.stem}
     for example in examples(document.read_text()):
-        exec(compile(example, str(document), "exec"), {})
-        assert "recomputations" in capsys.readouterr().out
+        exec(compile(example, str(document), "exec"), namespace)
+
+
+def test_the_readme_shows_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = examples((ROOT / "README.md").read_text())
+    exec(compile(example, "README.md", "exec"), {})
+    assert "recomputations" in capsys.readouterr().out
 
 
 @names
@@ -41,7 +49,7 @@ def test_scripts_and_links_exist(document: Path) -> None:
     text = document.read_text()
     for script in re.findall(r"\bscripts/[a-z]+\b", text):
         assert (ROOT / script).is_file(), script
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text):
         assert (document.parent / link).exists(), link
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rekindle._facade import export as export
     from rekindle._facade import plan as plan
     from rekindle._facade import sequential as sequential
+    from rekindle._predict import max_batch as max_batch
+    from rekindle._predict import profile as profile
     from rekindle.pytorch import budget as budget
     from rekindle.pytorch import capture as capture
     from rekindle.pytorch import estimate as estimate
@@ -39,10 +41,12 @@ __all__ = [
     "capture",
     "estimate",
     "export",
+    "max_batch",
     "never_recompute",
     "plan",
     "planners",
     "policies",
+    "profile",
     "sequential",
     "simulate",
     "verify",
@@ -61,10 +65,12 @@ _HOME = {
     "capture": "rekindle.pytorch",
     "estimate": "rekindle.pytorch",
     "export": "rekindle._facade",
+    "max_batch": "rekindle._predict",
     "never_recompute": "rekindle.pytorch",
     "plan": "rekindle._facade",
     "planners": "rekindle.planners",
     "policies": "rekindle.policies",
+    "profile": "rekindle._predict",
     "sequential": "rekindle._facade",
     "simulate": "rekindle.simulator",
     "verify": "rekindle.pytorch",

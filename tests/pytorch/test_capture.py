@@ -129,5 +129,5 @@ def test_without_a_limit_there_is_a_report() -> None:
     with rekindle.budget.unlimited() as run:
         torch.randn(1000).exp()
     assert run.budget is None
-    assert run.report().splitlines()[0].split() == ["budget", "none"]
+    assert str(run.report()).splitlines()[0].split() == ["budget", "none"]
     assert run.evictions == 0

@@ -136,7 +136,7 @@ def test_the_report() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:
         deeper(weight, 8).sum().backward()
-    report = run.report()
+    report = str(run.report())
     assert re.search(r"^budget +54\.7 KiB$", report, re.MULTILINE)
     assert re.search(r"^peak +5\d\.\d KiB +\d+\.\d% of budget$", report, re.MULTILINE)
     assert re.search(rf"^evictions +{run.evictions}$", report, re.MULTILINE)
@@ -150,7 +150,7 @@ def test_the_report() -> None:
 def test_the_report_of_nothing() -> None:
     with rekindle.budget("1MiB") as run:
         pass
-    assert re.match(r"budget +1\.0 MiB\npeak +0 B ", run.report())
+    assert re.match(r"budget +1\.0 MiB\npeak +0 B ", str(run.report()))
     assert run.record.actions == ()
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from typing import Any
 
 import click
 
 from rekindle import __version__
+from rekindle._errors import RekindleError
 
 
 class _Commands(click.Group):
@@ -25,6 +27,13 @@ class _Commands(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         return importlib.import_module(f"{__name__}.{cmd_name}").command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """What Rekindle raises on purpose says all that there is to say: no traceback."""
+        try:
+            return super().invoke(ctx)
+        except RekindleError as error:
+            raise click.ClickException(str(error)) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -44,4 +53,8 @@ def _all(names: list[str]) -> str:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rekindle")
 def main() -> None:
-    """Train PyTorch models inside a memory budget given in bytes."""
+    """Train PyTorch models inside a memory budget given in bytes.
+
+    Every command has --help with examples. The exit code is 0 if all is well, 1 if the answer is no
+    or something cannot be done, 2 if the command line is wrong.
+    """

@@ -33,3 +33,10 @@ def multiple_of(divisor: int) -> Callable[[click.Context, click.Parameter, int],
         )
 
     return read
+
+
+def examples(*lines: str, exits: str = "") -> str:
+    """The end of a command's help: lines to copy, and what its exit codes mean."""
+    shown = "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    codes = f"Exit code 0: all is well. {exits} 2: the command line is wrong."
+    return f"{shown}\n\n{' '.join(codes.split())}"

@@ -24,7 +24,7 @@ from rekindle.planners._base import Watch
 from rekindle.planners.given import steps_of
 from rekindle.policies import DTR, Policy
 from rekindle.schedule import Schedule
-from rekindle.simulator import replay
+from rekindle.simulator import replay, smallest_budget
 
 
 @final
@@ -40,7 +40,9 @@ class Online:
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         schedule = self.schedule(problem, budget)
-        smallest = self.smallest(problem, budget) if schedule is None else None
+        smallest = None
+        if schedule is None:
+            smallest = smallest_budget(problem.trace, self.policy, above=budget)
         return Given(self.name, schedule, smallest).plan(problem, budget, watch=watch)
 
     def schedule(self, problem: Problem, budget: Bytes) -> Schedule | None:
@@ -49,19 +51,6 @@ class Online:
             return replay(problem.trace, budget=budget, policy=self.policy).schedule
         except NoRoom:
             return None
-
-    def smallest(self, problem: Problem, budget: Bytes) -> Bytes:
-        """A budget above `budget` with which the engine gets through: bisection, to 1 %."""
-        low, high = max(budget, problem.floor), problem.keep_all_peak
-        if self.schedule(problem, low) is not None:
-            return low
-        while high - low > max(1, high // 100):
-            middle = (low + high) // 2
-            if self.schedule(problem, middle) is None:
-                low = middle
-            else:
-                high = middle
-        return high
 
 
 @final

@@ -1,4 +1,4 @@
-"""Finds the function of a script that a command line names: SCRIPT.py:STEP or MODULE:STEP."""
+"""Finds what a command line names: a script as a whole, or a function of a script or a module."""
 
 from __future__ import annotations
 
@@ -40,3 +40,14 @@ def function(place: str, name: str) -> Callable[[], Any]:
             f"'{place}:{name}': {place} has no function {name!r}; there is: {there or 'none'}"
         )
     return step
+
+
+def step_of(program: str) -> tuple[Callable[[], Any], bool]:
+    """What to run, and whether it is a function, which may run more than once."""
+    place, _, name = program.partition(":")
+    if name:
+        return function(place, name), True
+    if not place.endswith(".py"):
+        raise click.UsageError(f"{program!r}: write SCRIPT.py or MODULE:FUNCTION")
+    path = script(place)
+    return lambda: runpy.run_path(str(path), run_name="__main__"), False

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rekindle._errors import RekindleError
 from rekindle._units import format_bytes, format_ns
-from rekindle.cli._program import function, script
+from rekindle.cli._options import examples
+from rekindle.cli._program import step_of
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle capture train.py:step -o step.jsonl",
+        "rekindle capture train.py -o run.jsonl.gz -- --epochs 1",
+        exits="1: the program cannot be captured.",
+    )
+)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -48,7 +52,7 @@ def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int
 
     _can_be_written(output)
     sys.argv = [program.partition(":")[0], *arguments]
-    step, is_function = _step(program)
+    step, is_function = step_of(program)
     for _ in range(warm_up if is_function else 0):
         step()
     try:
@@ -66,14 +70,3 @@ def _can_be_written(path: Path) -> None:
     """Not after an hour of computing."""
     if not path.parent.is_dir():
         raise click.UsageError(f"-o {path}: there is no folder {path.parent}")
-
-
-def _step(program: str) -> tuple[Callable[[], Any], bool]:
-    """What to run, and whether it is a function, which may run more than once."""
-    place, _, name = program.partition(":")
-    if name:
-        return function(place, name), True
-    if not place.endswith(".py"):
-        raise click.UsageError(f"{program!r}: write SCRIPT.py or MODULE:FUNCTION")
-    path = script(place)
-    return lambda: runpy.run_path(str(path), run_name="__main__"), False

@@ -7,10 +7,17 @@ from pathlib import Path
 import click
 
 from rekindle._errors import RekindleError
+from rekindle.cli._options import examples
 from rekindle.trace.formats import load, save
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle convert step.jsonl step.log",
+        "rekindle convert resnet.log.gz resnet.jsonl",
+        exits="1: SOURCE cannot be read.",
+    )
+)
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(

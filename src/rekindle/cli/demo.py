@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
-from rekindle.cli._options import multiple_of, size
+from rekindle.cli._options import examples, multiple_of, size
 
 if TYPE_CHECKING:
     from rekindle.pytorch.demo import Identical, Settings, Trained
@@ -30,7 +30,14 @@ def _number(name: str, default: int, text: str, least: int = 1, **more: Any) -> 
     )
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle demo",
+        "rekindle demo --layers 4 --steps 8 --fraction 0.5",
+        "rekindle demo --budget 120MiB --json",
+        exits="1: the results differ, or the budget is too small.",
+    )
+)
 @click.option(
     "--budget",
     metavar="SIZE",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rekindle.cli._options import examples
 from rekindle.cli.simulate import expand, run_all, write_csv
 from rekindle.policies import ABLATIONS, DTR, PAPER, Ablation
 from rekindle.simulator import (
@@ -22,7 +23,12 @@ from rekindle.simulator import (
 _BANISHING = {"banish": "dtr-unopt", "evict": "dtr", "ignore": "dtr"}
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle paper logs/ figures/",
+        exits="1: a log cannot be read.",
+    )
+)
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--authors-quirks", is_flag=True, help="Do as the DTR paper's own simulator does.")

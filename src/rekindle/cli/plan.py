@@ -13,6 +13,7 @@ import click
 from rekindle._errors import InvalidBudget, RekindleError
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns, parse_bytes
+from rekindle.cli._options import examples
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +25,14 @@ _RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 _SHOWN = "cuts"  # the planner without --planner
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle plan step.jsonl --budget 6GiB",
+        "rekindle plan step.jsonl --budget 0.5 --planner rotor",
+        "rekindle plan step.jsonl --compare --plot plan.svg",
+        exits="1: there is no plan within the budget.",
+    )
+)
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--budget",

@@ -16,7 +16,7 @@ import click
 from rekindle._errors import InvalidFile, InvalidTrace
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.cli._options import size
+from rekindle.cli._options import examples, size
 from rekindle.policies import NAMED, PAPER, named
 from rekindle.simulator import RATIOS, Case, Outcome, cases, run_case, sweep
 
@@ -33,7 +33,14 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     return list(names)
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle simulate step.jsonl --budget 6GiB",
+        "rekindle simulate step.jsonl --ratio 0.7 --ratio 0.5 --policy dtr --policy lru",
+        "rekindle simulate traces/ --sweep --plots plots/",
+        exits="1: a file cannot be read.",
+    )
+)
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--policy",

@@ -9,14 +9,20 @@ import click
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
-from rekindle.cli._options import size
+from rekindle.cli._options import examples, size
 from rekindle.cli._program import function
 
 if TYPE_CHECKING:
     from rekindle.pytorch import Verification
 
 
-@click.command
+@click.command(
+    epilog=examples(
+        "rekindle verify train.py:step --budget 6GiB",
+        "rekindle verify train.py --budget 512MB --json",
+        exits="1: something differs, or the budget cannot be kept.",
+    )
+)
 @click.argument("target", metavar="SCRIPT.py[:STEP]")
 @click.option(
     "--budget",
@@ -34,7 +40,7 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     imported instead. STEP is the name of a function in it without arguments, "step" if not given,
     which does one training step and the same each time. It runs twice without the budget and once
     within it: results, gradients, buffers, random numbers and calls of hooks are compared bit for
-    bit. The exit code is 1 if anything differs.
+    bit.
     """
     from rekindle.pytorch import verify
 

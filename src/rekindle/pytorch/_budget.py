@@ -18,14 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
-from rekindle._units import parse_bytes
 from rekindle.policies import DTR, Policy
+from rekindle.pytorch._auto import amount_of
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._driver import Driver
-from rekindle.pytorch._explain import report
 from rekindle.pytorch._operators import operator
+from rekindle.pytorch._out_of_memory import is_out_of_memory, short_form
+from rekindle.pytorch._places import Places
+from rekindle.pytorch._report import report_of
 from rekindle.pytorch._resize import resizes_seen
 from rekindle.pytorch._runtime import Runtime
+from rekindle.report._report import Report
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
 
@@ -95,6 +98,7 @@ class Run:
         self._policy = policy
         driver.recorder = Recorder() if record else None
         driver.capture = Capture() if record else None
+        driver.places = Places() if record else None
 
     @property
     def peak(self) -> Bytes:
@@ -163,11 +167,15 @@ class Run:
         self._driver.keep(tensor)
         return tensor
 
-    def report(self) -> str:
-        """Peak and when, who held memory at the peak, evictions, recomputation, time lost."""
-        driver = self._driver
-        counts = (driver.evictions, driver.recomputations)
-        return report(driver.engine, self.budget, driver.at_peak, *counts)
+    def report(self) -> Report:
+        """Peak and when, who held memory at the peak, evictions, recomputation, time lost.
+
+        Print it, `.show()` it in color, save its `.to_html()` or `.to_json()`. With `record=True`
+        it also has memory over time and, by module and line, who held it and what ran again.
+        """
+        if self._driver.capture is None:
+            return report_of(self._driver, self.budget)
+        return report_of(self._driver, self.budget, self.trace, self.record)
 
 
 @final
@@ -180,10 +188,12 @@ class budget:
     ...     optimizer.step()
 
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
-        seen inside: parameters, gradients, optimizer state, batches, activations.
+        seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
+        tensors have of the device now and what is free, but for a margin of a tenth.
     policy: what to let go, one of `rekindle.policies`; default `DTR()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
-    record: keep every action in `run.record` (grows with the run).
+    record: keep every action in `run.record` (grows with the run), and where in the program each
+        operator was, for `run.report()`.
 
     Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
     kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
@@ -200,9 +210,9 @@ class budget:
         device: str | torch.device | None = None,
         record: bool = False,
     ) -> None:
-        self._budget: Bytes | None = parse_bytes(amount)
+        self._device = device_of(device)
+        self._budget: Bytes | None = amount_of(amount, self._device)
         self._policy = DTR() if policy is None else policy
-        self._device = _device(device)
         self._record = record
         self._stack: ExitStack | None = None
 
@@ -237,6 +247,8 @@ class budget:
                 lambda optimizer, *_: runtime.driver.optimizers.add(optimizer)
             )
             stack.callback(step.remove)
+            if runtime.driver.places is not None:
+                runtime.driver.places.watch(stack)
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
@@ -251,8 +263,11 @@ class budget:
     ) -> None:
         assert self._stack is not None
         self._stack.close()
-        self._runtime.driver.close()
+        driver = self._runtime.driver
+        driver.close()
         del self._runtime
+        if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
+            error.add_note(short_form(driver, self._budget))
         if type(error) is RuntimeError:
             for part, explanation in _REFUSED_BY_TORCH.items():
                 if part in str(error):
@@ -292,7 +307,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_in_child)
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def device_of(device: str | torch.device | None) -> torch.device:
+    """The device that is meant; None: CUDA if it is in use, else the CPU."""
     if device is not None:
         return torch.device(device)
     in_use = torch.cuda.is_available() and torch.cuda.is_initialized()

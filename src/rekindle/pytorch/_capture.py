@@ -25,6 +25,7 @@ class Capture:
         #: Asked at every operator of the forward pass: which module it belongs to.
         self.where: Callable[[], str] | None = None
         self.modules: list[str] = []  #: for each operator, what `where` said
+        self._handed_over: list[tuple[ValueId, ValueId, int]] = []
 
     def called(self, call: Call) -> None:
         inputs = [_value(value.storage) for value in call.inputs]
@@ -49,6 +50,15 @@ class Capture:
         for made in call.made:
             if made.pinned:
                 self._builder.pin(_value(made))
+        for old, new, references in self._handed_over:
+            for _ in range(references):
+                self._builder.retain(new)
+                self._builder.release(old)
+        self._handed_over.clear()
+
+    def handed_over(self, old: Storage, new: Storage) -> None:
+        """Whoever refers to `old` means `new`, which the next call makes."""
+        self._handed_over.append((_value(old), _value(new), old.references))
 
     def retained(self, storage: Storage) -> None:
         self._builder.retain(_value(storage))

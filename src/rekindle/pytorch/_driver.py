@@ -5,6 +5,7 @@ Everything here is about storages; what operators and autograd do with them is f
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from rekindle.pytorch._audit import Audit
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._explain import Snapshot, out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
+from rekindle.pytorch._places import Places
 from rekindle.pytorch._replay import run_again
 from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, is_exotic, tensors_in
 from rekindle.schedule import Action, Compute, Free, Recorder
@@ -43,7 +45,11 @@ class Driver:
         self.capture: Capture | None = None
         self.audit: Audit | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.places: Places | None = None
         self.at_peak = Snapshot()
+        self.exact_from: float = math.inf  #: from here on every new peak is looked at
+        self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
+        self._look_above: float = 0  # memory at which `at_peak` is out of date
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
         self._next_op = 0
         self._next_storage = 0
@@ -62,6 +68,8 @@ class Driver:
 
     def new_call(self, name: str, cost: Nanoseconds, replayable: bool) -> Call:
         """A call that nobody knows of yet; it must be admitted before the next is made."""
+        if self.places is not None:
+            self.places.note()
         self._next_op += 1
         return Call(OpId(self._next_op - 1), name, cost, (), replayable)
 
@@ -87,7 +95,6 @@ class Driver:
 
     def admit(self, call: Call) -> None:
         """`call` ran; the engine hears of it."""
-        self._look_at_peak()
         if self.capture is not None:
             self.capture.called(call)
         if self.audit is not None:
@@ -100,6 +107,18 @@ class Driver:
         for storage in call.made:
             if storage.replayable:
                 self._held[storage] = None
+        if self.engine.memory > self._look_above:
+            self.look()
+
+    def look(self) -> None:
+        """Who holds the memory, now that there is more of it than ever (by 2 %, elsewhere)."""
+        self.at_peak = now = snapshot(self.engine, self.table, self.optimizers)
+        if now.memory >= self.exact_from:
+            self._look_above = now.memory
+        else:
+            self._look_above = min(1.02 * now.memory, self.exact_from - 1)
+        if self.places is not None:
+            self.looks[1:] = [now]
 
     def account(self, name: str, cost: Nanoseconds) -> None:
         """An operator ran that made nothing."""
@@ -121,11 +140,8 @@ class Driver:
                     table.count(home, address, size, name)
                     nbytes += size
         self.engine.account(cost, nbytes)
-        self._look_at_peak()
-
-    def _look_at_peak(self) -> None:
-        if self.engine.memory > 1.02 * self.at_peak.memory:
-            self.at_peak = snapshot(self.engine, self.table, self.optimizers)
+        if self.engine.memory > self._look_above:
+            self.look()
 
     def known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
@@ -222,9 +238,7 @@ class Driver:
     def hand_over(self, old: Storage, new: Storage) -> None:
         """Whoever refers to `old` means `new` from now on."""
         if self.capture is not None:
-            for _ in range(old.references):
-                self.capture.retained(new)
-                self.capture.released(old)
+            self.capture.handed_over(old, new)
         new.references, old.references = old.references, 0
         if not new.references:
             new.payload.disown()

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
 from rekindle._errors import OutOfBudget
-from rekindle._types import Bytes, Nanoseconds
-from rekindle._units import format_bytes, format_ns
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle._units import format_bytes
 from rekindle.engine import Engine, NoRoom, Storage
 from rekindle.pytorch._memory import Memory, Table, site
 
@@ -31,6 +31,16 @@ _HERE = str(Path(__file__).resolve().parent.parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 
 
+class Holder(NamedTuple):
+    """One storage at one moment, and where it belongs: to the operator that made it, and (what is
+    a parameter, its gradient or the optimizer's state) to a parameter by its id, else 0."""
+
+    category: str
+    nbytes: Bytes
+    op: OpId | None
+    parameter: int
+
+
 @final
 @dataclass(slots=True)
 class Snapshot:
@@ -41,6 +51,7 @@ class Snapshot:
     where: str = ""
     categories: dict[str, Bytes] = field(default_factory=dict)
     sites: list[tuple[str, Bytes]] = field(default_factory=list)
+    holders: dict[StorageId, Holder] = field(default_factory=dict)
 
 
 def snapshot(engine: Engine, table: Table, optimizers: Iterable[Any]) -> Snapshot:
@@ -48,56 +59,69 @@ def snapshot(engine: Engine, table: Table, optimizers: Iterable[Any]) -> Snapsho
     gradients, state = _addresses(engine, optimizers)
     categories: Counter[str] = Counter()
     sites: Counter[str] = Counter()
+    holders: dict[StorageId, Holder] = {}
     for storage in engine.storages:
         if storage.resident and storage.nbytes:
-            category = _category(storage, table, gradients, state)
+            category, parameter = _category(storage, table, gradients, state)
             categories[category] += storage.nbytes
+            maker = storage.makers[0].id if storage.makers else None
+            holders[storage.id] = Holder(category, storage.nbytes, maker, parameter)
             if category in (SAVED, PROGRAM, KEPT):
                 sites[site(storage)] += storage.nbytes
-    for watch in table.only_counted():
-        category = _category_at(watch.address, gradients, state) or IN_USE
+    for number, watch in enumerate(table.only_counted(), 1):
+        category, parameter = _known_at(watch.address, gradients, state) or (IN_USE, 0)
         categories[category] += watch.nbytes
+        holders[StorageId(-number)] = Holder(category, watch.nbytes, None, parameter)
     ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
-    return Snapshot(engine.memory, engine.clock, users_line(), ordered, sites.most_common(5))
+    most = sites.most_common(5)
+    return Snapshot(engine.memory, engine.clock, users_line(), ordered, most, holders)
 
 
-def _addresses(engine: Engine, optimizers: Iterable[Any]) -> tuple[set[int], set[int]]:
-    """Identities of the storages that hold gradients, and optimizer state."""
-    gradients: set[int] = set()
-    state: set[int] = set()
+def _addresses(engine: Engine, optimizers: Iterable[Any]) -> tuple[dict[int, int], dict[int, int]]:
+    """Identities of the storages that hold gradients, and optimizer state: ids of parameters."""
+    gradients: dict[int, int] = {}
+    state: dict[int, int] = {}
     for storage in engine.storages:
         memory: Memory = storage.payload
         origin = memory.program_tensor()
         grad = origin.grad if origin is not None and origin.is_leaf else None
         if grad is not None and grad.layout is torch.strided:
-            gradients.add(grad.untyped_storage()._cdata)
+            gradients[grad.untyped_storage()._cdata] = id(origin)
     for optimizer in optimizers:
-        for entries in optimizer.state.values():
+        for parameter, entries in optimizer.state.items():
             for entry in entries.values():
                 if isinstance(entry, torch.Tensor) and entry.layout is torch.strided:
-                    state.add(entry.untyped_storage()._cdata)
+                    state[entry.untyped_storage()._cdata] = id(parameter)
     return gradients, state
 
 
-def _category(storage: Storage, table: Table, gradients: set[int], state: set[int]) -> str:
+def _category(
+    storage: Storage, table: Table, gradients: dict[int, int], state: dict[int, int]
+) -> tuple[str, int]:
+    """The category, and the id of the parameter that it belongs to, if any."""
     memory: Memory = storage.payload
-    if memory.watch is not None and (known := _category_at(memory.watch.address, gradients, state)):
+    watch = memory.watch
+    if watch is not None and (known := _known_at(watch.address, gradients, state)):
         return known
     if storage.replayable and not storage.pinned:
         if memory.watch is not None and table.is_held(storage):
-            return PROGRAM if storage.references else IN_USE
-        return SAVED
+            return PROGRAM if storage.references else IN_USE, 0
+        return SAVED, 0
     origin = memory.program_tensor()
     if origin is not None and origin.is_leaf and origin.requires_grad:
-        return PARAMETERS
+        return PARAMETERS, id(origin)
     if site(storage) == "source":
-        return INPUTS
-    return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE
+        return INPUTS, 0
+    return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE, 0
 
 
-def _category_at(address: int, gradients: set[int], state: set[int]) -> str:
-    """What the program itself says about the memory there; empty: nothing."""
-    return GRADIENTS if address in gradients else OPTIMIZER if address in state else ""
+def _known_at(
+    address: int, gradients: dict[int, int], state: dict[int, int]
+) -> tuple[str, int] | None:
+    """What the program itself says about the memory there, and the id of the parameter."""
+    if address in gradients:
+        return GRADIENTS, gradients[address]
+    return (OPTIMIZER, state[address]) if address in state else None
 
 
 def users_line() -> str:
@@ -153,28 +177,3 @@ def table_of(categories: Mapping[str, Bytes]) -> list[str]:
     """Aligned lines, one a category."""
     width = max((len(name) for name in categories), default=0)
     return [f"  {name:<{width}}  {format_bytes(n):>11}" for name, n in categories.items()]
-
-
-def report(
-    engine: Engine, budget: Bytes | None, peak: Snapshot, evictions: int, recomputations: int
-) -> str:
-    """The text of `run.report()`."""
-    share = engine.recompute_ns / engine.compute_ns if engine.compute_ns else 0.0
-    limit = "none" if budget is None else format_bytes(budget)
-    used = "" if budget is None else f"   {engine.peak / budget:.1%} of budget"
-    lines = [
-        f"budget          {limit:>11}",
-        f"peak            {format_bytes(engine.peak):>11}{used}",
-        f"evictions       {evictions:>11}",
-        f"recomputations  {recomputations:>11}",
-        f"time lost       {format_ns(engine.recompute_ns):>11}   {share:.1%} of the computation",
-    ]
-    if peak.categories:
-        at = f", at {peak.where}" if peak.where else ""
-        after = format_ns(peak.clock)
-        lines += ["", f"near the peak ({format_bytes(peak.memory)}, after {after}{at}):"]
-        lines += table_of(peak.categories)
-    if peak.sites:
-        lines += ["", "most of what was saved came from:"]
-        lines += table_of(dict(peak.sites))
-    return "\n".join(lines)

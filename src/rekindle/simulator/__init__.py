@@ -1,7 +1,12 @@
 """Replays what a program did under any budget and any policy."""
 
+from rekindle.simulator._curve import Point as Point
+from rekindle.simulator._curve import curve as curve
+from rekindle.simulator._curve import fits as fits
+from rekindle.simulator._curve import smallest_budget as smallest_budget
 from rekindle.simulator._replay import Run as Run
 from rekindle.simulator._replay import replay as replay
+from rekindle.simulator._scaled import at_batch as at_batch
 from rekindle.simulator._simulate import simulate as simulate
 from rekindle.simulator._sweep import RATIOS as RATIOS
 from rekindle.simulator._sweep import Case as Case

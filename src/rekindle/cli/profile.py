@@ -1,0 +1,125 @@
+"""`rekindle profile`: what a training step needs, who holds it, what less would cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from rekindle._types import Bytes
+from rekindle._units import format_bytes
+from rekindle.cli._options import examples, size
+from rekindle.cli._program import step_of
+from rekindle.report import Profile
+
+
+@click.command(
+    epilog=examples(
+        "rekindle profile train.py:step",
+        "rekindle profile train.py:step --html step.html --fits 8GB",
+        "rekindle profile train.py --budget 2GiB -- --epochs 1",
+        exits="1: the step does not fit into --budget, or into what --fits says.",
+    )
+)
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    callback=size,
+    help="Run within it, such as 6GiB: for what does not fit without. Default: no limit.",
+)
+@click.option(
+    "--slowdown",
+    type=click.FloatRange(min=1),
+    metavar="X",
+    help="Also say the smallest budget with which a step takes at most X times as long.",
+)
+@click.option("--fits", metavar="SIZE", callback=size, help="Also say whether it fits into SIZE.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How often a function is timed; 0: it runs once only. A script runs once.",
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report as a page that needs no network, too.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report as JSON, for `rekindle report`, too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, nothing else.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    program: str,
+    arguments: tuple[str, ...],
+    budget: Bytes | None,
+    slowdown: float | None,
+    fits: Bytes | None,
+    repeats: int,
+    html: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure what PROGRAM needs, and predict what it would take within less.
+
+    PROGRAM is a function that takes one training step, SCRIPT.py:FUNCTION or MODULE:FUNCTION, or a
+    script, SCRIPT.py, which runs once as a whole. What a function learns is undone between runs.
+    What follows is what the script finds in sys.argv; put -- before arguments that begin with a
+    dash.
+    """
+    import rekindle
+
+    sys.argv = [program.partition(":")[0], *arguments]
+    step, is_function = step_of(program)
+    with _status() as watch:
+        profile = rekindle.profile(
+            step, budget=budget, repeats=repeats if is_function else 0, watch=watch
+        )
+    if html is not None:
+        html.write_text(profile.to_html(), encoding="utf-8")
+    if output is not None:
+        output.write_text(profile.to_json(), encoding="utf-8")
+    if as_json:
+        click.echo(profile.to_json())
+    else:
+        profile.show()
+        _answers(profile, slowdown, fits)
+    ctx.exit(0 if fits is None or profile.fits(fits) else 1)
+
+
+def _answers(profile: Profile, slowdown: float | None, fits: Bytes | None) -> None:
+    if slowdown is not None:
+        try:
+            enough = profile.budget_for(slowdown)
+        except ValueError as error:
+            click.echo(f"\n{error}")
+        else:
+            click.echo(f"\nslowdown {slowdown:.2f}: rekindle.budget({enough})")
+    if fits is not None:
+        fine = "fits" if profile.fits(fits) else "does not fit"
+        click.echo(f"\nit {fine} into {format_bytes(fits)}")
+
+
+@contextmanager
+def _status() -> Generator[Callable[[str], None]]:
+    """A line that says what is being done, on a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
+    with console.status("starting") as status:
+        yield status.update

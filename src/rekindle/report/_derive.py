@@ -1,0 +1,125 @@
+"""Tables and curves of a report from a trace and the record of a run of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.report._report import Recomputed, Timeline
+from rekindle.schedule import Compute, Free, Record
+from rekindle.trace import Trace
+
+MOST_POINTS = 600
+"""Of a timeline: more than there are pixels where it is drawn."""
+
+
+def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Recomputed, ...]:
+    """What ran again, by module and operator, the most time first. `modules[i]`: that of op i."""
+    times: Counter[tuple[str, str]] = Counter()
+    spent: Counter[tuple[str, str]] = Counter()
+    ran: set[int] = set()
+    for action in record.actions:
+        if isinstance(action, Compute):
+            if action.op in ran:
+                op = trace.ops[action.op]
+                kind = (modules[action.op], op.name)
+                times[kind] += 1
+                spent[kind] += op.cost
+            ran.add(action.op)
+    return tuple(
+        Recomputed(*kind, times[kind], ns)
+        for kind, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))
+    )
+
+
+def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
+    """Memory after each action, by kind; `kinds[s]`: that of storage s.
+
+    Where there are too many points, of those in a stretch of time the highest is kept.
+    """
+    walk = _Walk(trace, kinds, record)
+    points = [point for action in record.actions for point in walk.after(action)]
+    if not points:
+        return Timeline()
+    chosen = _thinned(points)
+    bands = {
+        kind: tuple(point[1].get(kind, 0) for point in chosen)
+        for kind in dict.fromkeys(kinds)
+        if any(point[1].get(kind) for point in chosen)
+    }
+    clock = tuple(point[0] for point in chosen)
+    return Timeline(clock, bands, *_sums(points, clock))
+
+
+_Point = tuple[Nanoseconds, dict[str, Bytes], Bytes, Nanoseconds]
+"""Clock, memory by kind, bytes evicted just now, time of recomputation just now."""
+
+
+class _Walk:
+    """Follows residency along the actions."""
+
+    def __init__(self, trace: Trace, kinds: Sequence[str], record: Record) -> None:
+        self._trace = trace
+        self._kinds = kinds
+        self._clock: Nanoseconds = 0
+        self._memory: Counter[str] = Counter()
+        self._resident: set[int] = set()
+        self._ran: set[int] = set()
+        self._runs_left = Counter(a.op for a in record.actions if isinstance(a, Compute))
+
+    def after(self, action: Compute | Free) -> Iterator[_Point]:
+        if isinstance(action, Free):
+            evicted = self._free(action.storage)
+            yield self._clock, dict(self._memory), evicted, 0
+            return
+        op = self._trace.ops[action.op]
+        again = op.cost if action.op in self._ran else 0
+        self._ran.add(action.op)
+        self._runs_left[action.op] -= 1
+        if action.in_place:
+            for _, source in op.overwrites:
+                self._free(self._trace.values[source])
+        for storage in self._trace.new_storages(op):
+            if storage not in self._resident:
+                self._resident.add(storage)
+                self._memory[self._kinds[storage]] += self._trace.storages[storage]
+        self._clock += op.cost
+        yield self._clock, dict(self._memory), 0, again
+
+    def _free(self, storage: int) -> Bytes:
+        """Returns its bytes if it was let go only to be brought back later."""
+        if storage not in self._resident:
+            return 0
+        self._resident.discard(storage)
+        nbytes = self._trace.storages[storage]
+        self._memory[self._kinds[storage]] -= nbytes
+        maker = self._trace.maker[self._trace.root[storage]]
+        return nbytes if self._runs_left[maker] > 0 else 0
+
+
+def _thinned(points: list[_Point]) -> list[_Point]:
+    if len(points) <= MOST_POINTS:
+        return points
+    width = max(1, -(-points[-1][0] // (MOST_POINTS - 1)))
+    best: dict[int, _Point] = {}
+    for point in points:
+        bucket = point[0] // width
+        if bucket not in best or sum(point[1].values()) > sum(best[bucket][1].values()):
+            best[bucket] = point
+    return [best[bucket] for bucket in sorted(best)]
+
+
+def _sums(
+    points: list[_Point], clock: tuple[Nanoseconds, ...]
+) -> tuple[tuple[Bytes, ...], tuple[Nanoseconds, ...]]:
+    """What was evicted and recomputed up to each of the chosen points, since the one before."""
+    evicted = [0] * len(clock)
+    again = [0] * len(clock)
+    place = 0
+    for now, _, nbytes, ns in points:
+        while place < len(clock) - 1 and clock[place] < now:
+            place += 1
+        evicted[place] += nbytes
+        again[place] += ns
+    return tuple(evicted), tuple(again)

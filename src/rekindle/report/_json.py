@@ -1,0 +1,62 @@
+"""Reports as JSON, versioned; what was written is read back, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, cast
+
+from rekindle._errors import InvalidFile
+from rekindle.report._report import Choice, Holders, Recomputed, Report, Timeline
+
+VERSION = 1
+
+
+def write(report: Report) -> str:
+    """One object: "format", "version", and the fields of the report."""
+    head = {"format": "rekindle report", "version": VERSION}
+    return json.dumps(head | asdict(report), indent=1)
+
+
+def read(text: str) -> Report:
+    """Raises `InvalidFile` for what `write` did not write."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidFile(1, "", "a report as JSON", repr(text[:40])) from None
+    if not isinstance(data, dict) or data.get("format") != "rekindle report":  # pyright: ignore[reportUnknownMemberType]
+        raise InvalidFile(1, "format", '"rekindle report"', repr(text[:40]))
+    found = cast("dict[str, Any]", data)
+    if found.get("version") != VERSION:
+        raise InvalidFile(1, "version", str(VERSION), repr(found.get("version")))
+    for name in ("peak", "compute_ns", "recompute_ns", "evictions", "recomputations"):
+        if type(found.get(name)) is not int:
+            raise InvalidFile(1, name, "a whole number", repr(found.get(name)))
+    try:
+        return _report({name: value for name, value in found.items() if name not in _HEAD})
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise InvalidFile(1, "", "the fields of a report", str(error)) from None
+
+
+_HEAD = ("format", "version")
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "at_peak": lambda value: Holders(**value),
+    "timeline": lambda value: Timeline(
+        tuple(value["clock"]),
+        {name: tuple(band) for name, band in value["bands"].items()},
+        tuple(value["evicted"]),
+        tuple(value["recomputed"]),
+    ),
+    "recomputed": lambda value: tuple(Recomputed(**row) for row in value),
+    "choices": lambda value: tuple(Choice(**row) for row in value),
+    "advice": tuple,
+}
+
+
+def _report(values: dict[str, Any]) -> Report:
+    return Report(**{name: _PARTS.get(name, _as_is)(value) for name, value in values.items()})
+
+
+def _as_is(value: Any) -> Any:
+    return value

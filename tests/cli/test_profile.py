@@ -1,0 +1,109 @@
+"""`rekindle profile` and `rekindle report`: the same figures as text, as JSON, as a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rekindle.cli import main
+
+SCRIPT = """
+import sys
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64), torch.nn.Tanh()] * 6)
+def step():
+    model(torch.randn(256, 64)).sum().backward()
+if __name__ == "__main__":
+    assert sys.argv[1:] in ([], ["--steps", "2"]), sys.argv
+    step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny_training.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_a_function(script: Path) -> None:
+    result = run("profile", "tiny_training.py:step", "--repeats", 1, "--slowdown", 50)
+    assert result.exit_code == 0, result.output
+    assert "Sequential." in result.stdout
+    assert "tiny_training.py:6" in result.stdout
+    assert "predicted time of a step within a budget" in result.stdout
+    assert "slowdown 50.00: rekindle.budget(" in result.stdout
+
+
+def test_a_script_with_its_own_arguments(script: Path) -> None:
+    result = run("profile", "tiny_training.py", "--json", "--", "--steps", 2)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["peak"] > 6 * 256 * 64 * 4
+    assert len(report["choices"]) > 3
+
+
+def test_what_was_saved_is_shown_again(script: Path) -> None:
+    words = ("-o", "step.json", "--html", "step.html")
+    result = run("profile", "tiny_training.py:step", "--repeats", 1, *words)
+    assert result.exit_code == 0, result.output
+    again = run("report", "step.json")
+    assert again.exit_code == 0
+    assert result.stdout.startswith(again.stdout)
+    assert run("report", "step.json", "--json").stdout == Path("step.json").read_text() + "\n"
+    assert run("report", "step.json", "--html", "again.html").stdout == ""
+    assert Path("again.html").read_text() == Path("step.html").read_text()
+
+
+def test_the_exit_code_says_whether_it_fits(script: Path) -> None:
+    words = ("profile", "tiny_training.py:step", "--repeats", 0, "--fits")
+    assert run(*words, "1GiB").exit_code == 0
+    result = run(*words, "10KiB")
+    assert result.exit_code == 1
+    assert "it does not fit into 10.0 KiB" in result.stdout
+
+
+def test_a_budget_that_is_too_small_is_exit_code_1_and_no_traceback(script: Path) -> None:
+    result = run("profile", "tiny_training.py:step", "--budget", "10KiB")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "The smallest budget that gets past this" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("profile", "tiny_training.py:stop"), "has no function 'stop'"),
+        (("profile", "nowhere.py"), "there is no file nowhere.py"),
+        (("profile", "tiny_training.py", "--budgte", "1GiB"), "--budget"),
+        (("proflie", "tiny_training.py"), "did you mean 'rekindle profile'?"),
+        (("profile", "tiny_training.py", "--budget", "6 Gigs"), '--budget "6GiB"'),
+        (("report", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2_with_a_hint(
+    script: Path, words: tuple[str, ...], hint: str
+) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"a song", b"{}", b"\xff\xfe\x00"])
+def test_a_file_that_is_no_report(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "song.json"
+    path.write_bytes(content)
+    result = run("report", path)
+    assert result.exit_code == 1
+    assert str(path) in result.stderr
