@@ -60,6 +60,8 @@ class Runtime:
                 and not self.never_recompute
             )
             if not recording and self._may_only_count(invocation):
+                if driver.learner is not None:
+                    driver.learner.meets(signature)
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
                 result = operator.func(*args, **kwargs)
@@ -71,6 +73,8 @@ class Runtime:
                 storage = driver.known(tensor)
                 special |= storage.payload.flags
                 invocation.inputs.append(storage)
+            if driver.learner is not None:
+                driver.learner.meets(signature)
             if operator.writes:
                 self._find_written(invocation, args, kwargs)
             if special:
@@ -103,6 +107,12 @@ class Runtime:
                 signature.sample(perf_counter_ns() - started)
             self._register(invocation, recording, result)
             return result
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer made a step: one step of the program is over."""
+        self.driver.optimizers.add(optimizer)
+        if self.driver.learner is not None:
+            self.driver.learner.step()
 
     def _may_only_count(self, invocation: Invocation) -> bool:
         """Whether the bytes and the time of a call that is not recorded are all that matters.
