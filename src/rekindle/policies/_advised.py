@@ -34,7 +34,7 @@ class AdvisedChooser(Chooser):
         self._marked: dict[Candidate, None] = {}
         self._ready: dict[Candidate, None] = {}  # those of them that may be evicted now
         self.spare: Bytes = 0  #: of those
-        self._asked_at: Nanoseconds | None = None  # the clock when marks answered last
+        self._behind = False  # marks have answered since the policy was asked last
         self.expected = chooser.expected
         self.evicted = chooser.evicted
         self.returned = chooser.returned
@@ -54,14 +54,14 @@ class AdvisedChooser(Chooser):
         self._marked.pop(storage, None)
         self._unready(storage)
 
-    def clear(self) -> None:
+    def clear(self, now: Nanoseconds) -> None:
         """Nothing is marked any more: the policy decides alone.
 
         It catches up: what it was told is put off until it is asked, and would pile up.
         """
-        if self._asked_at is not None:
-            self._chooser.choose(self._asked_at)
-            self._asked_at = None
+        if self._behind:
+            self._chooser.choose(now)
+            self._behind = False
         self._marked.clear()
         self._ready.clear()
         self.spare = 0
@@ -93,5 +93,5 @@ class AdvisedChooser(Chooser):
     def choose(self, now: Nanoseconds) -> Candidate | None:
         if not self._ready:
             return self._chooser.choose(now)
-        self._asked_at = now
+        self._behind = True
         return next(iter(self._ready))

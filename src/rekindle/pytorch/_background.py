@@ -15,7 +15,6 @@ import weakref
 from pathlib import Path
 from typing import Final, final
 
-import rekindle
 from rekindle._types import Bytes
 from rekindle.engine import Route
 from rekindle.trace import Trace
@@ -43,7 +42,7 @@ class Planning:
         written = self._folder / "trace.jsonl"
         with written.open("w", encoding="utf-8") as file:
             file.writelines(native.write(trace))
-        root = str(Path(rekindle.__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", MODULE]
         with (self._folder / "errors").open("wb") as errors:
