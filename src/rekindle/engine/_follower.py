@@ -2,9 +2,9 @@
 
 Whatever is asked for is brought back as always, and whatever has to go goes as always: the route
 only says what goes first, and what comes back before it is asked for, if there is room for it among
-what the route has done with. So a wrong route costs time, and never correctness or memory over the
-budget. But like another policy it may let go what takes more room to bring back than there is: where
-the budget is tight, a program that leaves its route may find no room where it would have online.
+what the route has done with. So a wrong route costs time, and never correctness or memory over
+the budget. But like another policy it may let go what takes more room to bring back than there is:
+where the budget is tight, a program that leaves its route may run out of it.
 """
 
 from __future__ import annotations
