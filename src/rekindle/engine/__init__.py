@@ -1,10 +1,13 @@
 """Decides online: events in, actions out."""
 
 from rekindle.engine._engine import Engine as Engine
+from rekindle.engine._follower import Follower as Follower
+from rekindle.engine._follower import Host as Host
 from rekindle.engine._frame import NoRoom as NoRoom
 from rekindle.engine._frame import Thrashed as Thrashed
 from rekindle.engine._graph import Call as Call
 from rekindle.engine._graph import Storage as Storage
 from rekindle.engine._graph import Value as Value
+from rekindle.engine._route import Route as Route
 from rekindle.engine._rules import RIGHT as RIGHT
 from rekindle.engine._rules import Rules as Rules

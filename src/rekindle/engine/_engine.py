@@ -49,12 +49,12 @@ class Engine(Ledger):
         return ()
 
     def _bring_back(self, value: Value) -> Iterator[Action]:
-        yield from self._require(value)
+        yield from self.require(value)
         self._hold(value.storage)
 
     def pin(self, value: Value) -> Iterator[Action]:
         """`value` is brought back if need be, and stays until nobody needs it."""
-        yield from self._require(value)
+        yield from self.require(value)
         value.storage.pinned = True
         self._classify(value.storage)
 
@@ -102,7 +102,7 @@ class Engine(Ledger):
             for made in needy:
                 if not made.dead:
                     for value in made.values:
-                        yield from self._require(value)
+                        yield from self.require(value)
                     self._lock(made)
                     saved.append(made)
         finally:
@@ -190,7 +190,8 @@ class Engine(Ledger):
 
     # -- bringing back --------------------------------------------------------------------------
 
-    def _require(self, value: Value) -> Iterator[Action]:
+    def require(self, value: Value) -> Iterator[Action]:
+        """`value` is brought back if need be, for whoever will ask for it."""
         self._touch(value.storage)
         if not value.defined:
             yield from self._materialize(value.call, value, False)

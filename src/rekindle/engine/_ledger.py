@@ -10,7 +10,7 @@ from rekindle.engine._check import check
 from rekindle.engine._frame import NoRoom
 from rekindle.engine._graph import Call, Storage
 from rekindle.engine._rules import RIGHT, Rules
-from rekindle.policies import Chooser, Policy
+from rekindle.policies import AdvisedChooser, Chooser, Policy
 from rekindle.schedule import Action, Free
 
 
@@ -29,6 +29,7 @@ class Ledger:
         self.subject: Storage | Call | None = None  #: what the action just yielded is about
         self.idle: list[Storage] = []  #: held, but nothing that was made from them remains
         self._chooser: Chooser = policy.bind()
+        self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
             self._chooser = Asleep(self._chooser)
         self._order = 0
@@ -56,11 +57,15 @@ class Ledger:
 
     def _choose(self) -> Storage | None:
         """What the policy lets go next."""
-        if isinstance(self._chooser, Asleep):
-            self._chooser = self._chooser.wake(self._storages)
+        self.listen()
         victim = self._chooser.choose(self.clock)
         assert victim is None or isinstance(victim, Storage)
         return victim
+
+    def listen(self) -> None:
+        """From now on the policy hears what becomes a candidate, though nothing has to go yet."""
+        if isinstance(self._chooser, Asleep):
+            self._chooser = self._chooser.wake(self._storages)
 
     # -- letting go -----------------------------------------------------------------------------
 

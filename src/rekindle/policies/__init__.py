@@ -1,5 +1,7 @@
 """What to let go: one file a heuristic, with its formula and its paper."""
 
+from rekindle.policies._advised import Advised as Advised
+from rekindle.policies._advised import AdvisedChooser as AdvisedChooser
 from rekindle.policies._base import Candidate as Candidate
 from rekindle.policies._base import Chooser as Chooser
 from rekindle.policies._base import Policy as Policy

@@ -84,9 +84,9 @@ class ScoredChooser(Chooser):
         self._changes += 1
 
     def choose(self, now: Nanoseconds) -> Candidate | None:
+        self._lower()
         if not self._slot:
             return None
-        self._lower()
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]

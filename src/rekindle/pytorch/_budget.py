@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.policies import DTR, Policy
+from rekindle.policies import DTR, Advised, Policy
 from rekindle.pytorch._auto import amount_of
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._driver import Driver
+from rekindle.pytorch._learner import Learner
+from rekindle.pytorch._lessons import lessons_for
 from rekindle.pytorch._operators import operator
 from rekindle.pytorch._out_of_memory import is_out_of_memory, short_form
 from rekindle.pytorch._places import Places
@@ -97,8 +100,9 @@ class Run:
         self._driver = driver
         self._policy = policy
         driver.recorder = Recorder() if record else None
-        driver.capture = Capture() if record else None
+        driver.whole = driver.capture = Capture() if record else None
         driver.places = Places() if record else None
+        self._learner: Learner | None = None
 
     @property
     def peak(self) -> Bytes:
@@ -153,14 +157,31 @@ class Run:
     def trace(self) -> Trace:
         """What the program did, for the simulator; needs `budget(..., record=True)`."""
         driver = self._driver
-        if driver.capture is None:
+        if driver.whole is None:
             raise Unsupported(
                 "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
             )
         with driver.lock:
             driver.settle()
             driver.poll()
-        return driver.capture.trace()
+        return driver.whole.trace()
+
+    @property
+    def steps_followed(self) -> int:
+        """How many steps went along a learned schedule from beginning to end."""
+        return self._learner.followed if self._learner is not None else 0
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps began along a learned schedule and then did otherwise."""
+        return self._learner.left if self._learner is not None else 0
+
+    def wait_for_plan(self, timeout: float | None = None) -> bool:
+        """Waits for the schedule that is being made, `timeout` seconds at most.
+
+        Returns whether none is in the making any more. It is followed from the next step on.
+        """
+        return self._learner is None or self._learner.lessons.wait(timeout)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
@@ -173,9 +194,14 @@ class Run:
         Print it, `.show()` it in color, save its `.to_html()` or `.to_json()`. With `record=True`
         it also has memory over time and, by module and line, who held it and what ran again.
         """
-        if self._driver.capture is None:
-            return report_of(self._driver, self.budget)
-        return report_of(self._driver, self.budget, self.trace, self.record)
+        driver = self._driver
+        if driver.whole is None:
+            report = report_of(driver, self.budget)
+        else:
+            report = report_of(driver, self.budget, self.trace, self.record)
+        if self._learner is None:
+            return report
+        return replace(report, advice=(*report.advice, self._learner.told()))
 
 
 @final
@@ -194,6 +220,9 @@ class budget:
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     record: keep every action in `run.record` (grows with the run), and where in the program each
         operator was, for `run.report()`.
+    learn: follow a schedule made in the background once the same step was met twice. When it comes
+        depends on time, and so does what is let go, never what is computed; "wait" waits for it at
+        the end of a step, so that the same events lead to the same decisions.
 
     Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
     kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
@@ -209,11 +238,13 @@ class budget:
         policy: Policy | None = None,
         device: str | torch.device | None = None,
         record: bool = False,
+        learn: bool | Literal["wait"] = False,
     ) -> None:
         self._device = device_of(device)
         self._budget: Bytes | None = amount_of(amount, self._device)
         self._policy = DTR() if policy is None else policy
         self._record = record
+        self._learn = learn
         self._stack: ExitStack | None = None
 
     @classmethod
@@ -236,15 +267,20 @@ class budget:
             )
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
-        runtime = Runtime(Driver(self._budget, self._policy, self._device))
+        policy = Advised(self._policy) if self._learn else self._policy
+        runtime = Runtime(Driver(self._budget, policy, self._device))
         run = Run(runtime.driver, self._budget, self._policy, record=self._record)
+        if self._learn and self._budget is not None:
+            lessons = lessons_for(self._budget, self._device)
+            learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
+            run._learner = runtime.driver.learner = learner
         runtime.driver.open()
         with ExitStack() as stack:
             stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
             stack.enter_context(resizes_seen(runtime.driver))
             step = register_optimizer_step_post_hook(
-                lambda optimizer, *_: runtime.driver.optimizers.add(optimizer)
+                lambda optimizer, *_: runtime.stepped(optimizer)
             )
             stack.callback(step.remove)
             if runtime.driver.places is not None:

@@ -18,8 +18,9 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.policies import Policy
 from rekindle.pytorch._audit import Audit
-from rekindle.pytorch._capture import Capture
+from rekindle.pytorch._capture import Capture, Captures
 from rekindle.pytorch._explain import Snapshot, out_of_budget, out_of_memory, snapshot
+from rekindle.pytorch._learner import Learner
 from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
 from rekindle.pytorch._places import Places
 from rekindle.pytorch._replay import run_again
@@ -42,8 +43,10 @@ class Driver:
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.recorder: Recorder | None = None
-        self.capture: Capture | None = None
+        self.capture: Capture | Captures | None = None
+        self.whole: Capture | None = None  #: of the whole run, if it is asked for
         self.audit: Audit | None = None
+        self.learner: Learner | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
         self.places: Places | None = None
         self.at_peak = Snapshot()
@@ -64,6 +67,23 @@ class Driver:
             self._outside = self.new_storage(call, torch.cuda.memory_allocated(self.device))
             self.admit(call)
 
+    def also_capture(self) -> Capture:
+        """What happens from now on, until `capture_no_more`."""
+        watches = self.table.watches.values()
+        counted = [(id(watch), watch.nbytes) for watch in watches if watch.storage is None]
+        part = Capture(self.engine.storages, counted, self._next_storage)
+        self.capture = part if self.whole is None else Captures(self.whole, part)
+        return part
+
+    def capture_no_more(self) -> None:
+        """The end of what was begun by `also_capture`."""
+        self.capture = self.whole
+
+    @property
+    def storages_made(self) -> int:
+        """How many, in the whole run."""
+        return self._next_storage
+
     # -- storages -------------------------------------------------------------------------------
 
     def new_call(self, name: str, cost: Nanoseconds, replayable: bool) -> Call:
@@ -80,19 +100,6 @@ class Driver:
         storage.payload = Memory()
         return storage
 
-    def made_by(self, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
-        """The tensors in a result that have memory of their own, each with its position."""
-        made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
-        seen: list[int] = []
-        for position, tensor in enumerate(tensors_in(result)):
-            if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
-                home = tensor.untyped_storage()
-                address = home._cdata
-                if address not in seen and not self.table.lives(address):
-                    seen.append(address)
-                    made.append((position, tensor, home))
-        return made
-
     def admit(self, call: Call) -> None:
         """`call` ran; the engine hears of it."""
         if self.capture is not None:
@@ -107,6 +114,8 @@ class Driver:
         for storage in call.made:
             if storage.replayable:
                 self._held[storage] = None
+        if self.learner is not None:
+            self.learner.made(call)
         if self.engine.memory > self._look_above:
             self.look()
 
@@ -165,6 +174,8 @@ class Driver:
 
     def _list(self, watch: Watch, tensor: Tensor | None = None) -> Storage:
         """What was only counted becomes a source; `tensor` is there, if any is known."""
+        if self.capture is not None:
+            self.capture.uncounted(id(watch))
         self.engine.account(0, -watch.nbytes)
         call = self.new_call(watch.maker, 0, False)
         storage = self.new_storage(call, watch.nbytes)
@@ -253,6 +264,8 @@ class Driver:
         """The program gets the replayable `storage` in its hands, brought back if need be."""
         if not storage.resident:
             self.poll()
+            if self.learner is not None:
+                self.learner.wanting(storage)
         if self.capture is not None:
             self.capture.used(storage)
         self.perform(self.engine.use(storage.values[0]))
@@ -325,6 +338,8 @@ class Driver:
             if storage is None:
                 table.leave(death)
                 uncounted += death.nbytes
+                if self.capture is not None:
+                    self.capture.uncounted(id(death))
             elif storage.payload.watch is death:
                 self._gone(storage)
             if self.engine.idle:
@@ -344,6 +359,9 @@ class Driver:
         """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
+            if self.learner is not None:
+                self.learner.close()
+                self.learner = None
         driver = weakref.ref(self)
 
         def late() -> None:
@@ -375,11 +393,26 @@ class Driver:
         self.perform(self.engine.drop(storage))
 
     def _release(self, storage: Storage) -> None:
-        while storage.payload.successor is not None:
-            storage = storage.payload.successor
+        storage = self.current(storage)
         if self.capture is not None:
             self.capture.released(storage)
         self.perform(self.engine.release(storage))
+        self.disown(storage)
+
+    def current(self, storage: Storage) -> Storage:
+        """Where the value of `storage`, or what took its place unnoticed, lives now."""
+        while storage.payload.successor is not None:
+            storage = storage.payload.successor
+        return storage
+
+    def own(self, storage: Storage) -> None:
+        """The memory of `storage`, which is resident, stays although the program drops it."""
+        memory: Memory = storage.payload
+        if memory.owned is None:
+            memory.owned = memory.home()
+
+    def disown(self, storage: Storage) -> None:
+        """One reason less to keep the memory of `storage`: if there is none, it is let go."""
         stays = storage.pinned or not storage.replayable  # as long as something is made from it
         needed = storage.references or (storage.consumers and stays)
         if storage.held and not needed:

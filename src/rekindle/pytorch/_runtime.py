@@ -20,7 +20,16 @@ from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._geometry import geometry_of
 from rekindle.pytorch._handle import Handle
-from rekindle.pytorch._memory import COUNTERS, EXOTIC, UNWRITTEN, ZEROED, Memory, site, version_of
+from rekindle.pytorch._memory import (
+    COUNTERS,
+    EXOTIC,
+    UNWRITTEN,
+    ZEROED,
+    Memory,
+    Table,
+    site,
+    version_of,
+)
 from rekindle.pytorch._operators import (
     UNTAGGED_RANDOM,
     Operator,
@@ -30,6 +39,7 @@ from rekindle.pytorch._operators import (
 from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
+    STRIDED,
     Invocation,
     Signature,
     is_exotic,
@@ -67,6 +77,8 @@ class Runtime:
                 and not self.never_recompute
             )
             if not recording and self._may_only_count(invocation):
+                if driver.learner is not None:
+                    driver.learner.meets(signature)
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
                 try:
@@ -81,6 +93,8 @@ class Runtime:
                 storage = driver.known(tensor)
                 special |= storage.payload.flags
                 invocation.inputs.append(storage)
+            if driver.learner is not None:
+                driver.learner.meets(signature)
             if operator.writes:
                 self._find_written(invocation, args, kwargs)
             if special:
@@ -139,6 +153,12 @@ class Runtime:
             result = operator.func(*args, **kwargs)
             driver.known(result).payload.version = -1  # autograd counts this write afterwards
         return result
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer made a step: one step of the program is over."""
+        self.driver.optimizers.add(optimizer)
+        if self.driver.learner is not None:
+            self.driver.learner.step()
 
     def _may_only_count(self, invocation: Invocation) -> bool:
         """Whether the bytes and the time of a call that is not recorded are all that matters.
@@ -226,7 +246,7 @@ class Runtime:
         """Tells the engine what the operator made, and how it can be made again."""
         driver = self.driver
         operator, signature = invocation.operator, invocation.signature
-        made = driver.made_by(result)
+        made = _made_by(driver.table, result)
         positions = tuple([position for position, _, _ in made])
         exotic = EXOTIC if any(is_exotic(tensor.dtype) for _, tensor, _ in made) else 0
         if signature.fresh is None:
@@ -402,6 +422,20 @@ class Runtime:
         if memory.overwritten or (handle.version >= 0 and now not in (-1, handle.version)):
             geometry = handle.geometry
             raise _modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
+
+
+def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
+    """The tensors in a result that have memory of their own, each with its position."""
+    made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
+    seen: list[int] = []
+    for position, tensor in enumerate(tensors_in(result)):
+        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+            home = tensor.untyped_storage()
+            address = home._cdata
+            if address not in seen and not table.lives(address):
+                seen.append(address)
+                made.append((position, tensor, home))
+    return made
 
 
 def _modified(

@@ -35,7 +35,7 @@ def capture_modules(
 ) -> tuple[Trace, list[str]]:
     """The same, and for each operator of the forward pass the path of its module in `model`."""
     with _stack_of(model) as stack, budget.unlimited(device=device, record=True) as run:
-        capture = run._driver.capture
+        capture = run._driver.whole
         assert capture is not None
         capture.where = lambda: stack[-1] if stack else ""
         step()

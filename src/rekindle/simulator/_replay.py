@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from rekindle import trace as t
-from rekindle._types import Bytes, StorageId
-from rekindle.engine import RIGHT, Call, Engine, Rules, Value
-from rekindle.policies import Policy
+from rekindle._types import Bytes, OpId, StorageId
+from rekindle.engine import RIGHT, Call, Engine, Follower, Route, Rules, Storage, Value
+from rekindle.policies import Advised, Policy
 from rekindle.schedule import Action, Compute, Record, Recorder
 
 
@@ -18,14 +18,16 @@ def replay(
     policy: Policy,
     rules: Rules = RIGHT,
     watch: Callable[[Engine], None] | None = None,
+    route: Route | None = None,
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).
 
+    With a `route` the engine follows it, and `policy` decides where it says nothing.
     Raises `rekindle.engine.NoRoom` where the budget cannot be kept, and `rekindle.engine.Thrashed`
     where recomputation takes longer than `rules` allow. `watch(engine)` is called after
     every event.
     """
-    run = Run(trace, budget, policy, rules)
+    run = Run(trace, budget, policy, rules, route)
     run.go(watch)
     return run.record()
 
@@ -33,8 +35,16 @@ def replay(
 class Run:
     """A replay, also one that fails on the way: what happened until then is there."""
 
-    def __init__(self, trace: t.Trace, budget: Bytes | None, policy: Policy, rules: Rules) -> None:
-        self.engine = Engine(budget, policy, rules)
+    def __init__(
+        self,
+        trace: t.Trace,
+        budget: Bytes | None,
+        policy: Policy,
+        rules: Rules,
+        route: Route | None = None,
+    ) -> None:
+        self.engine = Engine(budget, policy if route is None else Advised(policy), rules)
+        self._follower = None if route is None else Follower(self.engine, route, _Nobody())
         self.evictions = self.recomputations = 0
         self._trace = trace
         self._made_by = repr(policy)
@@ -45,7 +55,7 @@ class Run:
         """Raises `NoRoom` or `Thrashed`."""
         engine, acted = self.engine, self._recorder.acted
         ran: set[int] = set()
-        for actions in _drive(self._trace, engine):
+        for actions in _drive(self._trace, engine, self._follower):
             for action in actions:
                 acted(action, engine.clock, engine.memory)
                 if isinstance(action, Compute):
@@ -73,9 +83,23 @@ class Run:
         )
 
 
-def _drive(trace: t.Trace, engine: Engine) -> Iterator[Iterable[Action]]:
+class _Nobody:
+    """A simulated program owns no memory, and tells at once what it drops."""
+
+    def poll(self) -> None: ...
+
+    def current(self, storage: Storage) -> Storage:
+        return storage
+
+    def own(self, storage: Storage) -> None: ...
+
+    def disown(self, storage: Storage) -> None: ...
+
+
+def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[Iterable[Action]]:
     """Turns events of the trace into calls of the engine; yields the actions of each."""
     by_id: dict[int, Value] = {}
+    following = OpId(0)  # the next operator to run for the first time
     for event in trace.events:
         match event:
             case t.Call(op_id, held):
@@ -90,10 +114,20 @@ def _drive(trace: t.Trace, engine: Engine) -> Iterator[Iterable[Action]]:
                     else:
                         by_id[value] = call.views(by_id[trace.root[storage]].storage)
                 call.overwrites = [(by_id[output], by_id[old]) for output, old in op.overwrites]
+                if follower is not None:
+                    yield follower.before(op_id)
                 yield engine.call(call, held=held)
+                following = OpId(op_id + 1)
+                if follower is not None:
+                    for storage in call.made:
+                        follower.made(storage.id, storage)
             case t.Use(value):
+                if follower is not None:
+                    yield follower.wanting(by_id[value].storage, following)
                 yield engine.use(by_id[value])
             case t.Pin(value):
+                if follower is not None:
+                    yield follower.wanting(by_id[value].storage, following)
                 yield engine.pin(by_id[value])
             case t.Retain(value):
                 engine.retain(by_id[value].storage)
@@ -101,3 +135,5 @@ def _drive(trace: t.Trace, engine: Engine) -> Iterator[Iterable[Action]]:
                 yield engine.release(by_id[value].storage)
             case t.Drop(value):
                 yield engine.drop(by_id[value].storage)
+    if follower is not None:
+        yield follower.end()

@@ -31,6 +31,16 @@ class TraceBuilder:
         self._ops: list[Op] = []
         self._events: list[Event] = []
 
+    @property
+    def operators(self) -> int:
+        """How many were called so far."""
+        return len(self._ops)
+
+    @property
+    def storages(self) -> int:
+        """How many were made so far."""
+        return len(self._storages)
+
     def source(self, nbytes: Bytes, name: str = "source", *, held: bool | None = None) -> ValueId:
         """A storage that nothing can recompute: a parameter, a batch."""
         return self.call(name, 0, (), (nbytes,), replayable=False, held=held)[0]

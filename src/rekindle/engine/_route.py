@@ -1,0 +1,111 @@
+"""A schedule, made ready to be followed while a program runs: what to do before each operator.
+
+Numbers only, those of the schedule's trace, so that it can be written to a file and outlives what
+it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from rekindle._types import Nanoseconds, StorageId
+from rekindle.schedule import Compute, Free, Schedule
+from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`moves[stops[i - 1]:stops[i]]` comes between the first runs of operators i - 1 and i.
+
+    The last stop is the end, where no operator comes any more.
+    A move is ~s where storage s is not needed until it is brought back, or the index of the
+    storages in `restores` that are to be brought back by one operator.
+    """
+
+    stops: tuple[int, ...]
+    moves: tuple[int, ...]
+    restores: tuple[tuple[StorageId, ...], ...]
+    kept: tuple[StorageId, ...] = ()
+    """What is not let go when it is dead, for something is recomputed from it later."""
+    recompute_ns: Nanoseconds = 0
+    """What the schedule recomputes."""
+    bound_ns: Nanoseconds = 0
+    """No schedule recomputes less."""
+
+    @staticmethod
+    def of(trace: Trace, schedule: Schedule) -> Route:
+        """The route of a schedule that is valid for `trace`."""
+        stops: list[int] = []
+        moves: list[int] = []
+        restores: list[tuple[StorageId, ...]] = []
+        kept: dict[StorageId, None] = {}
+        untouched: set[StorageId] = set()  # in memory since they were first made
+        death = _deaths(trace)
+        for action in schedule.actions:
+            match action:
+                case Free(storage):
+                    moves.append(~storage)
+                    untouched.discard(storage)
+                case Compute(op) if op == len(stops):  # for the first time
+                    stops.append(len(moves))
+                    untouched.update(trace.new_storages(trace.ops[op]))
+                case Compute(op):
+                    read = {trace.values[value] for value in trace.ops[op].inputs}
+                    dead = [each for each in read & untouched if death[each] <= len(stops)]
+                    kept.update(dict.fromkeys(sorted(dead)))
+                    made = tuple(trace.new_storages(trace.ops[op]))
+                    if made:  # views come back with what they view
+                        moves.append(len(restores))
+                        restores.append(made)
+        stops.append(len(moves))
+        return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept))
+
+    def as_numbers(self) -> dict[str, Any]:
+        """For a file; `from_numbers` makes it a route again."""
+        return asdict(self)
+
+    @staticmethod
+    def from_numbers(numbers: Mapping[str, Any]) -> Route:
+        """The inverse of `as_numbers`."""
+        restores = tuple(tuple(made) for made in numbers["restores"])
+        return Route(
+            tuple(numbers["stops"]),
+            tuple(numbers["moves"]),
+            restores,
+            tuple(numbers["kept"]),
+            numbers["recompute_ns"],
+            numbers["bound_ns"],
+        )
+
+
+def _deaths(trace: Trace) -> list[float]:
+    """How many operators ran when nobody could ask for each storage any more."""
+    deaths = [float("inf")] * len(trace.storages)
+    references = [0] * len(trace.storages)
+    held = [False] * len(trace.storages)
+    ran = 0
+    for event in trace.events:
+        match event:
+            case Call(op, hold):
+                ran += 1
+                for value in trace.ops[op].outputs:
+                    held[trace.values[value]] |= hold
+                    references[trace.values[value]] += not hold
+                continue
+            case Use(value):
+                held[trace.values[value]] = True
+            case Drop(value):
+                held[trace.values[value]] = False
+            case Retain(value):
+                references[trace.values[value]] += 1
+            case Release(value):
+                references[trace.values[value]] -= 1
+            case Pin():
+                continue
+        storage = trace.values[event.value]
+        if references[storage] <= 0 and not held[storage]:
+            deaths[storage] = ran
+    return deaths
