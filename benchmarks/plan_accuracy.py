@@ -55,7 +55,7 @@ def unet() -> tuple[WithLoss, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     rows = [row for build in (unet, gpt, resnet) for row in measured(build)]
-    write("plan_accuracy", {"conditions": conditions(), "rows": rows})
+    write("plan_accuracy", conditions() | {"rows": rows})
 
 
 def measured(build: Any) -> Any:

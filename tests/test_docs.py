@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def commands(text: str) -> set[str]:
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": document.stem}
+    namespace: dict[str, object] = {"__name__": "__main__"}
     for example in examples(document.read_text()):
         exec(compile(example, str(document), "exec"), namespace)
 
@@ -73,3 +74,8 @@ def test_something_is_checked() -> None:
     assert len(examples(readme)) == 1
     assert {"plan", "simulate"} <= commands(readme)
     assert CliRunner().invoke(main, ["plam", "--help"]).exit_code != 0
+
+
+def test_the_page_of_benchmarks_says_what_the_results_say() -> None:
+    page = runpy.run_path(str(ROOT / "benchmarks" / "page.py"))["page"]()
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "python benchmarks/page.py"

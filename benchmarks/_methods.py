@@ -1,0 +1,153 @@
+"""The ways to train in less memory that are compared, each a change of a model or of a step.
+
+A method gives for a workload the points on its curve; a point prepares a model and tells what to
+wrap a step in. Names are those of the plots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from _workloads import Workload
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import rekindle
+
+FRACTIONS = (0.7, 0.5, 0.4, 1 / 3, 0.25)  #: of the activation memory of the plain run
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of one method.
+
+    prepare: changes the model, or gives another one with the same parameters.
+    around: the context for a block of steps; `budget` is of the plain run: constants and peak.
+    """
+
+    method: str
+    setting: str
+    prepare: Callable[[nn.Module, Workload, Any], nn.Module] = lambda model, workload, batch: model
+    around: Callable[[int, int], AbstractContextManager[Any]] = lambda constants, peak: (
+        nullcontext()
+    )
+    warm_up: int = 2
+    """Steps before anything is measured: compilers and learners need some."""
+
+
+def points(workload: Workload, device: str, *, quick: bool = False) -> Iterator[Point]:
+    """Every point to measure for a workload."""
+    fractions = FRACTIONS[1:4:2] if quick else FRACTIONS
+    for fraction in fractions:
+        yield Point("rekindle online", f"{fraction:.0%}", around=_budget(fraction, learn=False))
+    for fraction in fractions:
+        yield Point(
+            "rekindle learned", f"{fraction:.0%}", around=_budget(fraction, learn=True), warm_up=6
+        )
+    if workload.name != "tree_lstm":  # recursion over objects: nothing to wrap without a rewrite
+        for every in (1, 2, 3):
+            yield Point("checkpoint", f"1 in {every}", prepare=partial(_checkpointed, every=every))
+            yield Point("torch_remat", f"1 in {every}", prepare=partial(_remat, every=every))
+        for every in (1, 2):
+            yield Point("selective", f"1 in {every}", prepare=partial(_selective, every=every))
+    if not workload.dynamic:
+        for fraction in fractions:
+            yield Point("rekindle planned", f"{fraction:.0%}", prepare=_planned(fraction))
+        for share in (1.0, 0.5) if quick else (1.0, 0.7, 0.5, 0.3, 0.1):
+            yield Point("torch.compile", f"{share}", prepare=partial(_compiled, share=share))
+
+
+def _budget(fraction: float, **options: Any) -> Callable[[int, int], AbstractContextManager[Any]]:
+    def around(constants: int, peak: int) -> AbstractContextManager[Any]:
+        return rekindle.budget(constants + int(fraction * (peak - constants)), **options)
+
+    return around
+
+
+def _wrapped(
+    model: nn.Module, workload: Workload, every: int, wrap: Callable[[str, Any], Any]
+) -> nn.Module:
+    for number, block in enumerate(workload.blocks(model)):
+        if number % every == 0:
+            block.forward = wrap(f"block{number}", block.forward)  # type: ignore[method-assign]
+    return model
+
+
+def _checkpointed(model: nn.Module, workload: Workload, batch: Any, *, every: int) -> nn.Module:
+    return _wrapped(
+        model, workload, every, lambda _, forward: partial(checkpoint, forward, use_reentrant=False)
+    )
+
+
+_MATMULS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+    torch.ops.aten.convolution.default,
+}
+
+
+def _save_matmuls(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if op in _MATMULS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _selective(model: nn.Module, workload: Workload, batch: Any, *, every: int) -> nn.Module:
+    contexts = partial(create_selective_checkpoint_contexts, _save_matmuls)
+    return _wrapped(
+        model,
+        workload,
+        every,
+        lambda _, forward: partial(checkpoint, forward, use_reentrant=False, context_fn=contexts),
+    )
+
+
+class _RandomState:
+    """What torch_remat asks its users to write for dropout."""
+
+    def snapshot(self) -> Any:
+        gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        return torch.get_rng_state(), gpu
+
+    def restore(self, state: Any) -> None:
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1])
+
+
+def _remat(model: nn.Module, workload: Workload, batch: Any, *, every: int) -> nn.Module:
+    import torch_remat
+
+    def wrap(name: str, forward: Any) -> Any:
+        return torch_remat.checkpoint(region_name=name, recompute_state_hooks=(_RandomState(),))(
+            forward
+        )
+
+    return _wrapped(model, workload, every, wrap)
+
+
+def _compiled(model: nn.Module, workload: Workload, batch: Any, *, share: float) -> nn.Module:
+    import torch._functorch.config as functorch
+
+    functorch.activation_memory_budget = share
+    return torch.compile(model)
+
+
+def _planned(fraction: float) -> Callable[[nn.Module, Workload, Any], nn.Module]:
+    def prepare(model: nn.Module, workload: Workload, batch: Any) -> nn.Module:
+        constants, peak = batch["constants"], batch["peak"]
+        budget = constants + int(fraction * (peak - constants))
+        return rekindle.plan(model, (batch["inputs"][0],), budget=budget).apply()
+
+    return prepare

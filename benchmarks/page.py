@@ -1,0 +1,225 @@
+"""Writes docs/benchmarks.md from the committed results: python benchmarks/page.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+<!-- Written by `python benchmarks/page.py` from benchmarks/results/; a test sees to that. -->
+
+Every figure here is in a file that the command beside it wrote, with the machine, the versions and
+the commit. Ratios are taken side by side in one run. What each claim is, and how it is measured:
+`benchmarks/README.md` in the repository.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    sections = (peers, runtime, learned, prediction, accuracy, planners, zoo, sweeps)
+    return "\n".join([HEAD, *(text for section in sections if (text := section()))])
+
+
+def peers() -> str:
+    """Time against memory beside other tools: the cheapest point of each within a memory."""
+    found = load("peers")
+    if not found:
+        return ""
+    rows = [row for row in found["rows"] if "time" in row]
+    limits = (0.75, 0.5, 0.35)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    parts = ["## Beside other tools", "", said(found), ""]
+    parts += [
+        "Time of a step over plain PyTorch, at the fastest setting that stays within that share of",
+        "the activation memory (measured by allocator events, for all alike).",
+    ]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        table = []
+        for method in methods:
+            mine = [row for row in rows if (row["model"], row["method"]) == (model, method)]
+            if not mine:
+                continue
+            best = [
+                min((r["time"]["median"] for r in mine if r["memory"] <= limit), default=None)
+                for limit in limits
+            ]
+            least = min(row["memory"] for row in mine)
+            table.append([method, *(cell(each) for each in best), f"{least:.0%}"])
+        heads = ["", *(f"within {limit:.0%}" for limit in limits), "least memory"]
+        parts += ["", f"### {model}", "", *table_of(heads, table)]
+    return "\n".join(parts) + "\n"
+
+
+def runtime() -> str:
+    found = load("runtime")
+    if not found:
+        return ""
+    parts = ["## What the online runtime costs", "", said(found), ""]
+    rows = [
+        [name, row["operators"], f"{row['added_us_per_operator']:.1f}", spread(row["ratio"])]
+        for name, row in found["overhead"].items()
+    ]
+    heads = ["nothing let go", "operators", "us added to each", "time over plain"]
+    parts += table_of(heads, rows)
+    rows = [
+        [name, *(spread(row[share]["ratio"]) for share in ("1/2", "1/3"))]
+        for name, row in found["step_time"].items()
+    ]
+    parts += ["", *table_of(["time over plain", "half the activations", "a third"], rows)]
+    rows = [
+        [name, f"{row['fraction']:.0%}", f"{row['program_holds']:.0%}"]
+        for name, row in found["smallest"].items()
+    ]
+    heads = ["share of the activations", "smallest feasible", "held by the program"]
+    return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
+
+
+def learned() -> str:
+    found = load("learned")
+    if not found:
+        return ""
+    rows = [
+        [
+            row["model"],
+            row["fraction"],
+            *(percent(row.get(key)) for key in ("online", "learned", "bound")),
+        ]
+        for row in found["rows"]
+    ]
+    heads = ["recomputation over computation", "activations", "online", "learned", "lower bound"]
+    return "\n".join(["## Learned schedules", "", said(found), "", *table_of(heads, rows)]) + "\n"
+
+
+def prediction() -> str:
+    found = load("prediction")
+    if not found:
+        return ""
+    rows = [
+        [share, f"{row['predicted']:.2f}", spread(row["measured"]), f"{row['error']:+.0%}"]
+        for share, row in found.items()
+        if share.endswith("%")
+    ]
+    heads = ["activations", "predicted time over plain", "measured", "error"]
+    title = "## What `rekindle.profile` foretells"
+    return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
+
+
+def accuracy() -> str:
+    found = load("plan_accuracy")
+    if not found:
+        return ""
+    rows = [
+        [
+            row["model"],
+            row["budget"],
+            percent(row["overhead"]),
+            f"{row['peak_error']:+.1%}",
+            f"{row['time_error']:+.1%}",
+        ]
+        for row in found["rows"]
+    ]
+    heads = ["planned model", "budget", "recomputation", "error of the peak", "error of the time"]
+    title = "## Planned models: predicted against measured"
+    return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
+
+
+def planners() -> str:
+    found = load("planners")
+    if not found:
+        return ""
+    rows = []
+    by_problem: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in found["rows"]:
+        by_problem.setdefault((row["graph"], row["ratio"]), {})[row["planner"]] = row
+    for (graph, ratio), plans in by_problem.items():
+        if graph.startswith("chain") or "cuts" not in plans:
+            continue
+        best = plans["cuts"]
+        others = (plans.get(name, {}).get("overhead") for name in ("rotor", "chen-sqrt-all", "dtr"))
+        rows.append(
+            [
+                graph,
+                ratio,
+                percent(best["overhead"]),
+                percent(best["lower_bound"]),
+                f"{best['seconds']:.1f}",
+                *(percent(each) for each in others),
+            ]
+        )
+    heads = ["graph", "budget", "cut relaxation", "lower bound", "seconds", "Rotor", "Chen", "DTR"]
+    about = found["about"]
+    command = f"`{about['command']}`, {about['cpu']}, {about['cores']} cores."
+    return "\n".join(["## Planners", "", command, "", *table_of(heads, rows)]) + "\n"
+
+
+def zoo() -> str:
+    found = load("zoo")
+    if not found:
+        return ""
+    counts = found["counts"]
+    parts = ["## Architectures", "", said(found), ""]
+    parts += [
+        f"{counts['equal']} of {counts['tried']} architectures of transformers and diffusers train",
+        "to the same bits as plain PyTorch at 30 % of their activations or the smallest feasible",
+        "share of them.",
+        f"Not equal to themselves in plain PyTorch: {', '.join(counts['unstable'])}.",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def sweeps() -> str:
+    found = load("sweeps")
+    if not found:
+        return ""
+    rows = [
+        [name, *(row["counts"].get(key, 0) for key in ("tried", "same", "excepted", "different"))]
+        for name, row in found.items()
+    ]
+    heads = ["PyTorch's own databases", "tried", "same bits", "excepted", "different"]
+    return "\n".join(["## Operators, modules, optimizers", "", *table_of(heads, rows)]) + "\n"
+
+
+def load(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def said(found: dict[str, Any]) -> str:
+    """The command, the machine and the commit."""
+    machine, versions = found["machine"], found["versions"]
+    return (
+        f"`{found['command']}`, {machine['cpu']}, {machine['cores']} cores, "
+        f"torch {versions['torch']}, commit `{found['commit'][:9]}`."
+    )
+
+
+def table_of(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
+    line = "|".join(["---", *("--:" for _ in heads[1:])])
+    return [
+        f"| {' | '.join(map(str, heads))} |",
+        f"|{line}|",
+        *(f"| {' | '.join(map(str, row))} |" for row in rows),
+    ]
+
+
+def cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def spread(values: dict[str, float]) -> str:
+    return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,251 @@
+"""Time against memory: Rekindle beside what people use today, one model after the other.
+
+    scripts/bench peers [--models gpt bert ...] [--methods checkpoint ...] [--quick] [--device cuda]
+
+Each point is a process of its own: the plain model and the changed one train in turn, block by
+block (A B A B), so a ratio of times is taken between neighbours. Memory is what the allocator's
+events add up to (the profiler's on a CPU, the allocator's own peak on CUDA), for every method
+alike, compiled ones too: the peak of a step above what remains at its end, plus the constants of
+the plain run. Seeds are the same everywhere. Prints a table, writes results/peers.json and .csv and
+one plot a model. A peer that is not installed (pip install torch-remat) is said to be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import ROOT, conditions, spread, write
+from _methods import Point, points
+from _workloads import WORKLOADS, Workload
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+RESULTS = ROOT / "benchmarks" / "results"
+SECONDS = 0.7  # of a block
+ROUNDS = 3
+MOST_SECONDS = 300.0  # of a point
+
+
+# One point, in a process of its own.
+
+
+class Trainer:
+    """A model, its optimizer and the same batch again and again."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        torch.manual_seed(20)
+        self.workload = workload
+        sizes = workload.sizes(device)
+        self.model = workload.build(**sizes)
+        self.batch = workload.batch(**sizes)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.called: nn.Module = self.model
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.workload.loss(self.called, self.batch).backward()
+        self.optimizer.step()
+
+    def constants(self) -> int:
+        """Bytes of parameters, buffers, gradients and optimizer state."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [each.grad for each in self.model.parameters() if each.grad is not None]
+        for state in self.optimizer.state.values():
+            tensors += [each for each in state.values() if isinstance(each, torch.Tensor)]
+        homes = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+        return sum(homes.values())
+
+
+def activations(trainer: Trainer, device: str) -> int:
+    """Peak of a step above what remains at its end."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        trainer.step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    trainer.step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
+        trainer.step()
+    events = [e for e in observed.profiler.kineto_results.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak - alive
+
+
+def block(step: Callable[[], None], count: int, device: str) -> float:
+    """Seconds a step."""
+    gc.collect()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
+    """Memory and time of one point, beside the plain model's."""
+    plain, changed = Trainer(workload, device), Trainer(workload, device)
+    for _ in range(2):
+        plain.step()
+    constants = plain.constants()
+    peak = constants + activations(plain, device)
+    about = {"constants": constants, "peak": peak, "inputs": changed.batch}
+    changed.called = point.prepare(changed.model, workload, about)
+    count = max(1, int(SECONDS / block(plain.step, 1, device)))
+    with point.around(constants, peak) as run:
+        for _ in range(point.warm_up):
+            changed.step()
+        if hasattr(run, "wait_for_plan"):
+            run.wait_for_plan(60.0)
+            for _ in range(2):
+                changed.step()
+        used = constants + activations(changed, device)
+    ratios: list[float] = []
+    seconds: list[float] = []
+    for _ in range(ROUNDS):
+        free = block(plain.step, count, device)
+        with point.around(constants, peak):
+            if point.method.startswith("rekindle"):
+                changed.step()  # a new context meets the parameters
+            seconds.append(block(changed.step, count, device))
+        ratios.append(seconds[-1] / free)
+    return {
+        "peak": used,
+        "plain_peak": peak,
+        "constants": constants,
+        "memory": round((used - constants) / (peak - constants), 4),
+        "time": spread(ratios, 3),
+        "seconds": spread(seconds),
+    }
+
+
+def worker(workload: Workload, name: str, device: str) -> dict[str, Any]:
+    torch.set_default_device(device)
+    point = next(p for p in points(workload, device) if f"{p.method}:{p.setting}" == name)
+    try:
+        return measure(workload, point, device)
+    except ImportError as error:
+        return {"missing": str(error)}
+    except MemoryError as error:  # the budget is below what the program itself holds
+        return {"infeasible": str(error).splitlines()[0]}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+
+
+# All of them.
+
+
+def run(workload: Workload, point: Point, device: str) -> dict[str, Any]:
+    name = f"{point.method}:{point.setting}"
+    command = [sys.executable, __file__, "--worker", workload.name, name, "--device", device]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took more than {MOST_SECONDS:.0f} s"}
+    last = done.stdout.strip().splitlines()[-1:]
+    if done.returncode or not last:
+        return {"failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}
+    return json.loads(last[0])
+
+
+def show(row: dict[str, Any]) -> None:
+    head = f"{row['model']:10} {row['method']:18} {row['setting']:>8}"
+    if "time" in row:
+        times = row["time"]
+        print(
+            f"{head}   memory {row['memory']:6.1%}   time {times['median']:6.3f}"
+            f" ({times['min']:.3f}-{times['max']:.3f})",
+            flush=True,
+        )
+    else:
+        reason = next(
+            f"{key}: {row[key]}" for key in ("infeasible", "missing", "failed") if key in row
+        )
+        print(f"{head}   {reason[:110]}", flush=True)
+
+
+def plot(model: str, rows: list[dict[str, Any]], path: Path) -> None:
+    """Time against memory, a curve a method."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    axes.plot([100], [1.0], "k*", markersize=12, label="plain")
+    markers = iter("osD^vP<>X")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        found = sorted(
+            (100 * row["memory"], row["time"]["median"])
+            for row in rows
+            if row["method"] == method and "time" in row
+        )
+        if found:
+            own = method.startswith("rekindle")
+            style = ("-" if own else "--") + next(markers)
+            width = 2 if own else 1
+            axes.plot(*zip(*found, strict=True), style, label=method, lw=width)
+    axes.set_xlabel("activation memory, % of the plain run")
+    axes.set_ylabel("time of a step / plain")
+    axes.set_title(model)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS])
+    parser.add_argument("--methods", nargs="+", help="default: all")
+    parser.add_argument("--quick", action="store_true", help="two points a method")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/peers.json")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        name, point = options.worker
+        print(json.dumps(worker(WORKLOADS[name], point, options.device)))
+        return
+    results = conditions()
+    suffix = "" if options.device == "cpu" else f"_{options.device}"
+    out = options.out or RESULTS / f"peers{suffix}.json"
+    rows: list[dict[str, Any]] = []
+    for name in options.models:
+        workload = WORKLOADS[name]
+        for point in points(workload, options.device, quick=options.quick):
+            if options.methods and point.method not in options.methods:
+                continue
+            row = {"model": name, "method": point.method, "setting": point.setting}
+            rows.append(row | run(workload, point, options.device))
+            show(rows[-1])
+        mine = [row for row in rows if row["model"] == name]
+        plot(name, mine, out.with_name(f"{out.stem}_{name}.png"))
+    write(out.stem, results | {"rows": rows}, out)
+    with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["model", "method", "setting", "memory", "time", "time_min", "time_max"])
+        for row in rows:
+            if "time" in row:
+                times = [row["time"][key] for key in ("median", "min", "max")]
+                table.writerow([row["model"], row["method"], row["setting"], row["memory"], *times])
+
+
+if __name__ == "__main__":
+    main()
