@@ -238,3 +238,27 @@ def test_a_gru_on_a_cpu() -> None:
         return step
 
     harshest(program)
+
+
+@pytest.mark.parametrize("what", ["a leaf", "an intermediate"])
+def test_other_data_for_what_was_saved(what: str) -> None:
+    """`x.data = y` moves no version counter: plain PyTorch computes with what is there now."""
+
+    def program() -> Callable[[], dict[str, Tensor]]:
+        x, weight, other = vector(True), vector(True), vector()
+
+        def step() -> dict[str, Tensor]:
+            h = x * 1
+            loss = (h * weight).sum() + (x * weight).sum() + deeper(h * weight).sum()
+            if what == "a leaf":
+                x.data = other
+            else:
+                h.data = other
+            loss.backward()
+            assert x.grad is not None
+            assert weight.grad is not None
+            return {"x": x.grad, "weight": weight.grad, "h": h.detach()}
+
+        return step
+
+    assert harshest(program).run.recomputations > 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import final
 
+import torch
 from torch import Tensor
 
 from rekindle.engine import Storage
@@ -19,7 +21,7 @@ class Handle:
     thread, amid anything.
     """
 
-    __slots__ = ("geometry", "released", "storage", "version", "witness")
+    __slots__ = ("geometry", "released", "saved", "storage", "version", "witness")
 
     def __init__(
         self, released: Obituaries[Storage], storage: Storage, geometry: Geometry, version: int
@@ -28,6 +30,8 @@ class Handle:
         self.storage = storage
         self.geometry = geometry
         self.version = version  #: of the program's tensor when it was saved; negative: none
+        #: The program's own tensor, if that was saved and not an alias of it.
+        self.saved: weakref.ref[Tensor] | None = None
         #: Has that tensor's version counter, where the storage does not know which one it is.
         self.witness: Tensor | None = None
 
@@ -37,6 +41,20 @@ class Handle:
         while storage.payload.successor is not None:
             storage = storage.payload.successor
         return storage
+
+    def moved(self, storage: Storage) -> Tensor | None:
+        """What the program's tensor is now, if `tensor.data = ...` gave it other memory since.
+
+        Plain PyTorch computes with that.
+        """
+        tensor = self.saved() if self.saved is not None else None
+        if tensor is None:
+            return None
+        watch = storage.payload.watch
+        if watch is not None and watch.address == tensor.untyped_storage()._cdata:
+            return None
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            return tensor.data
 
     def __del__(self) -> None:
         self.released.announce(self.storage)

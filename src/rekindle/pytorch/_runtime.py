@@ -387,6 +387,8 @@ class Runtime:
             if memory.version < 0:
                 memory.version = max(0, version)
             handle = Handle(self.driver.table.released, storage, geometry, version)
+            if memory.program_tensor() is tensor:
+                handle.saved = memory.origin
             if memory.flags & COUNTERS:
                 handle.witness = witness = _with_counter_of(tensor)
                 handle.version = witness._version
@@ -405,6 +407,9 @@ class Runtime:
             storage = handle.current()
             memory: Memory = storage.payload
             self._check_version(handle, storage)
+            moved = handle.moved(storage)
+            if moved is not None:
+                return moved
             if storage.replayable:
                 self.driver.use(storage)
             home = memory.home()
