@@ -1,5 +1,5 @@
 # Sourced by the scripts, from the root of the repository: `ensure_venv` gives .venv/ with Rekindle
-# (editable), its extras and the tools, at the versions in constraints.txt. Nothing but a Python
+# (editable), its extras (the tools are some), at the versions in constraints.txt. Nothing but a Python
 # is needed. When all is there already it compares one small file and returns.
 # shellcheck shell=bash
 
@@ -19,11 +19,16 @@ find_python() {
     die "no Python 3.11 or newer found (tried python3, python3.13, python3.12, python3.11); install one and run this again"
 }
 
-ensure_venv() {
+ALL_EXTRAS=plan,plot,huggingface,lightning,docs,dev
+
+ensure_venv() { # [EXTRAS], by default all of them
     # What was installed, and where: an editable install does not survive a move of the folder.
-    local wanted stamp=.venv/rekindle-installed python
+    local extras=${1:-$ALL_EXTRAS} wanted installed='' stamp=.venv/rekindle-installed python
     wanted="$(pwd -P && cat pyproject.toml constraints.txt)"
-    if [[ -f $stamp && "$(<"$stamp")" == "$wanted" ]]; then
+    if [[ -f $stamp ]]; then
+        installed="$(<"$stamp")"
+    fi
+    if [[ $installed == "$extras $wanted" || $installed == "$ALL_EXTRAS $wanted" ]]; then
         return
     fi
 
@@ -36,7 +41,7 @@ ensure_venv() {
     fi
     echo "Installing Rekindle into .venv (minutes the first time) ..." >&2
     .venv/bin/python -m pip --disable-pip-version-check -qq install \
-        -c constraints.txt -e '.[plan,plot,huggingface,lightning,docs,dev]' \
+        -c constraints.txt -e ".[$extras]" \
         || die "pip could not install what pyproject.toml and constraints.txt ask for, see above"
-    printf '%s\n' "$wanted" >"$stamp"
+    printf '%s\n' "$extras $wanted" >"$stamp"
 }
