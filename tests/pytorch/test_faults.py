@@ -6,6 +6,7 @@ was, and training goes on to the same bits.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -70,8 +71,8 @@ def test_every_operator_fails_once(after: bool) -> None:
     """Forward pass, backward pass and recomputations. Fails if a lock or a count is left over."""
     batch = torch.rand(100, 8)
     wanted = _gradients(_network(), batch)
-    total, budget = _harsh_enough(batch)
-    for nth in range(1, total + 1):
+    budget = _harsh_enough(batch)
+    for nth in count(1):
         network = _network()
         before = everything(network.state_dict())
         state = {name: value.clone() for name, value in network.state_dict().items()}
@@ -81,20 +82,27 @@ def test_every_operator_fails_once(after: bool) -> None:
                 _gradients(network, batch)
             except error:
                 pass
-            else:
-                pytest.fail(f"operator {nth} was never reached")
+            else:  # that was the last: how many there are depends on measured prices
+                assert nth > 200
+                break
             assert _weights(everything(network.state_dict())) == _weights(before)
-            network.load_state_dict(state)  # statistics may have moved
-            network.zero_grad()
             run._driver.engine.check()
-            stays = [*network.state_dict().values(), *state.values(), batch]
-            tracker.see(stays)
-            known = {tensor.untyped_storage()._cdata for tensor in stays}
-            # After a mode raised in the backward pass PyTorch itself keeps the graph, plainly too.
+            # After a mode raised in the backward pass PyTorch itself keeps the graph, plainly too:
+            # training goes on, but with that beside it the same budget is too small.
             if not tracker.in_backward:
+                network.load_state_dict(state)  # statistics may have moved
+                network.zero_grad()
+                stays = [*network.state_dict().values(), *state.values(), batch]
+                tracker.see(stays)
+                known = {tensor.untyped_storage()._cdata for tensor in stays}
                 assert tracker.alive == sum(tracker._seen[key].size for key in known), "a leak"
-            got = _gradients(network, batch)
-            run._driver.engine.check()
+                got = _gradients(network, batch)
+                run._driver.engine.check()
+        if tracker.in_backward:
+            network.load_state_dict(state)
+            network.zero_grad()
+            with rekindle.budget(budget):
+                got = _gradients(network, batch)
         assert differing(got, wanted) == []
     assert _get_current_dispatch_mode_stack() == []
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
@@ -104,19 +112,18 @@ def _weights(state: dict[str, Any]) -> list[list[float]]:
     return [value.tolist() for name, value in state.items() if "weight" in name or "bias" in name]
 
 
-def _harsh_enough(batch: Tensor) -> tuple[int, int]:
-    """How many operators reach the machine within a tight budget, and that budget."""
+def _harsh_enough(batch: Tensor) -> int:
+    """A tight budget, in which much is recomputed."""
     budget = 30_000
     while True:
-        counting = Failing(0, Fault, after=False)
         try:
-            with counting, rekindle.budget(budget) as run:
+            with rekindle.budget(budget) as run:
                 _gradients(_network(), batch)
         except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget
+            budget = error.smallest_budget + 2_000  # and the copy of the weights, to go on from
             continue
         assert run.recomputations > 5
-        return counting.operators, budget + 2_000  # the copy of the weights, to go on from
+        return budget
 
 
 class Full(Tracker):

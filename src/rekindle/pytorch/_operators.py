@@ -227,6 +227,9 @@ def _counted(func: Any) -> Callable[..., Any]:
     return call
 
 
+COUNT_BYTES = 8  #: what it takes to count, in `bytes_of_dynamic`
+
+
 def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
     """The exact size of a result whose size depends on values, where that is quick to know.
 

@@ -31,6 +31,7 @@ from rekindle.pytorch._memory import (
     version_of,
 )
 from rekindle.pytorch._operators import (
+    COUNT_BYTES,
     UNTAGGED_RANDOM,
     Operator,
     bytes_of_dynamic,
@@ -111,6 +112,7 @@ class Runtime:
                     needed = signature.predict(invocation.extras)
             if engine.memory + needed > engine.budget:
                 if operator.dynamic:
+                    driver.make_room(COUNT_BYTES, operator.name)
                     needed = min(needed, bytes_of_dynamic(operator, args))
                 driver.make_room(needed, operator.name)
             if operator.random and recording:  # R5

@@ -93,7 +93,9 @@ def _complaint_within(program: Program, nbytes: int, wanted: dict[str, Any]) -> 
     space.clear()
     left = _alive(context.tracker)
     plain = wanted["memory afterwards"]
-    got["memory afterwards"] = plain if plain or not left else left  # less is no complaint
+    # Less is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the graph.
+    excused = plain or not left or got["error"]
+    got["memory afterwards"] = plain if excused else left
     if got.keys() != wanted.keys():
         return f"other names: {sorted(got.keys() ^ wanted.keys())}, {got['error']!r}"
     names = differing(got, wanted)
@@ -105,7 +107,7 @@ def _complaint_within(program: Program, nbytes: int, wanted: dict[str, Any]) -> 
         return f"the peak was {peak}"
     run = context.run
     assert run.memory >= 0
-    if not got["memory afterwards"] and list(run._driver.engine.storages):
+    if not left and list(run._driver.engine.storages):
         return f"bookkeeping stays: {list(run._driver.engine.storages)}"
     return None
 
