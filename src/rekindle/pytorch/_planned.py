@@ -205,7 +205,7 @@ class _Call:
                 "without gradients): make batches alike, or allow for more: write "
                 "torch._dynamo.config.recompile_limit = 64"
             ) from error
-        except exc.Unsupported as error:
+        except (exc.Unsupported, exc.UserError) as error:
             raise Unsupported(
                 f"this model cannot be planned ahead, for its path depends on data or on something "
                 f"outside: {_first_lines(error)}. Let memory be decided while it runs: write "
