@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from rekindle._errors import OutOfBudget, RekindleError, Unsupported
@@ -205,7 +206,7 @@ class _Call:
                 "without gradients): make batches alike, or allow for more: write "
                 "torch._dynamo.config.recompile_limit = 64"
             ) from error
-        except (exc.Unsupported, exc.UserError) as error:
+        except (exc.Unsupported, exc.UserError, GuardOnDataDependentSymNode) as error:
             raise Unsupported(
                 f"this model cannot be planned ahead, for its path depends on data or on something "
                 f"outside: {_first_lines(error)}. Let memory be decided while it runs: write "
