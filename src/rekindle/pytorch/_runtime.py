@@ -385,6 +385,8 @@ class Runtime:
             if memory.witness is None and not storage.replayable:
                 origin = memory.program_tensor()
                 memory.witness = _with_counter_of(tensor if origin is None else origin)
+                if origin is None:  # another counter from now on
+                    memory.version = version_of(memory.witness)
             version = memory.current_version()
             if memory.version < 0:
                 memory.version = max(0, version)

@@ -73,7 +73,6 @@ NOTHING_TO_RECOMPUTE = {
     "new_empty": _EMPTY,
     "new_empty_strided": _EMPTY,
     "new_zeros": _ZEROS,
-    "nn.functional.pad.circular": f"made of slices of it: {_EMPTY}",
     "resize_": "what changes the size of memory is kept",
     "resize_as_": "what changes the size of memory is kept",
     "searchsorted": "an integer that routes is kept",
