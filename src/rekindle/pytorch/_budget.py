@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame as _dynamo
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -70,7 +72,12 @@ class _Mode(TorchDispatchMode):
 
 
 def _takes_itself_apart(kind: type) -> bool:
-    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not."""
+    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
+
+    Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
+    """
+    if kind in (FakeTensor, FunctionalTensor):
+        return False
     plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
     return getattr(kind, "__torch_dispatch__", plain) not in (
         plain,
