@@ -169,13 +169,13 @@ def test_a_plan_recomputes_what_it_promised() -> None:
     with rekindle.budget(budget_of(), learn="wait") as run:
         for number in range(3):
             training.step(number)
-        before = run.recompute_ns
+        before = run.recomputations
         training.step(3)
         (shape,) = learned(run).shapes
         assert shape.route is not None
         assert run.steps_followed == 1
-        # Prices settle within the first steps, the plan was made with those of the second.
-        assert run.recompute_ns - before <= 1.5 * shape.route.recompute_ns
+        # Counted, not timed: prices settle only within the first steps.
+        assert run.recomputations - before <= len(shape.route.restores)
 
 
 def test_a_program_that_changes_its_mind_leaves_the_plan() -> None:

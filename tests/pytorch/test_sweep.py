@@ -50,9 +50,10 @@ EXEMPT = [
 def test_every_exception_is_needed(database: str, entry: str) -> None:
     """Fails when it would pass: then take the exception away."""
     exempt = getattr(_exceptions, database.upper())[entry]
-    cases = list(entries_of(database)[entry](None))
-    cases.sort(key=lambda case: case.name != exempt.shown_by)  # the likeliest first
-    assert any(case.judge().kind == exempt.kind for case in cases)
+    # The first sample of those drawn is differentiated twice: which one depends on how many.
+    drawn = [case for few in (None, 1, 3, 4) for case in entries_of(database)[entry](few)]
+    drawn.sort(key=lambda case: case.name != exempt.shown_by)  # the likeliest first
+    assert any(case.judge().kind == exempt.kind for case in drawn)
 
 
 def _sample(call: Callable[..., Any], *arguments: Tensor) -> Sample:
