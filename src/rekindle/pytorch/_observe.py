@@ -20,7 +20,7 @@ from rekindle.pytorch._explain import users_line
 from rekindle.pytorch._fingerprint import Fingerprint, fingerprint_of, fingerprint_of_memory
 from rekindle.pytorch._memory import UNWRITTEN
 from rekindle.pytorch._operators import operator
-from rekindle.pytorch._signature import tensors_in
+from rekindle.pytorch._signature import tensors_in, written_by
 
 # What is compared, as headings.
 RESULTS, GRADIENTS = "results", "gradients"
@@ -71,10 +71,7 @@ class _Watch(TorchDispatchMode):
         facts = operator(func)
         if facts.view or self._busy():
             return func(*args, **kwargs)
-        written = [args[p] for p in facts.written_statistics(args)] if facts.statistics else []
-        for position, name in facts.written:
-            written += tensors_in(args[position] if position < len(args) else kwargs.get(name))
-        self._before.about_to_write([each for each in written if each is not None])
+        self._before.about_to_write(written_by(facts, args, kwargs))
         for value in (*args, *kwargs.values()):
             if type(value) is torch.Generator:
                 self._before.about_to_draw(value)

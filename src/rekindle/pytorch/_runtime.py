@@ -46,6 +46,7 @@ from rekindle.pytorch._signature import (
     is_exotic,
     signature_of,
     tensors_in,
+    written_by,
 )
 
 
@@ -204,14 +205,7 @@ class Runtime:
     ) -> None:
         """Which of the tensors the operator writes; hidden writes too (R3, R6)."""
         operator = invocation.operator
-        targets: list[Tensor] = []
-        if operator.statistics:
-            targets += [args[p] for p in operator.written_statistics(args) if args[p] is not None]
-        else:
-            for position, name in operator.written:
-                target = args[position] if position < len(args) else kwargs.get(name)
-                targets += tensors_in(target)
-        identities = {id(target) for target in targets}
+        identities = {id(target) for target in written_by(operator, args, kwargs)}
         for position, tensor in enumerate(invocation.tensors):
             if id(tensor) in identities:
                 invocation.written += (position,)

@@ -7,7 +7,7 @@ again. Numbers that change from call to call (a float, a generator) stay out of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -259,3 +259,15 @@ def _meta(geometry: Geometry) -> Tensor:
     length = geometry.offset + reach + 1 if geometry.size.numel() else 0
     flat = torch.empty(length, dtype=geometry.dtype, device="meta")
     return geometry.marked(flat.as_strided(geometry.size, geometry.stride, geometry.offset))
+
+
+def written_by(
+    operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """The tensors that a call writes, running statistics that the schema hides included (R6)."""
+    if operator.statistics:
+        written = (args[position] for position in operator.written_statistics(tuple(args)))
+        yield from (target for target in written if target is not None)
+        return
+    for position, name in operator.written:
+        yield from tensors_in(args[position] if position < len(args) else kwargs.get(name))

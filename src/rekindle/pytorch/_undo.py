@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch._auto import living_objects, living_tensors
-from rekindle.pytorch._operators import Operator, operator
-from rekindle.pytorch._signature import tensors_in
+from rekindle.pytorch._operators import operator
+from rekindle.pytorch._signature import written_by
 
 
 @final
@@ -53,7 +53,7 @@ class Undo(TorchDispatchMode):
         kwargs = kwargs or {}
         facts = operator(func)
         if facts.writes:
-            for target in _targets(facts, args, kwargs):
+            for target in written_by(facts, args, kwargs):
                 self._save(target)
         return func(*args, **kwargs)
 
@@ -112,13 +112,3 @@ def _generators() -> Iterator[torch.Generator]:
     yield torch.default_generator
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         yield from torch.cuda.default_generators
-
-
-def _targets(facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operator writes, hidden running statistics included."""
-    if facts.statistics:
-        written = (args[position] for position in facts.written_statistics(args))
-        yield from (target for target in written if target is not None)
-        return
-    for position, name in facts.written:
-        yield from tensors_in(args[position] if position < len(args) else kwargs.get(name))
