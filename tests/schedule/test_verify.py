@@ -6,7 +6,7 @@ import pytest
 
 from rekindle._errors import InvalidSchedule
 from rekindle._types import OpId, StorageId
-from rekindle.schedule import Action, Compute, Free, Schedule, verify
+from rekindle.schedule import Action, Compute, Discard, Free, Schedule, SwapIn, SwapOut, verify
 from rekindle.trace import Trace, TraceBuilder
 
 
@@ -31,6 +31,13 @@ def _actions(*steps: str) -> tuple[Action, ...]:
         "-a": Free(StorageId(1)),
         "-b": Free(StorageId(2)),
         "-c": Free(StorageId(3)),
+        ">w": SwapOut(StorageId(0)),
+        ">a": SwapOut(StorageId(1)),
+        ">b": SwapOut(StorageId(2)),
+        "<a": SwapIn(StorageId(1)),
+        "<b": SwapIn(StorageId(2)),
+        "~a": Discard(StorageId(1)),
+        "<?": SwapIn(StorageId(-1)),
         "?": Compute(OpId(9)),
         "-?": Free(StorageId(9)),
     }
@@ -88,3 +95,62 @@ def test_a_written_value_can_be_had_again_on_a_copy_or_in_place() -> None:
     assert verify(trace, Schedule(first + again), 4).peak == 4
     copied = (Compute(OpId(0)), Compute(OpId(1)))
     assert verify(trace, Schedule(first + copied), 8).peak == 8
+
+
+def test_a_copy_on_the_host_costs_no_computation_and_stays_until_it_is_discarded() -> None:
+    steps = ("w", "a", "b", ">a", "<a", "-a", "c_", "<a", "~a")
+    cost = verify(_trace(), Schedule(_actions(*steps)), 10, host=4)
+    assert (cost.recompute_ns, cost.recomputations, cost.peak) == (0, 0, 10)
+    assert (cost.swapped_out, cost.swapped_in, cost.host_peak) == (4, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "host", "index", "reason"),
+    [
+        (["w", ">w"], 99, 1, "the program holds storage 0"),
+        (["w", ">a"], 99, 1, "storage 1 is not resident"),
+        (["w", "a", ">a"], 3, 2, "storage 1 exceeds the host's 3 by 1 bytes"),
+        (["w", "a", "b", ">b", ">a"], 7, 4, "storage 1 exceeds the host's 7 by 1 bytes"),
+        (["w", "a", ">a", "<a", ">a"], 99, 4, "storage 1 is on the host already"),
+        (["w", "a", "<a"], 99, 2, "storage 1 is not on the host"),
+        (["w", "a", ">a", "<a", "<a"], 99, 4, "storage 1 is resident already"),
+        (["w", "a", ">a", "~a", "<a"], 99, 4, "storage 1 is not on the host"),
+        (["w", "a", "~a"], 99, 2, "storage 1 is not on the host"),
+        (["w", "a", ">a", "b"], 99, 3, "reads value 1, which is not resident"),
+        (["<?"], 99, 0, "there is no storage -1"),
+    ],
+)
+def test_each_fault_of_a_swap_is_named_by_its_action(
+    steps: list[str], host: int, index: int, reason: str
+) -> None:
+    with pytest.raises(InvalidSchedule, match=reason) as caught:
+        verify(_trace(), Schedule(_actions(*steps)), 99, host)
+    assert caught.value.index == index
+
+
+def test_what_comes_from_the_host_needs_room_within_the_budget() -> None:
+    builder = TraceBuilder()
+    (a,) = builder.call("a", 1, (), [4])
+    builder.call("b", 1, (), [4])
+    builder.use(a)
+    trace = builder.build()
+    first = (Compute(OpId(0)), SwapOut(StorageId(0)), Compute(OpId(1)))
+    schedule = Schedule((*first, SwapIn(StorageId(0))))
+    assert verify(trace, schedule, 8).peak == 8
+    with pytest.raises(InvalidSchedule, match="exceeds the budget of 7 by 1 bytes"):
+        verify(trace, schedule, 7)
+
+
+def test_views_come_back_with_the_storage_but_only_those_that_were_made() -> None:
+    builder = TraceBuilder()
+    (a,) = builder.call("a", 1, (), [4])
+    (early,) = builder.call("early", 1, [a], [0], aliases=[a])
+    builder.call("between", 1, (), [4])
+    (late,) = builder.call("late", 1, [early], [0], aliases=[a])
+    builder.use(late)
+    trace = builder.build()
+    first = (Compute(OpId(0)), Compute(OpId(1)), SwapOut(StorageId(0)), Compute(OpId(2)))
+    back = (SwapIn(StorageId(0)), Compute(OpId(3)))
+    assert verify(trace, Schedule((*first, *back)), 8).recomputations == 0
+    with pytest.raises(InvalidSchedule, match="ends before event Call"):
+        verify(trace, Schedule((*first, back[0])), 8)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from rekindle._types import Nanoseconds, StorageId
-from rekindle.schedule import Compute, Free, Schedule
+from rekindle.schedule import Compute, Discard, Free, Schedule, SwapIn, SwapOut
 from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use
 
 
@@ -22,7 +22,7 @@ class Route:
 
     The last stop is the end, where no operator comes any more.
     A move is ~s where storage s is not needed until it is brought back, or the index of the
-    storages in `restores` that are to be brought back by one operator.
+    storages in `restores` that are to be brought back by one operator or one copy.
     """
 
     stops: tuple[int, ...]
@@ -46,7 +46,7 @@ class Route:
         death = _deaths(trace)
         for action in schedule.actions:
             match action:
-                case Free(storage):
+                case Free(storage) | SwapOut(storage):
                     moves.append(~storage)
                     untouched.discard(storage)
                 case Compute(op) if op == len(stops):  # for the first time
@@ -60,6 +60,11 @@ class Route:
                     if made:  # views come back with what they view
                         moves.append(len(restores))
                         restores.append(made)
+                case SwapIn(storage):
+                    moves.append(len(restores))
+                    restores.append((storage,))
+                case Discard():  # the engine knows itself
+                    pass
         stops.append(len(moves))
         return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept))
 

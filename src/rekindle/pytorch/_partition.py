@@ -27,7 +27,7 @@ from rekindle.pytorch._joint import (
     place_of,
     state_bytes,
 )
-from rekindle.schedule import Compute, Free, Schedule
+from rekindle.schedule import Action, Compute, Free, Schedule
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 
@@ -96,10 +96,11 @@ class Partition:
         for node in self._joint.tangents:
             self._place_holder(node)
 
-    def _perform(self, action: Compute | Free) -> None:
+    def _perform(self, action: Action) -> None:
         if isinstance(action, Free):
             self._free(action.storage)
             return
+        assert isinstance(action, Compute), "graphs are planned without swapping"
         node = self._joint.nodes[action.op]
         if node is not None and node.op == "call_function":
             self._compute(node)

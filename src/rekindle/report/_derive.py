@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.report._report import Recomputed, Timeline
-from rekindle.schedule import Compute, Free, Record
+from rekindle.schedule import Action, Compute, Discard, Free, Record, SwapIn, SwapOut
 from rekindle.trace import Trace
 
 MOST_POINTS = 600
@@ -68,11 +68,23 @@ class _Walk:
         self._ran: set[int] = set()
         self._runs_left = Counter(a.op for a in record.actions if isinstance(a, Compute))
 
-    def after(self, action: Compute | Free) -> Iterator[_Point]:
-        if isinstance(action, Free):
-            evicted = self._free(action.storage)
-            yield self._clock, dict(self._memory), evicted, 0
-            return
+    def after(self, action: Action) -> Iterator[_Point]:
+        match action:
+            case Compute():
+                yield self._compute(action)
+            case Free(storage):
+                evicted = self._free(storage)
+                yield self._clock, dict(self._memory), evicted, 0
+            case SwapOut(storage):
+                self._free(storage)
+                yield self._clock, dict(self._memory), self._trace.storages[storage], 0
+            case SwapIn(storage):
+                self._arrive(storage)
+                yield self._clock, dict(self._memory), 0, 0
+            case Discard():
+                pass
+
+    def _compute(self, action: Compute) -> _Point:
         op = self._trace.ops[action.op]
         again = op.cost if action.op in self._ran else 0
         self._ran.add(action.op)
@@ -81,11 +93,14 @@ class _Walk:
             for _, source in op.overwrites:
                 self._free(self._trace.values[source])
         for storage in self._trace.new_storages(op):
-            if storage not in self._resident:
-                self._resident.add(storage)
-                self._memory[self._kinds[storage]] += self._trace.storages[storage]
+            self._arrive(storage)
         self._clock += op.cost
-        yield self._clock, dict(self._memory), 0, again
+        return self._clock, dict(self._memory), 0, again
+
+    def _arrive(self, storage: int) -> None:
+        if storage not in self._resident:
+            self._resident.add(storage)
+            self._memory[self._kinds[storage]] += self._trace.storages[storage]
 
     def _free(self, storage: int) -> Bytes:
         """Returns its bytes if it was let go only to be brought back later."""

@@ -2,7 +2,10 @@
 
 from rekindle.schedule._actions import Action as Action
 from rekindle.schedule._actions import Compute as Compute
+from rekindle.schedule._actions import Discard as Discard
 from rekindle.schedule._actions import Free as Free
+from rekindle.schedule._actions import SwapIn as SwapIn
+from rekindle.schedule._actions import SwapOut as SwapOut
 from rekindle.schedule._record import Record as Record
 from rekindle.schedule._record import Recorder as Recorder
 from rekindle.schedule._schedule import Schedule as Schedule

@@ -24,9 +24,37 @@ class Compute:
 @final
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Let go the memory of a storage; its values can be had again only by computing them."""
+    """Let go the memory of a storage. A copy on the host, if there is one, stays there."""
 
     storage: StorageId
 
 
-Action = Compute | Free
+@final
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy a resident storage to the host, where it has no copy yet, and let go its memory."""
+
+    storage: StorageId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Bring a storage back from its copy on the host, with all views that were made of it so far.
+
+    The copy stays: what is in a storage never changes, so `Free` lets go of it a second time
+    without a transfer.
+    """
+
+    storage: StorageId
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Let go the copy of a storage on the host."""
+
+    storage: StorageId
+
+
+Action = Compute | Free | SwapOut | SwapIn | Discard

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.schedule._actions import Action, Compute, Free
+from rekindle.schedule._actions import Action
 from rekindle.schedule._schedule import Schedule
 
 
@@ -16,7 +16,12 @@ class Record:
     """What was done, and what it cost.
 
     `clock[i]` (ns) and `memory[i]` (bytes) are as action i begins: what a `Compute` makes is not
-    there yet, what a `Free` lets go is gone.
+    there yet, nor what a `SwapIn` brings; what a `Free` or a `SwapOut` lets go is gone.
+
+    swapped_out, swapped_in: bytes that were copied to the host and back.
+    host_peak: the most bytes that were on the host at once.
+    waiting_ns: what the program waited for copies; of `transfer_ns` the rest was hidden behind
+        computation.
     """
 
     actions: tuple[Action, ...]
@@ -29,6 +34,11 @@ class Record:
     evictions: int
     recomputations: int
     made_by: str = ""
+    swapped_out: Bytes = 0
+    swapped_in: Bytes = 0
+    host_peak: Bytes = 0
+    transfer_ns: Nanoseconds = 0
+    waiting_ns: Nanoseconds = 0
 
     @property
     def schedule(self) -> Schedule:
@@ -36,8 +46,9 @@ class Record:
 
     @property
     def overhead(self) -> float:
-        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
-        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+        """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
+        lost = self.recompute_ns + self.waiting_ns
+        return lost / self.compute_ns if self.compute_ns else 0.0
 
 
 @final
@@ -49,7 +60,7 @@ class Recorder:
         self.clock: list[Nanoseconds] = []
         self.memory: list[Bytes] = []
 
-    def acted(self, action: Compute | Free, clock: Nanoseconds, memory: Bytes) -> None:
+    def acted(self, action: Action, clock: Nanoseconds, memory: Bytes) -> None:
         self.actions.append(action)
         self.clock.append(clock)
         self.memory.append(memory)

@@ -2,6 +2,8 @@
 
 The program's events (references, holds, uses) take place as early as the schedule permits: every
 event up to the next that needs something (a use, a pin, a call) happens before the next action.
+
+Time is not judged here: a copy to the host or back counts as done when the next action begins.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import final
 
 from rekindle._errors import InvalidSchedule
 from rekindle._types import Bytes, Nanoseconds, OpId
-from rekindle.schedule._actions import Compute, Free
+from rekindle.schedule._actions import Action, Compute, Discard, Free, SwapIn, SwapOut
 from rekindle.schedule._schedule import Schedule
 from rekindle.trace import Call, Drop, Op, Pin, Release, Retain, Trace, Use
 
@@ -19,12 +21,18 @@ from rekindle.trace import Call, Drop, Op, Pin, Release, Retain, Trace, Use
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a valid schedule costs: time in ns, memory in bytes."""
+    """What a valid schedule costs: time in ns, memory in bytes.
+
+    swapped_out, swapped_in: bytes copied to the host and back. host_peak: the most on the host.
+    """
 
     compute_ns: Nanoseconds
     recompute_ns: Nanoseconds
     recomputations: int
     peak: Bytes
+    swapped_out: Bytes = 0
+    swapped_in: Bytes = 0
+    host_peak: Bytes = 0
 
     @property
     def overhead(self) -> float:
@@ -32,14 +40,19 @@ class Cost:
         return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
 
 
-def verify(trace: Trace, schedule: Schedule, budget: Bytes | None = None) -> Cost:
+def verify(
+    trace: Trace, schedule: Schedule, budget: Bytes | None = None, host: Bytes | None = None
+) -> Cost:
     """Returns the cost of `schedule` if it runs `trace` within `budget` bytes.
+
+    `host` bytes are all that copies on the host may take (None: no limit).
 
     Raises `InvalidSchedule(index, action, reason)` at the first action that is not allowed: an
     operator whose inputs are not resident, memory over the budget, freeing what is not resident or
-    what the program holds, an operator run early or never, a value missing where it is used.
+    what the program holds, an operator run early or never, a value missing where it is used, a copy
+    on the host that is not there, there already, or one too many.
     """
-    interpreter = _Interpreter(trace, budget)
+    interpreter = _Interpreter(trace, budget, host)
     for index, action in enumerate(schedule.actions):
         reason = interpreter.perform(action)
         if reason:
@@ -51,12 +64,15 @@ def verify(trace: Trace, schedule: Schedule, budget: Bytes | None = None) -> Cos
 
 
 class _Interpreter:
-    def __init__(self, trace: Trace, budget: Bytes | None) -> None:
+    def __init__(self, trace: Trace, budget: Bytes | None, host: Bytes | None) -> None:
         self.trace = trace
         self.budget = budget
+        self.host = host
         self.position = 0  # of the next event
         self.memory = self.peak = 0
         self.compute_ns = self.recompute_ns = self.recomputations = 0
+        self.host_memory = self.host_peak = self.swapped_out = self.swapped_in = 0
+        self.on_host = [False] * len(trace.storages)
         self.defined = [False] * len(trace.values)
         self.resident = [False] * len(trace.storages)
         self.held = [False] * len(trace.storages)
@@ -67,14 +83,25 @@ class _Interpreter:
         for value, storage in enumerate(trace.values):
             self.contents[storage].append(value)
 
-    def perform(self, action: Compute | Free) -> str:
+    def perform(self, action: Action) -> str:
         """Performs one action; returns why it is not allowed, or nothing."""
         self._let_events_happen()
         match action:
-            case Free(storage):
-                return self._free(storage)
             case Compute(op, in_place):
                 return self._compute(op, in_place)
+            case Free() | SwapOut() | SwapIn() | Discard() if not self._exists(action.storage):
+                return f"there is no storage {action.storage}"
+            case Free(storage):
+                return self._free(storage)
+            case SwapOut(storage):
+                return self._swap_out(storage)
+            case SwapIn(storage):
+                return self._swap_in(storage)
+            case Discard(storage):
+                return self._discard(storage)
+
+    def _exists(self, storage: int) -> bool:
+        return 0 <= storage < len(self.resident)
 
     def finish(self) -> str:
         self._let_events_happen()
@@ -83,7 +110,15 @@ class _Interpreter:
         return f"the schedule ends before event {self.trace.events[self.position]}"
 
     def cost(self) -> Cost:
-        return Cost(self.compute_ns, self.recompute_ns, self.recomputations, self.peak)
+        return Cost(
+            self.compute_ns,
+            self.recompute_ns,
+            self.recomputations,
+            self.peak,
+            self.swapped_out,
+            self.swapped_in,
+            self.host_peak,
+        )
 
     def _let_events_happen(self) -> None:
         while self.position < len(self.trace.events):
@@ -108,8 +143,6 @@ class _Interpreter:
             self.position += 1
 
     def _free(self, storage: int) -> str:
-        if not 0 <= storage < len(self.resident):
-            return f"there is no storage {storage}"
         if not self.resident[storage]:
             return f"storage {storage} is not resident"
         if self.held[storage]:
@@ -118,6 +151,45 @@ class _Interpreter:
             return f"storage {storage} is pinned"
         self._vanish(storage)
         self.memory -= self.trace.storages[storage]
+        return ""
+
+    def _swap_out(self, storage: int) -> str:
+        if self.on_host[storage]:
+            return f"storage {storage} is on the host already"
+        nbytes = self.trace.storages[storage]
+        if self.host is not None and self.host_memory + nbytes > self.host:
+            over = self.host_memory + nbytes - self.host
+            return f"storage {storage} exceeds the host's {self.host} by {over} bytes"
+        reason = self._free(storage)
+        if not reason:
+            self.on_host[storage] = True
+            self.swapped_out += nbytes
+            self.host_memory += nbytes
+            self.host_peak = max(self.host_peak, self.host_memory)
+        return reason
+
+    def _swap_in(self, storage: int) -> str:
+        if not self.on_host[storage]:
+            return f"storage {storage} is not on the host"
+        if self.resident[storage]:
+            return f"storage {storage} is resident already"
+        nbytes = self.trace.storages[storage]
+        if self.budget is not None and self.memory + nbytes > self.budget:
+            over = self.memory + nbytes - self.budget
+            return f"storage {storage} exceeds the budget of {self.budget} by {over} bytes"
+        self.memory += nbytes
+        self.peak = max(self.peak, self.memory)
+        self.swapped_in += nbytes
+        self.resident[storage] = True
+        for value in self.contents[storage]:
+            self.defined[value] = self.ran[self.trace.maker[value]]
+        return ""
+
+    def _discard(self, storage: int) -> str:
+        if not self.on_host[storage]:
+            return f"storage {storage} is not on the host"
+        self.on_host[storage] = False
+        self.host_memory -= self.trace.storages[storage]
         return ""
 
     def _vanish(self, storage: int) -> None:
