@@ -27,7 +27,7 @@ class Asleep(Chooser):
         for storage in storages:
             if storage.order >= 0:
                 candidates.append(storage)
-            elif storage.replayable and not storage.resident:
+            elif storage.restorable and not storage.resident:
                 self._chooser.evicted(storage)
         for storage in sorted(candidates, key=lambda candidate: candidate.order):
             self._chooser.add(storage)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rekindle._types import Bytes
 from rekindle.engine._graph import Storage
+from rekindle.engine._host import HostMemory
 from rekindle.engine._rules import Rules
 
 
@@ -18,6 +19,8 @@ class Checkable(Protocol):
     unlisted: Bytes
     budget: Bytes | float
     rules: Rules
+    host: HostMemory | None
+    discarded: list[Storage]
 
     @property
     def storages(self) -> Iterator[Storage]: ...
@@ -32,9 +35,18 @@ def check(engine: Checkable) -> None:
     assert engine.memory == resident + engine.unlisted, "memory is miscounted"
     assert engine.memory <= engine.budget, f"{engine.memory} bytes over {engine.budget}"
     assert engine.peak <= engine.budget, "the peak was over the budget"
+    copied = {storage for storage in storages if storage.on_host}
+    host, saving = engine.host, set[Storage]()
+    if host is not None:
+        saving = {*host.saving}
+        assert {*host.copies} == copied | {*engine.discarded}, "copies are lost"
+        assert host.nbytes == sum(storage.nbytes for storage in host.copies)
+        assert host.lacks(0) <= 0, "the host's limit is passed"
+    else:
+        assert not copied, "copies without a host"
     grows = engine.rules.quirks or engine.rules.dead != "evict"
     for storage in storages:
-        assert storage.locks == 0, f"{storage} is still locked"
+        assert storage.locks == (storage in saving), f"{storage} is still locked"
         assert (storage.order >= 0) == engine.is_candidate(storage), f"{storage} is misclassified"
         assert storage.references >= 0, f"{storage}"
         for value in storage.values:

@@ -24,7 +24,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._ledger import Ledger
-from rekindle.schedule import Action, Compute
+from rekindle.schedule import Action, Compute, SwapIn
 
 
 @final
@@ -182,19 +182,77 @@ class Engine(Ledger):
         if len(call.made) < len(call.outputs):  # views are part of what was there before
             for storage in call.storages():
                 if storage.makers[0] is not call:
-                    storage.cost += call.cost
+                    if not storage.on_host:
+                        storage.cost += call.cost
                     storage.replayable = storage.replayable and call.replayable
                     self._chooser.repriced(storage)
         if call.replayable:
             call.consume()
+        elif self.host is not None:
+            for storage in call.storages():
+                self._renew(storage)
 
     # -- bringing back --------------------------------------------------------------------------
 
     def require(self, value: Value) -> Iterator[Action]:
         """`value` is brought back if need be, for whoever will ask for it."""
-        self._touch(value.storage)
+        storage = value.storage
+        self._touch(storage)
+        if storage.on_host and not storage.resident:
+            yield from self._swap_in(storage)
         if not value.defined:
             yield from self._materialize(value.call, value, False)
+
+    def _swap_in(self, storage: Storage) -> Iterator[Action]:
+        """Brings `storage` back from the host; if the driver cannot, it is as good as evicted."""
+        yield from self.make_room(storage.nbytes, storage.values[0].call)
+        self.subject = storage
+        yield SwapIn(storage.id)
+        host = self.host
+        assert host is not None
+        if not storage.on_host:
+            return
+        host.swapped_in += storage.nbytes
+        self.memory += storage.nbytes
+        self.peak = max(self.peak, self.memory)
+        self._appear(storage)
+        self._chooser.returned(storage)
+        self._classify(storage)
+
+    def swap_in_failed(self, storage: Storage) -> bool:
+        """The driver could not do the `SwapIn` of `storage` that it just got.
+
+        Its copy is forgotten. Returns whether it will be computed again; else it is lost, and the
+        driver should raise.
+        """
+        host = self.host
+        assert host is not None
+        self._chooser.returned(storage)
+        host.drop(storage)
+        if not storage.replayable:
+            return False
+        self._reprice(storage)
+        self._chooser.evicted(storage)
+        return True
+
+    def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
+        """Brings back what is on the host while there is room for it, what was used last first.
+
+        For drivers, when the backward pass has begun: what was saved last is wanted first. Takes no
+        more than `room` bytes, and nothing has to go for it.
+        """
+        host = self.host
+        while host is not None:
+            away = [storage for storage in host.away() if not storage.dead]
+            if not away:
+                return
+            storage = max(away, key=lambda storage: (storage.last_access, storage.id))
+            room = min(room, self.budget - self.memory)
+            if storage.nbytes > room:
+                return
+            room -= storage.nbytes
+            self._touch(storage)
+            yield from self._swap_in(storage)
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Runs `call`, after whatever must run to have its inputs."""
@@ -220,6 +278,9 @@ class Engine(Ledger):
             while frames:
                 frame = frames[-1]
                 missing = self._next_missing(frame)
+                if missing is not None and missing.storage.on_host and not missing.storage.resident:
+                    yield from self._swap_in(missing.storage)
+                    continue
                 if missing is not None:
                     frames.append(Frame(missing.call, missing))
                     self._open(frames[-1], eager_locks)
@@ -271,12 +332,16 @@ class Engine(Ledger):
         if not call.ran:
             yield from self._free(self.admit(call, held=held))
         else:
+            copied = [made for made in call.made if made.on_host and not made.resident]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
             for storage in unasked:  # brought back with its siblings
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
+            for storage in copied:  # likewise, and the copy stays
+                if storage in self._storages:
+                    yield from self._evict(storage)
 
     def _readmit(self, frame: Frame, in_place: bool) -> None:
         call = frame.call
@@ -310,6 +375,6 @@ class Engine(Ledger):
         new.held, old.held = old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)
-        if old.replayable:
+        if old.restorable:
             self._chooser.evicted(old)
         return old.nbytes

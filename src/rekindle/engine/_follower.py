@@ -127,13 +127,14 @@ class Follower:
 
     def _fits(self, storage: Storage) -> bool:
         """Whether it can come back at once, without anything going that the route still needs."""
-        if not storage.values or not storage.replayable:
+        if not storage.values or not storage.restorable:
             return False
         call = storage.values[0].call
-        if not all(value.defined for value in call.inputs):
+        needed, inputs = (storage.nbytes, ()) if storage.on_host else (call.nbytes, call.inputs)
+        if not all(value.defined for value in inputs):
             return False
-        over = self._engine.memory + call.nbytes - self._engine.budget
+        over = self._engine.memory + needed - self._engine.budget
         if over > 0:
             self._host.poll()
-            over = self._engine.memory + call.nbytes - self._engine.budget
-        return over <= 0 or over <= self._advice.spare_beside(v.storage for v in call.inputs)
+            over = self._engine.memory + needed - self._engine.budget
+        return over <= 0 or over <= self._advice.spare_beside(v.storage for v in inputs)

@@ -26,6 +26,7 @@ class Storage:
         "locks",
         "makers",
         "nbytes",
+        "on_host",
         "order",
         "payload",
         "pinned",
@@ -38,7 +39,7 @@ class Storage:
     def __init__(self, storage_id: StorageId, nbytes: Bytes) -> None:
         self.id = storage_id
         self.nbytes = nbytes
-        self.cost: Nanoseconds = 0  #: of all calls that made it, views included
+        self.cost: Nanoseconds = 0  #: of all calls that made it, views included, or of a copy
         self.last_access: Nanoseconds = 0
         self.order = -1  #: when it became a candidate; negative: it is none
         self.locks = 0  #: calls in progress that read it
@@ -46,6 +47,7 @@ class Storage:
         self.held = False  #: the program's own variables keep the memory
         self.pinned = False  #: must stay as long as anybody needs it
         self.resident = False
+        self.on_host = False  #: a copy is there, from which it can be had without its calls
         self.replayable = True  #: every call that made it can be run again
         self.values: list[Value] = []  #: root first, then views
         self.makers: list[Call] = []  #: of the values, each once; empty once it is out of the graph
@@ -55,15 +57,19 @@ class Storage:
         self.payload: Any = None
 
     def parents(self) -> Iterator[Storage]:
+        """What must be resident to compute it again; nothing if there is a copy of it."""
+        if self.on_host:
+            return
         for call in self.makers:
             for value in call.inputs:
                 if value.storage is not self:
                     yield value.storage
 
     def children(self) -> Iterator[Storage]:
+        """What it is a parent of."""
         for call in self.consumers:
             for value in call.living_outputs():
-                if value.storage is not self:
+                if value.storage is not self and not value.storage.on_host:
                     yield value.storage
 
     def made_through(self) -> list[Storage]:
@@ -79,13 +85,20 @@ class Storage:
         return sorted(found, key=lambda made: made.id)
 
     @property
+    def restorable(self) -> bool:
+        """It can be had again once it is let go."""
+        return self.replayable or self.on_host
+
+    @property
     def dead(self) -> bool:
         """Nobody can ask for it any more; it may still be needed to recompute others."""
         return self.references == 0 and not self.held
 
     def __repr__(self) -> str:
         flags = [
-            name for name in ("resident", "held", "pinned", "replayable") if getattr(self, name)
+            name
+            for name in ("resident", "on_host", "held", "pinned", "replayable")
+            if getattr(self, name)
         ]
         return f"<storage {self.id}: {self.nbytes} B, {self.references} refs, {' '.join(flags)}>"
 

@@ -46,7 +46,7 @@ class Route:
         death = _deaths(trace)
         for action in schedule.actions:
             match action:
-                case Free(storage) | SwapOut(storage):
+                case Free(storage) | SwapOut(storage, keep=False):
                     moves.append(~storage)
                     untouched.discard(storage)
                 case Compute(op) if op == len(stops):  # for the first time
@@ -63,7 +63,7 @@ class Route:
                 case SwapIn(storage):
                     moves.append(len(restores))
                     restores.append((storage,))
-                case Discard():  # the engine knows itself
+                case SwapOut() | Discard():  # the engine knows itself
                     pass
         stops.append(len(moves))
         return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept))

@@ -15,5 +15,7 @@ from rekindle.policies.largest import Largest as Largest
 from rekindle.policies.lru import LRU as LRU
 from rekindle.policies.msps import MSPS as MSPS
 from rekindle.policies.random import Random as Random
+from rekindle.policies.swap import Swap as Swap
+from rekindle.policies.swap import Ways as Ways
 from rekindle.policies.thrifty import Thrifty as Thrifty
 from rekindle.policies.unoptimized import Unoptimized as Unoptimized

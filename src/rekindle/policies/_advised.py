@@ -35,6 +35,7 @@ class AdvisedChooser(Chooser):
         self._ready: dict[Candidate, None] = {}  # those of them that may be evicted now
         self.spare: Bytes = 0  #: of those
         self._behind = False  # marks have answered since the policy was asked last
+        self.recompute_ns = chooser.recompute_ns
         self.expected = chooser.expected
         self.evicted = chooser.evicted
         self.returned = chooser.returned

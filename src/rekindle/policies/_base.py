@@ -49,6 +49,10 @@ class Chooser(ABC):
     def choose(self, now: Nanoseconds) -> Candidate | None:
         """The storage to let go at clock `now`; nothing if there is no candidate."""
 
+    def recompute_ns(self, storage: Candidate) -> Nanoseconds:
+        """What letting go of `storage` costs if it is computed again, as the policy has it."""
+        return storage.cost
+
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
         """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
 

@@ -97,6 +97,9 @@ class ScoredChooser(Chooser):
             if price != self._price[storage]:
                 self._reprice(storage, price)
 
+    def recompute_ns(self, storage: Candidate) -> Nanoseconds:
+        return max(storage.cost, self._neighborhood.cost(storage))
+
     def _reprice(self, storage: Candidate, price: float) -> None:
         self._price[storage] = price
         self._lines.reprice(self._slot[storage], price**self._power)

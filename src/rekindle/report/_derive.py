@@ -75,9 +75,10 @@ class _Walk:
             case Free(storage):
                 evicted = self._free(storage)
                 yield self._clock, dict(self._memory), evicted, 0
-            case SwapOut(storage):
-                self._free(storage)
-                yield self._clock, dict(self._memory), self._trace.storages[storage], 0
+            case SwapOut(storage, keep):
+                if not keep:
+                    self._free(storage)
+                    yield self._clock, dict(self._memory), self._trace.storages[storage], 0
             case SwapIn(storage):
                 self._arrive(storage)
                 yield self._clock, dict(self._memory), 0, 0

@@ -32,9 +32,13 @@ class Free:
 @final
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy a resident storage to the host, where it has no copy yet, and let go its memory."""
+    """Copy a resident storage to the host, where it has no copy yet, and let go its memory.
+
+    With `keep` its memory stays, so that a later `Free` need not wait for the copy.
+    """
 
     storage: StorageId
+    keep: bool = False
 
 
 @final

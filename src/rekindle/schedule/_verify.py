@@ -93,8 +93,8 @@ class _Interpreter:
                 return f"there is no storage {action.storage}"
             case Free(storage):
                 return self._free(storage)
-            case SwapOut(storage):
-                return self._swap_out(storage)
+            case SwapOut(storage, keep):
+                return self._swap_out(storage, keep)
             case SwapIn(storage):
                 return self._swap_in(storage)
             case Discard(storage):
@@ -153,14 +153,16 @@ class _Interpreter:
         self.memory -= self.trace.storages[storage]
         return ""
 
-    def _swap_out(self, storage: int) -> str:
+    def _swap_out(self, storage: int, keep: bool) -> str:
+        if not self.resident[storage]:
+            return f"storage {storage} is not resident"
         if self.on_host[storage]:
             return f"storage {storage} is on the host already"
         nbytes = self.trace.storages[storage]
         if self.host is not None and self.host_memory + nbytes > self.host:
             over = self.host_memory + nbytes - self.host
             return f"storage {storage} exceeds the host's {self.host} by {over} bytes"
-        reason = self._free(storage)
+        reason = "" if keep else self._free(storage)
         if not reason:
             self.on_host[storage] = True
             self.swapped_out += nbytes

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from rekindle import trace as t
 from rekindle._types import Bytes, OpId, StorageId
 from rekindle.engine import RIGHT, Call, Engine, Follower, Route, Rules, Storage, Value
-from rekindle.policies import Advised, Policy
-from rekindle.schedule import Action, Compute, Record, Recorder
+from rekindle.policies import Advised, Policy, Swap
+from rekindle.schedule import Action, Compute, Discard, Free, Record, Recorder, SwapIn, SwapOut
+from rekindle.simulator._timeline import Timeline
 
 
 def replay(
@@ -19,6 +20,7 @@ def replay(
     rules: Rules = RIGHT,
     watch: Callable[[Engine], None] | None = None,
     route: Route | None = None,
+    swap: Swap | None = None,
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).
 
@@ -27,7 +29,7 @@ def replay(
     where recomputation takes longer than `rules` allow. `watch(engine)` is called after
     every event.
     """
-    run = Run(trace, budget, policy, rules, route)
+    run = Run(trace, budget, policy, rules, route, swap)
     run.go(watch)
     return run.record()
 
@@ -42,10 +44,14 @@ class Run:
         policy: Policy,
         rules: Rules,
         route: Route | None = None,
+        swap: Swap | None = None,
     ) -> None:
-        self.engine = Engine(budget, policy if route is None else Advised(policy), rules)
+        self.engine = Engine(budget, policy if route is None else Advised(policy), rules, swap)
         self._follower = None if route is None else Follower(self.engine, route, _Nobody())
+        self.timeline = None if swap is None else Timeline(budget, swap)
         self.evictions = self.recomputations = 0
+        self._ran: set[int] = set()
+        self._turned = False  # what was swapped out last is wanted first from now on
         self._trace = trace
         self._made_by = repr(policy)
         self._budget = budget
@@ -53,22 +59,61 @@ class Run:
 
     def go(self, watch: Callable[[Engine], None] | None = None) -> None:
         """Raises `NoRoom` or `Thrashed`."""
-        engine, acted = self.engine, self._recorder.acted
-        ran: set[int] = set()
-        for actions in _drive(self._trace, engine, self._follower):
-            for action in actions:
-                acted(action, engine.clock, engine.memory)
-                if isinstance(action, Compute):
-                    self.recomputations += action.op in ran
-                    ran.add(action.op)
-                else:
-                    self.evictions += 1
+        engine = self.engine
+        for event, actions in _drive(self._trace, engine, self._follower):
+            self._perform(actions)
+            if self.timeline is not None:
+                self._swap(event, self.timeline)
             engine.idle.clear()  # nothing to do: a simulated program holds no memory of its own
             if watch is not None:
                 watch(engine)
 
+    def _perform(self, actions: Iterable[Action]) -> None:
+        engine, acted, ran, timeline = self.engine, self._recorder.acted, self._ran, self.timeline
+        for action in actions:
+            clock = engine.clock if timeline is None else timeline.now
+            acted(action, clock, engine.memory)
+            if isinstance(action, Compute):
+                self.recomputations += action.op in ran
+                ran.add(action.op)
+            elif isinstance(action, Free):
+                self.evictions += 1
+            if timeline is not None:
+                self._take_time(action, timeline)
+
+    def _take_time(self, action: Action, timeline: Timeline) -> None:
+        subject, memory = self.engine.subject, self.engine.memory
+        if isinstance(action, Compute):
+            assert isinstance(subject, Call)
+            timeline.compute(subject, memory, in_place=action.in_place)
+            return
+        assert isinstance(subject, Storage)
+        match action:
+            case Free():
+                timeline.free(subject)
+            case SwapOut(_, keep):
+                timeline.swap_out(subject, keep=keep)
+                self.evictions += not keep
+                self._turned = self._turned and keep
+            case SwapIn():
+                timeline.swap_in(subject, memory)
+                self._turned = True
+            case Discard():
+                pass
+
+    def _swap(self, event: Value | None, timeline: Timeline) -> None:
+        """After an event: waits for `event`, the value that the program reads; copies ahead."""
+        engine = self.engine
+        if event is not None:
+            timeline.need(event.storage)
+        self._perform(engine.discards())
+        self._perform(engine.ahead())
+        if self._turned:
+            self._perform(engine.prefetch(timeline.room(engine.memory)))
+
     def record(self) -> Record:
         engine, recorder = self.engine, self._recorder
+        host, timeline = engine.host, self.timeline
         return Record(
             tuple(recorder.actions),
             tuple(recorder.clock),
@@ -80,6 +125,11 @@ class Run:
             self.evictions,
             self.recomputations,
             self._made_by,
+            host.swapped_out if host else 0,
+            host.swapped_in if host else 0,
+            host.peak if host else 0,
+            timeline.transfer_ns if timeline else 0,
+            timeline.waiting_ns if timeline else 0,
         )
 
 
@@ -96,8 +146,14 @@ class _Nobody:
     def disown(self, storage: Storage) -> None: ...
 
 
-def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[Iterable[Action]]:
-    """Turns events of the trace into calls of the engine; yields the actions of each."""
+_Step = tuple[Value | None, Iterable[Action]]
+
+
+def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[_Step]:
+    """Turns events of the trace into calls of the engine; yields the actions of each.
+
+    And the value that the program has read by then, if it has.
+    """
     by_id: dict[int, Value] = {}
     following = OpId(0)  # the next operator to run for the first time
     for event in trace.events:
@@ -115,25 +171,25 @@ def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterato
                         by_id[value] = call.views(by_id[trace.root[storage]].storage)
                 call.overwrites = [(by_id[output], by_id[old]) for output, old in op.overwrites]
                 if follower is not None:
-                    yield follower.before(op_id)
-                yield engine.call(call, held=held)
+                    yield None, follower.before(op_id)
+                yield None, engine.call(call, held=held)
                 following = OpId(op_id + 1)
                 if follower is not None:
                     for storage in call.made:
                         follower.made(storage.id, storage)
             case t.Use(value):
                 if follower is not None:
-                    yield follower.wanting(by_id[value].storage, following)
-                yield engine.use(by_id[value])
+                    yield None, follower.wanting(by_id[value].storage, following)
+                yield by_id[value], engine.use(by_id[value])
             case t.Pin(value):
                 if follower is not None:
-                    yield follower.wanting(by_id[value].storage, following)
-                yield engine.pin(by_id[value])
+                    yield None, follower.wanting(by_id[value].storage, following)
+                yield by_id[value], engine.pin(by_id[value])
             case t.Retain(value):
                 engine.retain(by_id[value].storage)
             case t.Release(value):
-                yield engine.release(by_id[value].storage)
+                yield None, engine.release(by_id[value].storage)
             case t.Drop(value):
-                yield engine.drop(by_id[value].storage)
+                yield None, engine.drop(by_id[value].storage)
     if follower is not None:
-        yield follower.end()
+        yield None, follower.end()

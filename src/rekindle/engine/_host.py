@@ -1,0 +1,82 @@
+"""What has a copy on the host, and what it would cost to have one more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine._graph import Storage
+from rekindle.policies import Swap, Ways
+
+
+@final
+class HostMemory:
+    """Counts the copies on the host. `Ledger` makes them and lets go of them."""
+
+    def __init__(self, swap: Swap) -> None:
+        self.limit = swap.host
+        self.only = swap.only
+        self.nbytes: Bytes = 0
+        self.peak: Bytes = 0
+        self.swapped_out: Bytes = 0  #: in all
+        self.swapped_in: Bytes = 0  #: in all
+        self.ways = Ways(swap)
+        self.copies: dict[Storage, None] = {}
+        self.saving: dict[Storage, Nanoseconds] = {}  #: copies made ahead, and when they end
+        self.refused: dict[Storage, None] = {}  #: no recipe, and no room for a copy
+
+    def measured(
+        self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
+    ) -> None:
+        """What copies really take, as the driver measured it."""
+        self.ways.measured(out_bytes_per_s, in_bytes_per_s)
+
+    def take(self, storage: Storage) -> None:
+        storage.on_host = True
+        self.copies[storage] = None
+        self.nbytes += storage.nbytes
+        self.peak = max(self.peak, self.nbytes)
+        self.swapped_out += storage.nbytes
+
+    def drop(self, storage: Storage) -> None:
+        storage.on_host = False
+        del self.copies[storage]
+        self.nbytes -= storage.nbytes
+
+    def failed(self, storage: Storage) -> None:
+        """There was no room for the copy that was just taken, so there is none for more."""
+        self.drop(storage)
+        self.swapped_out -= storage.nbytes
+        self.limit = self.nbytes
+
+    def lacks(self, nbytes: Bytes) -> Bytes:
+        """How much must go before `nbytes` more fit; not above 0: they do."""
+        return 0 if self.limit is None else self.nbytes + nbytes - self.limit
+
+    def spare(self, nbytes: Bytes) -> list[Storage] | None:
+        """Copies of residents, oldest first, without which `nbytes` more fit; None: never."""
+        lacking = self.lacks(nbytes)
+        found: list[Storage] = []
+        for storage in self.copies:
+            if lacking <= 0:
+                break
+            if storage.resident and storage not in self.saving:
+                found.append(storage)
+                lacking -= storage.nbytes
+        return None if lacking > 0 else found
+
+    def away(self) -> Iterator[Storage]:
+        """What is on the host only."""
+        return (storage for storage in self.copies if not storage.resident)
+
+    def cost(self, storage: Storage) -> Nanoseconds:
+        """Of having back what has a copy, or of a copy and having it back."""
+        back = self.ways.in_ns(storage.nbytes)
+        return back if storage.on_host else back + self.ways.out_ns(storage.nbytes)
+
+    def waiting(self, storage: Storage, now: Nanoseconds, *, ahead: bool) -> Nanoseconds:
+        """What swapping `storage` out now would keep the program waiting for."""
+        before = sum(s.nbytes for s in self.away() if s.last_access > storage.last_access)
+        waiting = self.ways.waiting_in(storage.nbytes, before, now - storage.last_access)
+        return waiting if ahead else waiting + self.ways.waiting_out(storage.nbytes, now)

@@ -1,0 +1,93 @@
+"""Swap or recompute, whichever keeps the program waiting for less.
+
+After DELTA (Tang et al. 2022, arXiv 2203.15980, section 4: one component chooses what to let go,
+another one whether to swap or to recompute it), Capuchin (Peng et al., ASPLOS 2020, section 4: a
+swap costs what does not overlap with computation) and POET (Patil et al., ICML 2022). Letting go a
+storage s of m(s) bytes at time t keeps the program waiting for
+
+    swap(s)      = out(s) + in(s)
+    out(s)       = max(0, busy_out - t) + m(s) / rate_out         its memory is wanted now
+    in(s)        = max(0, (m(s) + before(s)) / rate_in - (t - last(s)))
+    recompute(s) = c(s) + the cost of its evicted neighborhood, as the policy has it
+
+and it is swapped if swap(s) < recompute(s). A backward pass retraces the forward pass: what was
+used last is wanted first. So the time that remains until s is wanted is about that since it was
+used, t - last(s), and before(s), the bytes on the host that were used later than s, come in before
+it. A copy that is made ahead, while the way out is idle, has out(s) = 0.
+
+Which storage goes is the policy's choice, by its own score, in which what has a copy on the host
+counts as if it were computed from nothing in m(s) / rate_in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from rekindle._types import Bytes, Nanoseconds
+
+SECOND: Final = 1_000_000_000
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Values may go to the host's memory (or a disk) and come back, beside being recomputed.
+
+    host: bytes that copies may take there; None: no limit.
+    out_bytes_per_s, in_bytes_per_s: of the ways there and back. A driver that measures corrects
+        them.
+    only: what there is room for on the host is always swapped, never recomputed.
+    """
+
+    host: Bytes | None = None
+    out_bytes_per_s: int = 12_000_000_000  # what 16 lanes of PCIe 3 bring in practice
+    in_bytes_per_s: int = 12_000_000_000
+    only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.out_bytes_per_s <= 0 or self.in_bytes_per_s <= 0:
+            raise ValueError(
+                f"Swap: bandwidths are positive, got {self.out_bytes_per_s} and "
+                f"{self.in_bytes_per_s} bytes per second; without swapping write swap=None"
+            )
+
+
+@final
+class Ways:
+    """The ways to the host and back during one run, by the clock of the engine."""
+
+    def __init__(self, swap: Swap) -> None:
+        self._out_rate = swap.out_bytes_per_s
+        self._in_rate = swap.in_bytes_per_s
+        self._busy_out: Nanoseconds = 0  # until then
+
+    def measured(self, out_bytes_per_s: int | None, in_bytes_per_s: int | None) -> None:
+        """What copies really took; None: nothing new is known."""
+        self._out_rate = max(1, out_bytes_per_s or self._out_rate)
+        self._in_rate = max(1, in_bytes_per_s or self._in_rate)
+
+    def out_ns(self, nbytes: Bytes) -> Nanoseconds:
+        """Time of one copy to the host, alone."""
+        return -(-nbytes * SECOND // self._out_rate)
+
+    def in_ns(self, nbytes: Bytes) -> Nanoseconds:
+        """Time of one copy back, alone."""
+        return -(-nbytes * SECOND // self._in_rate)
+
+    def idle_out(self, now: Nanoseconds) -> bool:
+        """Whether a copy to the host would begin at once."""
+        return self._busy_out <= now
+
+    def send(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
+        """A copy to the host begins as soon as it can. Returns when it ends."""
+        self._busy_out = max(self._busy_out, now) + self.out_ns(nbytes)
+        return self._busy_out
+
+    def waiting_out(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
+        """out(s) for a storage of `nbytes`."""
+        return max(0, self._busy_out - now) + self.out_ns(nbytes)
+
+    def waiting_in(self, nbytes: Bytes, before: Bytes, unused: Nanoseconds) -> Nanoseconds:
+        """in(s) for a storage of `nbytes` that was used `unused` ns ago."""
+        return max(0, self.in_ns(nbytes + before) - unused)

@@ -1,0 +1,257 @@
+"""With a host to swap to the engine decides as soundly: the verifier judges it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rekindle._errors import InvalidSchedule
+from rekindle._types import OpId, StorageId
+from rekindle.engine import Engine, NoRoom, Storage
+from rekindle.policies import DTR, LRU, Policy, Swap
+from rekindle.schedule import (
+    Action,
+    Compute,
+    Discard,
+    Free,
+    Record,
+    Schedule,
+    SwapIn,
+    SwapOut,
+    verify,
+)
+from rekindle.simulator import replay
+from rekindle.simulator._replay import _drive
+from rekindle.trace import Trace, TraceBuilder
+from tests.helpers import ALL_POLICIES
+from tests.strategies import problems
+
+BYTE_PER_NS = 1_000_000_000
+
+
+@st.composite
+def swaps(draw: st.DrawFn) -> Swap:
+    """Ways so slow that recomputing is better, and so fast that swapping is; large and small."""
+    rate = st.sampled_from([BYTE_PER_NS // 20, BYTE_PER_NS, 50 * BYTE_PER_NS])
+    host = draw(st.none() | st.integers(0, 60))
+    return Swap(host, draw(rate), draw(rate), only=draw(st.booleans()))
+
+
+def _run(trace: Trace, budget: int | None, policy: Policy, swap: Swap | None) -> Record:
+    try:
+        return replay(trace, budget=budget, policy=policy, swap=swap, watch=Engine.check)
+    except NoRoom:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
+@given(problem=problems(), swap=swaps())
+@settings(max_examples=30, deadline=None)
+def test_what_the_engine_does_is_a_valid_schedule_within_both_limits(
+    policy: Policy, problem: tuple[Trace, int], swap: Swap
+) -> None:
+    trace, budget = problem
+    record = _run(trace, budget, policy, swap)
+    cost = verify(trace, record.schedule, budget, swap.host)
+    assert (cost.compute_ns, cost.recompute_ns) == (record.compute_ns, record.recompute_ns)
+    assert (cost.peak, cost.recomputations) == (record.peak, record.recomputations)
+    assert (cost.swapped_out, cost.swapped_in) == (record.swapped_out, record.swapped_in)
+    assert cost.host_peak == record.host_peak
+    assert record.compute_ns == trace.compute_ns
+
+
+@given(problem=problems(), swap=swaps())
+@settings(max_examples=60, deadline=None)
+def test_the_same_events_give_the_same_actions(problem: tuple[Trace, int], swap: Swap) -> None:
+    trace, budget = problem
+    assert _run(trace, budget, DTR(), swap) == _run(trace, budget, DTR(), swap)
+
+
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_swapping_only_recomputes_nothing(problem: tuple[Trace, int]) -> None:
+    trace, budget = problem
+    record = _run(trace, budget, LRU(), Swap(only=True))
+    assert record.recompute_ns == 0
+
+
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_nothing_goes_to_a_host_without_room_but_what_has_no_bytes(
+    problem: tuple[Trace, int],
+) -> None:
+    trace, budget = problem
+    record = _run(trace, budget, DTR(), Swap(host=0))
+    moved = [a for a in record.actions if isinstance(a, SwapOut | SwapIn | Discard)]
+    assert all(trace.storages[action.storage] == 0 for action in moved)
+
+
+def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
+    """One action about copies is left out, doubled, or is about another storage."""
+    actions = list(schedule.actions)
+    places = [i for i, a in enumerate(actions) if isinstance(a, SwapOut | SwapIn)]
+    assume(places)
+    place = rng.choice(places)
+    action = actions[place]
+    assert isinstance(action, SwapOut | SwapIn)
+    match rng.randrange(4):
+        case 0:
+            del actions[place]
+        case 1:
+            actions.insert(place, action)
+        case 2:
+            if isinstance(action, SwapOut):
+                actions[place] = Discard(action.storage)
+            else:
+                actions.insert(place, Discard(action.storage))
+        case _:
+            actions[place] = replace(action, storage=StorageId(action.storage + 10_000))
+    return Schedule(tuple(actions))
+
+
+@given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_a_schedule_with_one_copy_wrong_is_refused(
+    problem: tuple[Trace, int], swap: Swap, rng: random.Random
+) -> None:
+    """A copy ahead may be left out in vain: what was let go then may never be wanted again."""
+    trace, budget = problem
+    record = _run(trace, budget, LRU(), replace(swap, only=True))
+    wrong = _mutated(record.schedule, rng)
+    try:
+        cost = verify(trace, wrong, budget, swap.host)
+    except InvalidSchedule:
+        return
+    right = verify(trace, record.schedule, budget, swap.host)
+    assert (cost.swapped_out, cost.swapped_in) < (right.swapped_out, right.swapped_in) or (
+        cost.swapped_in < right.swapped_in
+    )
+
+
+@given(problem=problems(), swap=swaps())
+@settings(max_examples=60, deadline=None)
+def test_one_byte_less_than_either_peak_is_refused(problem: tuple[Trace, int], swap: Swap) -> None:
+    trace, budget = problem
+    record = _run(trace, budget, DTR(), swap)
+    verify(trace, record.schedule, record.peak, record.host_peak)
+    if record.host_peak:
+        with pytest.raises(InvalidSchedule, match="exceeds the host's"):
+            verify(trace, record.schedule, record.peak, record.host_peak - 1)
+    if record.peak:
+        with pytest.raises(InvalidSchedule, match="exceeds the budget"):
+            verify(trace, record.schedule, record.peak - 1, record.host_peak)
+
+
+def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
+    """A driver some of whose copies fail: what it did. Like a driver with a bad disk."""
+    done: list[Action] = []
+    for _, actions in _drive(trace, engine, None):
+        for source in (lambda actions=actions: actions, engine.ahead, engine.prefetch):
+            for action in source():
+                subject = engine.subject
+                fails = isinstance(subject, Storage) and rng.random() < 0.4
+                if fails and isinstance(action, SwapOut):
+                    if not engine.swap_out_failed(subject):
+                        done.append(Free(subject.id))
+                elif fails and isinstance(action, SwapIn) and subject.replayable:
+                    assert engine.swap_in_failed(subject)
+                    done.append(Discard(subject.id))
+                else:
+                    done.append(action)
+        engine.check()
+    return done
+
+
+@given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_copies_that_fail_lose_nothing(
+    problem: tuple[Trace, int], swap: Swap, rng: random.Random
+) -> None:
+    trace, budget = problem
+    engine = Engine(budget, DTR(), swap=swap)
+    try:
+        done = _failing(trace, engine, rng)
+    except NoRoom:
+        assume(False)
+        raise
+    verify(trace, Schedule(tuple(done)), budget, swap.host)
+
+
+def _two(*, replayable: bool = True) -> Trace:
+    """Two storages, of which only one has room, and the first is wanted in the end."""
+    builder = TraceBuilder()
+    (first,) = builder.call("first", 100, (), [8], replayable=replayable)
+    (other,) = builder.call("other", 100, (), [8])
+    builder.release(other)
+    builder.use(first)
+    builder.call("read", 1, [first], [])
+    return builder.build()
+
+
+FAST = Swap(out_bytes_per_s=8 * BYTE_PER_NS, in_bytes_per_s=8 * BYTE_PER_NS)
+SLOW = Swap(out_bytes_per_s=BYTE_PER_NS // 50, in_bytes_per_s=BYTE_PER_NS // 50)
+
+
+@pytest.mark.parametrize(
+    ("swap", "again"), [(FAST, SwapIn(StorageId(0))), (SLOW, Compute(OpId(0)))]
+)
+def test_the_cheaper_way_is_taken(swap: Swap, again: Action) -> None:
+    assert replay(_two(), budget=8, policy=DTR(), swap=swap).actions[-2] == again
+
+
+def test_what_cannot_be_computed_again_is_let_go_only_to_a_host() -> None:
+    trace = _two(replayable=False)
+    with pytest.raises(NoRoom):
+        replay(trace, budget=8, policy=DTR())
+    assert replay(trace, budget=8, policy=DTR(), swap=SLOW).swapped_in == 8
+    with pytest.raises(NoRoom):
+        replay(trace, budget=8, policy=DTR(), swap=replace(SLOW, host=7))
+
+
+def test_a_second_eviction_needs_no_second_copy_and_the_copy_goes_with_its_storage() -> None:
+    builder = TraceBuilder()
+    (first,) = builder.call("first", 1000, (), [8])
+    for number in range(2):
+        builder.release(builder.call(f"large{number}", 1, (), [8])[0])
+        builder.call(f"read{number}", 1, [first], [], replayable=False)
+    builder.release(first)
+    builder.call("end", 1, (), [0])
+    record = replay(builder.build(), budget=8, policy=DTR(), swap=FAST, watch=Engine.check)
+    about = [a for a in record.actions if not isinstance(a, Compute) and a.storage == 0]
+    # copied once, gone twice
+    assert about == [
+        SwapOut(StorageId(0), keep=True),
+        Free(StorageId(0)),
+        SwapIn(StorageId(0)),
+        Free(StorageId(0)),
+        SwapIn(StorageId(0)),
+        Free(StorageId(0)),
+        Discard(StorageId(0)),
+    ]
+
+
+def test_a_full_host_gives_up_copies_of_what_is_back() -> None:
+    builder = TraceBuilder()
+    (first,) = builder.call("first", 1000, (), [8])
+    (second,) = builder.call("second", 1000, (), [8])
+    builder.call("read", 1, [first], [])
+    (third,) = builder.call("third", 1000, (), [8])
+    for value in (second, third):
+        builder.use(value)
+        builder.drop(value)
+    swap = replace(FAST, host=16)
+    record = replay(builder.build(), budget=8, policy=LRU(), swap=swap, watch=Engine.check)
+    assert Discard(StorageId(0)) not in record.actions  # 16 are enough
+    swap = replace(FAST, host=8)
+    record = replay(builder.build(), budget=16, policy=LRU(), swap=swap, watch=Engine.check)
+    assert record.host_peak == 8
+
+
+def test_an_unknown_bandwidth_is_an_error_that_says_so() -> None:
+    with pytest.raises(ValueError, match="write swap=None"):
+        Swap(out_bytes_per_s=0)
