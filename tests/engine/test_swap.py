@@ -225,14 +225,30 @@ def test_a_second_eviction_needs_no_second_copy_and_the_copy_goes_with_its_stora
     about = [a for a in record.actions if not isinstance(a, Compute) and a.storage == 0]
     # copied once, gone twice
     assert about == [
-        SwapOut(StorageId(0), keep=True),
-        Free(StorageId(0)),
+        SwapOut(StorageId(0)),
         SwapIn(StorageId(0)),
         Free(StorageId(0)),
         SwapIn(StorageId(0)),
         Free(StorageId(0)),
         Discard(StorageId(0)),
     ]
+
+
+def test_a_dear_value_that_stays_unused_is_copied_ahead_and_goes_without_waiting() -> None:
+    builder = TraceBuilder()
+    (dear,) = builder.call("dear", 1000, (), [8])
+    (cheap,) = builder.call("cheap", 10, (), [8])
+    builder.call("else", 10, [cheap], [], replayable=False)
+    (large,) = builder.call("large", 10, (), [8])
+    for value in (large, cheap):
+        builder.release(value)
+    builder.call("read", 1, [dear], [], replayable=False)
+    builder.use(dear)
+    swap = Swap(out_bytes_per_s=BYTE_PER_NS, in_bytes_per_s=BYTE_PER_NS)
+    record = replay(builder.build(), budget=16, policy=LRU(), swap=swap, watch=Engine.check)
+    about = [a for a in record.actions if not isinstance(a, Compute) and a.storage == 0]
+    assert about[:2] == [SwapOut(StorageId(0), keep=True), Free(StorageId(0))]
+    assert record.waiting_ns == 8  # for its way back
 
 
 def test_a_full_host_gives_up_copies_of_what_is_back() -> None:

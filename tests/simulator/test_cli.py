@@ -103,3 +103,17 @@ def test_a_malformed_log_is_an_error_with_its_line(tmp_path: Path) -> None:
     assert f"Error: {bad}:2: INSTRUCTION: expected MEMORY of x, got the end" in result.output
     (tmp_path / "empty").mkdir()
     assert "no .log or .jsonl files" in _run("simulate", tmp_path / "empty", fails=True).output
+
+
+def test_a_host_can_be_faster_than_computing_again(logs: Path) -> None:
+    words = ("simulate", logs / "short.jsonl", "--budget", "5kB", "--limit", 100, "--json")
+    alone = json.loads(_run(*words).stdout)
+    fast = json.loads(_run(*words, "--swap", "100TB").stdout)
+    assert alone["waiting_ns"] == 0
+    assert fast["rematerializations"] < alone["rematerializations"]
+    assert fast["overhead"] < alone["overhead"]
+
+
+def test_a_host_goes_with_no_other_treatment_of_the_dead(logs: Path) -> None:
+    result = _run("simulate", logs, "--swap", "1GB", "--dead", "banish", fails=True)
+    assert "leave one out" in result.output

@@ -17,7 +17,7 @@ from rekindle._errors import InvalidFile, InvalidTrace
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.cli._options import examples, size
-from rekindle.policies import NAMED, PAPER, named
+from rekindle.policies import NAMED, PAPER, Swap, named
 from rekindle.simulator import RATIOS, Case, Outcome, cases, run_case, sweep
 
 
@@ -75,6 +75,13 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     metavar="X",
     help="Give up (thrash) when the time is more than X times the time without a budget.",
 )
+@click.option(
+    "--swap",
+    "bandwidth",
+    callback=size,
+    metavar="SIZE",
+    help="Values may go to the host and come back, at that many bytes a second each way.",
+)
 @click.option("--authors-quirks", is_flag=True, help="Do as the DTR paper's own simulator does.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a run, nothing else.")
@@ -90,6 +97,7 @@ def command(
     as_sweep: bool,
     dead: Literal["evict", "ignore", "banish"],
     limit: float,
+    bandwidth: Bytes | None,
     authors_quirks: bool,
     jobs: int | None,
     as_json: bool,
@@ -104,14 +112,21 @@ def command(
     """
     if budget is not None and (ratios or as_sweep):
         raise click.UsageError("--budget, --ratio and --sweep all say the budgets: write only one")
+    if bandwidth is not None and (dead != "evict" or authors_quirks):
+        raise click.UsageError(
+            "--swap goes with neither --dead nor --authors-quirks: leave one out"
+        )
+    swap = Swap(None, bandwidth, bandwidth) if bandwidth else None
     policies = policies or list(PAPER if as_sweep else PAPER[:1])
     paths = expand(logs)
     if budget is None:
         chosen = ratios or (RATIOS if as_sweep else (0.5,))
-        wanted = cases(paths, policies, chosen, dead=dead, quirks=authors_quirks, limit=limit)
+        wanted = cases(
+            paths, policies, chosen, dead=dead, quirks=authors_quirks, limit=limit, swap=swap
+        )
     else:
         wanted = [
-            Case(str(path), policy, None, budget, dead, authors_quirks, limit)
+            Case(str(path), policy, None, budget, dead, authors_quirks, limit, swap=swap)
             for path in paths
             for policy in policies
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -36,9 +37,9 @@ def check(engine: Checkable) -> None:
     assert engine.memory <= engine.budget, f"{engine.memory} bytes over {engine.budget}"
     assert engine.peak <= engine.budget, "the peak was over the budget"
     copied = {storage for storage in storages if storage.on_host}
-    host, saving = engine.host, set[Storage]()
+    host, ahead = engine.host, Counter[Storage]()
     if host is not None:
-        saving = {*host.saving}
+        ahead = Counter([*host.saving, *host.coming])
         assert {*host.copies} == copied | {*engine.discarded}, "copies are lost"
         assert host.nbytes == sum(storage.nbytes for storage in host.copies)
         assert host.lacks(0) <= 0, "the host's limit is passed"
@@ -46,7 +47,7 @@ def check(engine: Checkable) -> None:
         assert not copied, "copies without a host"
     grows = engine.rules.quirks or engine.rules.dead != "evict"
     for storage in storages:
-        assert storage.locks == (storage in saving), f"{storage} is still locked"
+        assert storage.locks == ahead[storage], f"{storage} is still locked"
         assert (storage.order >= 0) == engine.is_candidate(storage), f"{storage} is misclassified"
         assert storage.references >= 0, f"{storage}"
         for value in storage.values:

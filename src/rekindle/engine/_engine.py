@@ -1,7 +1,7 @@
 """Dynamic Tensor Rematerialization: decides online what to let go and what to compute again.
 
 Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendix C. Events come in as calls of
-the methods below, actions go out: each method yields `Compute` and `Free`, and the driver performs
+the methods below, actions go out: each method yields what is to be done, and the driver performs
 every action before it asks for the next. No torch, no clock, no input or output: the engine's clock
 is the sum of the costs of what ran.
 
@@ -18,13 +18,16 @@ How this differs from the authors' prototype and simulator:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import final
+from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
+from rekindle.engine._host import HostMemory
 from rekindle.engine._ledger import Ledger
 from rekindle.schedule import Action, Compute, SwapIn
+
+_LEFT_FREE: Final = 1 / 16  # of the budget, beside what is brought back ahead
 
 
 @final
@@ -198,10 +201,38 @@ class Engine(Ledger):
         """`value` is brought back if need be, for whoever will ask for it."""
         storage = value.storage
         self._touch(storage)
-        if storage.on_host and not storage.resident:
+        if self._copies(value):
             yield from self._swap_in(storage)
         if not value.defined:
             yield from self._materialize(value.call, value, False)
+
+    def _copies(self, value: Value) -> bool:
+        """Whether `value`, which is missing, comes back by a copy: not if computing is quicker."""
+        storage, host = value.storage, self.host
+        if host is None or not storage.on_host or storage.resident:
+            return False
+        if host.only or not storage.replayable:
+            return True
+        waiting = host.ways.waiting_now(storage.nbytes, self.clock)
+        return waiting <= self._climb_ns(value, waiting, host)
+
+    def _climb_ns(self, value: Value, limit: Nanoseconds, host: HostMemory) -> Nanoseconds:
+        """What it takes to compute `value`, and at least copies of what that reads; not beyond
+        `limit`."""
+        total = value.call.cost
+        calls = {value.call}
+        stack = [value.call]
+        while stack and total < limit:
+            for source in stack.pop().inputs:
+                if source.defined or source.call in calls:
+                    continue
+                calls.add(source.call)
+                if source.storage.on_host:
+                    total += host.ways.in_ns(source.storage.nbytes)
+                else:
+                    total += source.call.cost
+                    stack.append(source.call)
+        return total
 
     def _swap_in(self, storage: Storage) -> Iterator[Action]:
         """Brings `storage` back from the host; if the driver cannot, it is as good as evicted."""
@@ -213,6 +244,7 @@ class Engine(Ledger):
         if not storage.on_host:
             return
         host.swapped_in += storage.nbytes
+        host.ways.fetch(storage.nbytes, self.clock)
         self.memory += storage.nbytes
         self.peak = max(self.peak, self.memory)
         self._appear(storage)
@@ -238,21 +270,25 @@ class Engine(Ledger):
     def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
         """Brings back what is on the host while there is room for it, what was used last first.
 
-        For drivers, when the backward pass has begun: what was saved last is wanted first. Takes no
-        more than `room` bytes, and nothing has to go for it.
+        For drivers, after an operator of a backward pass: what was saved last is wanted first.
+        Takes no more than `room` bytes, nothing has to go for it, and some room is left for what
+        comes next. What came stays until it is used, unless nothing else is left to let go.
         """
         host = self.host
-        while host is not None:
-            away = [storage for storage in host.away() if not storage.dead]
-            if not away:
-                return
-            storage = max(away, key=lambda storage: (storage.last_access, storage.id))
+        if host is None:
+            return
+        yield from self._arrived(host)
+        while host.ways.idle_in(self.clock):
+            storage = host.next_back(self.clock)
             room = min(room, self.budget - self.memory)
-            if storage.nbytes > room:
+            if storage is None or storage.nbytes > room - self.budget * _LEFT_FREE:
                 return
             room -= storage.nbytes
             self._touch(storage)
             yield from self._swap_in(storage)
+            if storage.resident:
+                self._lock(storage)
+                host.coming[storage] = storage.last_access
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
         """Runs `call`, after whatever must run to have its inputs."""
@@ -278,14 +314,24 @@ class Engine(Ledger):
             while frames:
                 frame = frames[-1]
                 missing = self._next_missing(frame)
-                if missing is not None and missing.storage.on_host and not missing.storage.resident:
-                    yield from self._swap_in(missing.storage)
-                    continue
-                if missing is not None:
+                comes = missing is not None and self._copies(missing)
+                if missing is not None and not comes:
                     frames.append(Frame(missing.call, missing))
                     self._open(frames[-1], eager_locks)
                     continue
-                yield from self._run(frame, held)
+                try:
+                    if missing is not None:
+                        yield from self._swap_in(missing.storage)
+                    else:
+                        yield from self._run(frame, held)
+                except NoRoom:
+                    outer = [other for other in frames[:-1] if other.locked and not other.gave_up]
+                    if eager_locks or self.host is None or not outer:
+                        raise
+                    yield from self._give_up(outer, self.host)
+                    continue
+                if comes:
+                    continue
                 frames.pop()
                 self._close(frame)
                 for value in frame.call.inputs:
@@ -293,6 +339,21 @@ class Engine(Ledger):
         finally:
             for frame in reversed(frames):
                 self._close(frame)
+
+    def _give_up(self, frames: list[Frame], host: HostMemory) -> Iterator[Action]:
+        """What calls in progress wait with goes to the host, to make room for what they wait for.
+
+        Each does so once: when it is its turn again it gathers its inputs for good.
+        """
+        for frame in frames:
+            frame.gave_up = True
+            locked, frame.locked = frame.locked, []
+            frame.pending = [*reversed(frame.call.inputs)]
+            for storage in locked:
+                self._unlock(storage)
+            for storage in dict.fromkeys(locked):
+                if storage.order >= 0 and not storage.on_host and host.lacks(storage.nbytes) <= 0:
+                    yield from self._swap_out(storage, host)
 
     def _open(self, frame: Frame, eager_locks: bool) -> None:
         for value in frame.call.inputs:
@@ -332,7 +393,8 @@ class Engine(Ledger):
         if not call.ran:
             yield from self._free(self.admit(call, held=held))
         else:
-            copied = [made for made in call.made if made.on_host and not made.resident]
+            wanted = frame.wanted.storage if frame.wanted else None
+            copied = [s for s in call.made if s.on_host and not s.resident and s is not wanted]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
             for storage in unasked:  # brought back with its siblings

@@ -29,13 +29,14 @@ class Thrashed(Exception):
 class Frame:
     """A call in progress: its inputs still to be had (last first), and those locked for it."""
 
-    __slots__ = ("call", "locked", "pending", "wanted")
+    __slots__ = ("call", "gave_up", "locked", "pending", "wanted")
 
     def __init__(self, call: Call, wanted: Value | None) -> None:
         self.call = call
         self.wanted = wanted  #: None: all outputs, for the first time
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
+        self.gave_up = False  #: what it had locked, to make room for an input, in vain or not
 
     def may_consume(self) -> bool:
         """Whether nobody but this call can ask for the inputs that it overwrites."""

@@ -90,6 +90,11 @@ class Storage:
         return self.replayable or self.on_host
 
     @property
+    def recipe_ns(self) -> Nanoseconds:
+        """The cost of its calls, whether or not there is a copy of it."""
+        return sum(call.cost for call in self.makers)
+
+    @property
     def dead(self) -> bool:
         """Nobody can ask for it any more; it may still be needed to recompute others."""
         return self.references == 0 and not self.held

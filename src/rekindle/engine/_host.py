@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
+from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._graph import Storage
 from rekindle.policies import Swap, Ways
+
+MOST_HIDDEN: Final = 0.9
+"""A copy is made ahead if it pays even when no more than this part of the way back is hidden."""
+
+BACKWARD: Final = 2
+"""A backward pass takes so many times its forward pass: two products for each one."""
 
 
 @final
@@ -22,8 +28,10 @@ class HostMemory:
         self.swapped_out: Bytes = 0  #: in all
         self.swapped_in: Bytes = 0  #: in all
         self.ways = Ways(swap)
+        self.turn: Nanoseconds = 0  #: when a forward pass was last seen
         self.copies: dict[Storage, None] = {}
         self.saving: dict[Storage, Nanoseconds] = {}  #: copies made ahead, and when they end
+        self.coming: dict[Storage, Nanoseconds] = {}  #: brought back ahead, not used since then
         self.refused: dict[Storage, None] = {}  #: no recipe, and no room for a copy
 
     def measured(
@@ -70,10 +78,35 @@ class HostMemory:
         """What is on the host only."""
         return (storage for storage in self.copies if not storage.resident)
 
+    def next_back(self, now: Nanoseconds) -> Storage | None:
+        """What is away and wanted first, of what can be back before it is wanted."""
+        found: Storage | None = None
+        for storage in self.away():
+            if storage.dead:
+                continue
+            wanted = self.turn + BACKWARD * (self.turn - storage.last_access)
+            late = wanted < now + self.ways.in_ns(storage.nbytes)
+            if late and storage.replayable and not self.only:
+                continue
+            if found is None or (storage.last_access, storage.id) > (found.last_access, found.id):
+                found = storage
+        return found
+
     def cost(self, storage: Storage) -> Nanoseconds:
         """Of having back what has a copy, or of a copy and having it back."""
         back = self.ways.in_ns(storage.nbytes)
-        return back if storage.on_host else back + self.ways.out_ns(storage.nbytes)
+        if not storage.on_host:
+            return back + self.ways.out_ns(storage.nbytes)
+        return min(back, storage.recipe_ns) if storage.replayable else back
+
+    def worth_copying(self, storage: Storage, now: Nanoseconds) -> bool:
+        """Whether a candidate has been unused for so long that it may stay so, and is dear enough
+        for its bytes."""
+        unused = now - storage.last_access
+        if storage.on_host or unused < self.ways.out_ns(storage.nbytes):
+            return False
+        hidden = self.only or not storage.replayable
+        return hidden or self.ways.in_ns(storage.nbytes) * (1 - MOST_HIDDEN) <= storage.cost
 
     def waiting(self, storage: Storage, now: Nanoseconds, *, ahead: bool) -> Nanoseconds:
         """What swapping `storage` out now would keep the program waiting for."""

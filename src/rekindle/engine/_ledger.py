@@ -67,8 +67,9 @@ class Ledger:
             victim, host = self._choose(), self.host
             if host is not None and victim is not None:
                 yield from self._send(victim, host)
-            elif host is not None and host.saving:  # now it has to wait for these copies
+            elif host is not None and (host.saving or host.coming):  # all the rest is in use
                 yield from self._land(host, all_of_them=True)
+                yield from self._arrived(host, all_of_them=True)
             elif victim is not None:
                 yield from self._evict(victim)
             else:
@@ -168,18 +169,31 @@ class Ledger:
             return
         yield from self._land(host)
         while 2 * self.memory > self.budget and host.ways.idle_out(self.clock):
-            victim = self._choose()
-            if victim is None or victim.on_host or not self._pays(victim, host, ahead=True):
-                return
+            victim = self._worthiest(host)
+            if victim is None:
+                break
             yield from self._make_host_room(victim.nbytes, host)
             if host.lacks(victim.nbytes) > 0:
-                return
+                break
             self._lock(victim)
             host.take(victim)
             host.saving[victim] = host.ways.send(victim.nbytes, self.clock)
             self._reprice(victim)
             self.subject = victim
             yield SwapOut(victim.id, keep=True)
+        host.ways.asked(self.clock)
+        host.turn = self.clock
+
+    def _worthiest(self, host: HostMemory) -> Storage | None:
+        """What a copy on the host saves most of, for its bytes: what is dearest to compute."""
+        candidates = [
+            storage
+            for storage in self._storages
+            if storage.order >= 0 and host.worth_copying(storage, self.clock)
+        ]
+        if host.only:
+            return min(candidates, key=lambda storage: storage.last_access, default=None)
+        return max(candidates, key=lambda storage: storage.cost / storage.nbytes, default=None)
 
     def _land(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
         """What copies were made of ahead may be let go once these have ended."""
@@ -190,11 +204,24 @@ class Ledger:
             if storage.dead:
                 yield from self._let_go(storage)
 
+    def _arrived(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
+        """What came ahead and was used may be let go like everything else."""
+        coming = host.coming.items()
+        used = [s for s, since in coming if all_of_them or s.last_access > since or s.dead]
+        for storage in used:
+            del host.coming[storage]
+            self._unlock(storage)
+            if storage.dead:
+                yield from self._let_go(storage)
+
     def _abandon_copy(self, storage: Storage) -> bool:
         """Unlocks `storage` if a copy in progress locks it. Returns whether nothing else does."""
-        if self.host is None or self.host.saving.pop(storage, None) is None:
+        host = self.host
+        if host is None:
             return False
-        self._unlock(storage)
+        for ahead in (host.saving, host.coming):
+            if ahead.pop(storage, None) is not None:
+                self._unlock(storage)
         return storage.locks == 0
 
     def discards(self) -> Iterator[Action]:
@@ -218,7 +245,7 @@ class Ledger:
             assert self.host is not None
             storage.cost = self.host.cost(storage)
         else:
-            storage.cost = sum(call.cost for call in storage.makers)
+            storage.cost = storage.recipe_ns
 
     def _renew(self, storage: Storage) -> None:
         """Its cost may have fallen: the policy sees it anew."""

@@ -50,7 +50,7 @@ class Chooser(ABC):
         """The storage to let go at clock `now`; nothing if there is no candidate."""
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
-        """What letting go of `storage` costs if it is computed again, as the policy has it."""
+        """The time that it would take to compute `storage` again, as far as the policy knows."""
         return storage.cost
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)

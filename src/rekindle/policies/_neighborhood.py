@@ -46,6 +46,10 @@ class Neighborhood(ABC):
         """A quick lower bound of `cost(storage)`."""
         return storage.cost
 
+    def again(self, storage: Candidate) -> Nanoseconds:
+        """The time (ns) that it would take to have `storage` again, as far as is known."""
+        return storage.cost
+
     def fallen(self) -> Iterable[tuple[Candidate, float]]:
         """Whose costs may have fallen since this was last asked, and how far at most."""
         return ()
@@ -74,6 +78,7 @@ class Watched(Neighborhood):
         self._watched = watched
         self._asked = asked
         self.least = watched.least
+        self.again = watched.again
         self.fallen = watched.fallen
         self.expected = watched.expected
         self.evicted = watched.evicted
@@ -140,6 +145,9 @@ class Exact(Neighborhood):
         elif self._descendants == "capped":
             total += min(_sum(_reach(self._down, storage.children())), storage.cost)
         return total
+
+    def again(self, storage: Candidate) -> Nanoseconds:
+        return storage.cost + _sum(_reach(self._up, storage.parents()))
 
     def expected(self, storage: Candidate) -> None:
         """The authors look at a neighborhood again when something in it returns, and only then see
@@ -263,6 +271,9 @@ class Classes(Neighborhood):
             representative.border[storage] = None
             total += representative.sum
         return total
+
+    def again(self, storage: Candidate) -> Nanoseconds:
+        return self.cost(storage)
 
     def evicted(self, storage: Candidate) -> None:
         adjacent = self._adjacent(storage)

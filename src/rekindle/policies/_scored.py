@@ -98,7 +98,7 @@ class ScoredChooser(Chooser):
                 self._reprice(storage, price)
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
-        return max(storage.cost, self._neighborhood.cost(storage))
+        return self._neighborhood.again(storage)
 
     def _reprice(self, storage: Candidate, price: float) -> None:
         self._price[storage] = price

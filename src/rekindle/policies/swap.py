@@ -8,15 +8,20 @@ storage s of m(s) bytes at time t keeps the program waiting for
     swap(s)      = out(s) + in(s)
     out(s)       = max(0, busy_out - t) + m(s) / rate_out         its memory is wanted now
     in(s)        = max(0, (m(s) + before(s)) / rate_in - (t - last(s)))
-    recompute(s) = c(s) + the cost of its evicted neighborhood, as the policy has it
+    recompute(s) = c(s) + what the policy knows of its evicted ancestors
 
 and it is swapped if swap(s) < recompute(s). A backward pass retraces the forward pass: what was
-used last is wanted first. So the time that remains until s is wanted is about that since it was
+used last is wanted first. So the time that remains until s is wanted is at least that since it was
 used, t - last(s), and before(s), the bytes on the host that were used later than s, come in before
-it. A copy that is made ahead, while the way out is idle, has out(s) = 0.
+it.
 
 Which storage goes is the policy's choice, by its own score, in which what has a copy on the host
-counts as if it were computed from nothing in m(s) / rate_in.
+counts as if it were computed from nothing, in m(s) / rate_in or by its own operator if that is
+quicker. When it is wanted, it is copied back or computed, whichever is quicker then.
+
+Copies ahead (Capuchin's proactive eviction): while the way out is idle, a copy is made of what is
+dearest to compute for its bytes, c(s) / m(s), so that cheap values are recomputed and dear ones
+swapped; out(s) is 0 then. In the backward pass copies come back ahead while there is room.
 """
 
 from __future__ import annotations
@@ -61,6 +66,8 @@ class Ways:
         self._out_rate = swap.out_bytes_per_s
         self._in_rate = swap.in_bytes_per_s
         self._busy_out: Nanoseconds = 0  # until then
+        self._busy_in: Nanoseconds = 0
+        self._asked: Nanoseconds = 0
 
     def measured(self, out_bytes_per_s: int | None, in_bytes_per_s: int | None) -> None:
         """What copies really took; None: nothing new is known."""
@@ -76,13 +83,30 @@ class Ways:
         return -(-nbytes * SECOND // self._in_rate)
 
     def idle_out(self, now: Nanoseconds) -> bool:
-        """Whether a copy to the host would begin at once."""
-        return self._busy_out <= now
+        """Whether the way to the host will be idle soon, judged by how often that is asked."""
+        return self._busy_out - now <= now - self._asked
+
+    def idle_in(self, now: Nanoseconds) -> bool:
+        """Whether a copy back would begin at once."""
+        return self._busy_in <= now
+
+    def asked(self, now: Nanoseconds) -> None:
+        """The next time is now."""
+        self._asked = now
 
     def send(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
         """A copy to the host begins as soon as it can. Returns when it ends."""
         self._busy_out = max(self._busy_out, now) + self.out_ns(nbytes)
         return self._busy_out
+
+    def fetch(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
+        """A copy back begins as soon as it can. Returns when it ends."""
+        self._busy_in = max(self._busy_in, now) + self.in_ns(nbytes)
+        return self._busy_in
+
+    def waiting_now(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
+        """What a copy back keeps the program waiting for that wants it at once."""
+        return max(0, self._busy_in - now) + self.in_ns(nbytes)
 
     def waiting_out(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
         """out(s) for a storage of `nbytes`."""

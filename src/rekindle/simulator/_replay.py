@@ -51,7 +51,7 @@ class Run:
         self.timeline = None if swap is None else Timeline(budget, swap)
         self.evictions = self.recomputations = 0
         self._ran: set[int] = set()
-        self._turned = False  # what was swapped out last is wanted first from now on
+        self._backward = False  # what was saved last is wanted first
         self._trace = trace
         self._made_by = repr(policy)
         self._budget = budget
@@ -74,8 +74,11 @@ class Run:
             clock = engine.clock if timeline is None else timeline.now
             acted(action, clock, engine.memory)
             if isinstance(action, Compute):
-                self.recomputations += action.op in ran
-                ran.add(action.op)
+                if action.op in ran:
+                    self.recomputations += 1
+                else:
+                    ran.add(action.op)
+                    self._backward = self._trace.ops[action.op].is_backward
             elif isinstance(action, Free):
                 self.evictions += 1
             if timeline is not None:
@@ -94,10 +97,8 @@ class Run:
             case SwapOut(_, keep):
                 timeline.swap_out(subject, keep=keep)
                 self.evictions += not keep
-                self._turned = self._turned and keep
             case SwapIn():
                 timeline.swap_in(subject, memory)
-                self._turned = True
             case Discard():
                 pass
 
@@ -107,9 +108,10 @@ class Run:
         if event is not None:
             timeline.need(event.storage)
         self._perform(engine.discards())
-        self._perform(engine.ahead())
-        if self._turned:
+        if self._backward:
             self._perform(engine.prefetch(timeline.room(engine.memory)))
+        else:
+            self._perform(engine.ahead())
 
     def record(self) -> Record:
         engine, recorder = self.engine, self._recorder

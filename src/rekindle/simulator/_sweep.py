@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import Candidate, Chooser, Policy, named
+from rekindle.policies import Candidate, Chooser, Policy, Swap, named
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import load
@@ -35,6 +35,7 @@ class Case:
     quirks: bool = False
     limit: float | None = 2.0
     count: bool = False  #: the scores that the policy computes
+    swap: Swap | None = None
 
 
 @final
@@ -43,7 +44,8 @@ class Outcome:
     """One run that was done. Of one that failed: the figures up to where it failed.
 
     status: pass; oom, where the budget cannot be kept; thrash, where the limit was passed.
-    overhead: the time it took over the time of running everything once (1.0: nothing recomputed).
+    overhead: the time it took over the time of running everything once (1.0: nothing recomputed,
+        and no copy waited for).
     scores: how many the policy computed, if counted.
     keep_all_bytes: the peak when nothing is evicted. seconds: of the simulation itself.
     """
@@ -64,6 +66,7 @@ class Outcome:
     rematerialization_ns: Nanoseconds
     seconds: float
     scores: int | None = None
+    waiting_ns: Nanoseconds = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +84,7 @@ def run_case(case: Case, trace: Trace | None = None) -> Outcome:
     started = time.perf_counter()
     policy = named(case.policy)
     counted = _Counted(policy) if case.count else None
-    run = Run(trace, budget, counted or policy, rules)
+    run = Run(trace, budget, counted or policy, rules, swap=case.swap)
     status: Literal["pass", "oom", "thrash"] = "pass"
     try:
         run.go()
@@ -90,7 +93,8 @@ def run_case(case: Case, trace: Trace | None = None) -> Outcome:
     except Thrashed:
         status = "thrash"
     # The authors' clock starts at 1 ns.
-    clock = run.engine.clock + case.quirks
+    waiting = run.timeline.waiting_ns if run.timeline else 0
+    clock = run.engine.clock + waiting + case.quirks
     return Outcome(
         log=_name(case.log),
         policy=case.policy,
@@ -108,6 +112,7 @@ def run_case(case: Case, trace: Trace | None = None) -> Outcome:
         rematerialization_ns=run.engine.recompute_ns,
         seconds=round(time.perf_counter() - started, 6),
         scores=counted.scores if counted else None,
+        waiting_ns=waiting,
     )
 
 
@@ -137,10 +142,11 @@ def cases(
     dead: Literal["evict", "ignore", "banish"] = "evict",
     quirks: bool = False,
     limit: float | None = 2.0,
+    swap: Swap | None = None,
 ) -> list[Case]:
     """All combinations."""
     return [
-        Case(str(log), policy, ratio, None, dead, quirks, limit)
+        Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap)
         for log in logs
         for policy in policies
         for ratio in ratios
