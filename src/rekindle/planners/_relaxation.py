@@ -19,6 +19,20 @@ recomputes between them - so the optimum (and any bound of it) is a **lower boun
 them. R is integral where S is, the least set closed under the rows; told so, the solver is up to a
 hundred times faster.
 
+With a bandwidth to and from a host, a value may come back by a copy instead of by its maker:
+
+    B[k,i] in {0,1}   item i, made before t_k, comes back from the host in interval k
+    O[i]   in {0,1}   item i is copied to the host
+
+B[k,i] stands beside R[k,maker(i)] wherever that permits something, and B[k,i] <= O[i]. Copies run
+beside computation, so the end of the program is no earlier than each of the three takes on its own:
+
+    min  T    with  T >= sum c_n + sum c_n R,   T >= sum in_i B,   T >= sum out_i O
+
+Every run satisfies these rows too, whatever it overlaps: a copy into interval k needs one to the
+host, once is enough for any number of them, and no way carries two copies at a time. So the optimum
+is a lower bound for every run that computes again and swaps as it likes (`_swap_bound.py`).
+
 We know of no publication of this relaxation. Checkmate (Jain et al., MLSys 2020) is the case of a
 cut at every node, with more rows for the memory between first computations.
 """
@@ -49,6 +63,15 @@ class Decisions:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Of the ways to the host and back, in bytes per second."""
+
+    out: int
+    back: int
+
+
+@final
 class Relaxation:
     """The integer program for `cuts`, in multiples of the problem's grain of cost."""
 
@@ -58,17 +81,24 @@ class Relaxation:
         cuts: Sequence[int],
         budget: Bytes,
         tight: Iterable[tuple[int, int]] = (),
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self.problem = problem
+        self.bandwidth = bandwidth
         self.cuts = tuple(sorted(cuts))
         self.budget = budget
         self.model = Model()
         self._resident: list[dict[int, int]] = []  # for each cut: column of each item
         self._again: list[dict[int, int]] = []  # for each cut: column of each node
+        self._back: list[
+            dict[int, int]
+        ] = []  # for each cut: column of each item, if there is a host
         self._unit = gcd(*problem.nbytes) or 1
         last = _last_use(problem)
         for k in range(len(self.cuts)):
             self._columns(k, last)
+        if bandwidth is not None:
+            self._copies(bandwidth)
         for k in range(len(self.cuts)):
             self._memory(k, budget)
             self._recomputation(k)
@@ -145,12 +175,45 @@ class Relaxation:
         )
         self._again.append(
             {
-                node: self.model.column(problem.cost[node] / problem.grain, integer=True)
+                node: self.model.column(self._price(node), integer=True)
                 for node in range(cut)
                 if problem.replayable[node]
                 and any(last[item] >= cut for item in problem.makes[node])
             }
         )
+
+    def _price(self, node: int) -> float:
+        """Of computing `node` again; with a host that is a part of a row, not of the objective."""
+        return 0.0 if self.bandwidth else self.problem.cost[node] / self.problem.grain
+
+    def _copies(self, bandwidth: Bandwidth) -> None:
+        """Columns for copies, and for how much later than without any the program ends."""
+        problem, model = self.problem, self.model
+        late = model.column(1.0, upper=np.inf)
+        second = 1e9 / problem.grain
+        out: dict[int, int] = {}
+        backs: list[tuple[int, float]] = []
+        for columns in self._resident:
+            back = {item: model.column(integer=True) for item in columns}
+            self._back.append(back)
+            for item, column in back.items():
+                if item not in out:
+                    out[item] = model.column()
+                model.row([out[item], column], [1.0, -1.0], lower=0.0)
+                backs.append((column, problem.nbytes[item] * second / bandwidth.back))
+        again = [
+            (column, problem.cost[node] / problem.grain)
+            for columns in self._again
+            for node, column in columns.items()
+        ]
+        outs = [(c, problem.nbytes[i] * second / bandwidth.out) for i, c in out.items()]
+        hidden = problem.compute_ns / problem.grain
+        for parts, free in ((again, 0.0), (outs, hidden), (backs, hidden)):
+            model.row(
+                [late, *(column for column, _ in parts)],
+                [1.0, *(-length for _, length in parts)],
+                lower=-free,
+            )
 
     def _memory(self, k: int, budget: Bytes) -> None:
         problem, cut = self.problem, self.cuts[k]
@@ -167,7 +230,11 @@ class Relaxation:
         """The columns of which one must be 1 for `item` to be there in interval k."""
         maker = self.problem.maker[item]
         columns = [self._resident[k][item]] if item in self._resident[k] else []
-        return columns + ([self._again[k][maker]] if maker in self._again[k] else [])
+        if maker in self._again[k]:
+            columns.append(self._again[k][maker])
+        if self._back and item in self._back[k]:
+            columns.append(self._back[k][item])
+        return columns
 
     def _recomputation(self, k: int) -> None:
         for node, column in self._again[k].items():
@@ -217,11 +284,11 @@ class Relaxation:
 
     def _keep(self, k: int, item: int) -> int:
         """At least 1 where `item` is resident throughout interval k: it is at the next cut, and
-        is not made again between."""
+        is not made again, nor comes back, between."""
         if (k, item) not in self._kept:
             column = self._kept[k, item] = self.model.column()
-            again = self._again[k].get(self.problem.maker[item])
-            minus = [again] if again is not None else []
+            here = self._resident[k].get(item)
+            minus = [other for other in self._available(k, item) if other != here]
             self.model.row(
                 [column, self._resident[k + 1][item], *minus],
                 [1.0, -1.0, *([1.0] * len(minus))],
