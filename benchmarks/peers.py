@@ -117,7 +117,7 @@ def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
     about: dict[str, Any] = {"constants": constants, "peak": peak, "reserve": plain.state()}
     about["inputs"] = changed.batch
     changed.called = point.prepare(changed.model, workload, about)
-    count = max(1, int(SECONDS / block(plain.step, 1, device)))
+    count = max(2, int(SECONDS / block(plain.step, 1, device)))
     with point.around(constants, peak) as run:
         for _ in range(point.warm_up):
             changed.step()
@@ -132,7 +132,8 @@ def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
         free = block(plain.step, count, device)
         with point.around(constants, peak):
             if point.method.startswith("rekindle"):
-                changed.step()  # a new context meets the parameters
+                for _ in range(3):  # a new context meets the parameters, and finds its plan
+                    changed.step()
             seconds.append(block(changed.step, count, device))
         ratios.append(seconds[-1] / free)
     return {
