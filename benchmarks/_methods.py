@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 
 import rekindle
 
-FRACTIONS = (0.7, 0.5, 0.4, 1 / 3, 0.25)  #: of the activation memory of the plain run
+FRACTIONS = (0.7, 0.5, 1 / 3, 0.25, 0.15)  #: of the activation memory of the plain run
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Point:
 
 def points(workload: Workload, device: str, *, quick: bool = False) -> Iterator[Point]:
     """Every point to measure for a workload."""
-    fractions = FRACTIONS[1:4:2] if quick else FRACTIONS
+    fractions = FRACTIONS[1:4:2] if quick else FRACTIONS  # a half and a quarter
     for fraction in fractions:
         yield Point("rekindle online", f"{fraction:.0%}", around=_budget(fraction, learn=False))
     for fraction in fractions:
@@ -62,13 +62,19 @@ def points(workload: Workload, device: str, *, quick: bool = False) -> Iterator[
     if not workload.dynamic:
         for fraction in fractions:
             yield Point("rekindle planned", f"{fraction:.0%}", prepare=_planned(fraction))
+        for fraction in fractions[:1] if quick else fractions:
+            yield Point("rekindle compiled", f"{fraction:.0%}", prepare=_planned_inductor(fraction))
         for share in (1.0, 0.5) if quick else (1.0, 0.7, 0.5, 0.3, 0.1):
             yield Point("torch.compile", f"{share}", prepare=partial(_compiled, share=share))
 
 
+def _bytes(fraction: float, constants: int, peak: int) -> int:
+    return constants + int(fraction * (peak - constants))
+
+
 def _budget(fraction: float, **options: Any) -> Callable[[int, int], AbstractContextManager[Any]]:
     def around(constants: int, peak: int) -> AbstractContextManager[Any]:
-        return rekindle.budget(constants + int(fraction * (peak - constants)), **options)
+        return rekindle.budget(_bytes(fraction, constants, peak), **options)
 
     return around
 
@@ -144,10 +150,22 @@ def _compiled(model: nn.Module, workload: Workload, batch: Any, *, share: float)
     return torch.compile(model)
 
 
-def _planned(fraction: float) -> Callable[[nn.Module, Workload, Any], nn.Module]:
-    def prepare(model: nn.Module, workload: Workload, batch: Any) -> nn.Module:
-        constants, peak = batch["constants"], batch["peak"]
-        budget = constants + int(fraction * (peak - constants))
-        return rekindle.plan(model, (batch["inputs"][0],), budget=budget).apply()
+Prepare = Callable[[nn.Module, Workload, Any], nn.Module]
+
+
+def _planned(fraction: float) -> Prepare:
+    def prepare(model: nn.Module, workload: Workload, about: Any) -> nn.Module:
+        budget = _bytes(fraction, about["constants"], about["peak"])
+        inputs = (about["inputs"][0],)
+        return rekindle.plan(model, inputs, budget=budget, reserve=about["reserve"]).apply()
+
+    return prepare
+
+
+def _planned_inductor(fraction: float) -> Prepare:
+    def prepare(model: nn.Module, workload: Workload, about: Any) -> nn.Module:
+        budget = _bytes(fraction, about["constants"], about["peak"])
+        backend = rekindle.backend(budget=budget, reserve=about["reserve"])
+        return torch.compile(model, backend=backend)
 
     return prepare

@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,21 @@ class Trainer:
         """Bytes of parameters, buffers, gradients and optimizer state."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         tensors += [each.grad for each in self.model.parameters() if each.grad is not None]
-        for state in self.optimizer.state.values():
-            tensors += [each for each in state.values() if isinstance(each, torch.Tensor)]
-        homes = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
-        return sum(homes.values())
+        return _bytes(tensors) + self.state()
+
+    def state(self) -> int:
+        """Bytes of the optimizer's state."""
+        return _bytes(
+            each
+            for state in self.optimizer.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        )
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    homes = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+    return sum(homes.values())
 
 
 def activations(trainer: Trainer, device: str) -> int:
@@ -103,9 +114,10 @@ def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
         plain.step()
     constants = plain.constants()
     peak = constants + activations(plain, device)
-    about = {"constants": constants, "peak": peak, "inputs": changed.batch}
+    about: dict[str, Any] = {"constants": constants, "peak": peak, "reserve": plain.state()}
+    about["inputs"] = changed.batch
     changed.called = point.prepare(changed.model, workload, about)
-    count = max(1, int(SECONDS / block(plain.step, 1, device)))
+    count = max(2, int(SECONDS / block(plain.step, 1, device)))
     with point.around(constants, peak) as run:
         for _ in range(point.warm_up):
             changed.step()
@@ -120,7 +132,8 @@ def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
         free = block(plain.step, count, device)
         with point.around(constants, peak):
             if point.method.startswith("rekindle"):
-                changed.step()  # a new context meets the parameters
+                for _ in range(3):  # a new context meets the parameters, and finds its plan
+                    changed.step()
             seconds.append(block(changed.step, count, device))
         ratios.append(seconds[-1] / free)
     return {

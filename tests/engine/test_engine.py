@@ -206,3 +206,27 @@ def test_one_who_slept_until_the_first_choice_chooses_alike(
         assume(False)
         raise
     assert replay(trace, budget=budget, policy=Eager(policy)).actions == record.actions
+
+
+def test_a_loss_that_is_kept_keeps_no_activation_when_the_weights_move() -> None:
+    """The activation came back for another one's sake and is dead; the weight it came from moves.
+
+    Nothing but the loss could be computed from it again, and the program keeps that.
+    """
+    builder = TraceBuilder()
+    weight = builder.source(4, held=True)
+    (hidden,) = builder.call("matmul", 5, [weight], [8])
+    (bent,) = builder.call("tanh", 1, [hidden], [8])
+    builder.call("mean", 1, [bent], [1], held=True)
+    builder.release(hidden)
+    (large,) = builder.call("large", 9, [weight], [24])  # no room: `bent` has to go
+    builder.release(large)
+    (gradient,) = builder.call("tanh_backward", 1, [bent], [1])  # it is back, with `hidden`
+    builder.release(bent)
+    builder.release(gradient)
+    builder.call("step", 1, [weight], [4], overwrites=[(0, weight)], replayable=False, held=True)
+    trace = builder.build()
+    record = replay(trace, budget=36, policy=LRU())
+    verify(trace, record.schedule, 36)
+    assert record.recomputations == 2
+    assert record.memory[-1] == 4 + 1, "the weight and the loss"

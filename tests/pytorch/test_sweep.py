@@ -24,6 +24,7 @@ from tests.pytorch.sweep._verdict import Case, Verdict
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a whole database; alone it takes a minute or two
 @pytest.mark.parametrize("database", DATABASES)
 def test_a_part_of_every_entry(database: str) -> None:
     """`scripts/sweep` without options has all of it. In processes without pytest's threads."""

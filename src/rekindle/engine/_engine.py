@@ -111,8 +111,12 @@ class Engine(Ledger):
         finally:
             for made in saved:
                 self._unlock(made)
-        for call in list(storage.consumers):
-            yield from self._free(self._lose_recipe(call))
+        useless = [storage]
+        while useless:
+            bereft: list[Storage] = []
+            for call in list(useless.pop().consumers):
+                yield from self._free(self._lose_recipe(call, bereft))
+            useless += [source for source in bereft if source.useless]
 
     def seal(self, storage: Storage) -> Iterator[Action]:
         """Nobody knows how the content of `storage`, which is resident, came about: it is kept."""

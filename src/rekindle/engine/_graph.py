@@ -99,6 +99,23 @@ class Storage:
         """Nobody can ask for it any more; it may still be needed to recompute others."""
         return self.references == 0 and not self.held
 
+    @property
+    def useless(self) -> bool:
+        """A dead source from which only what the program keeps anyway could be computed again."""
+        if not self.dead or not self.consumers:
+            return False
+        found: set[Storage] = {self}
+        stack: list[Storage] = [self]
+        while stack:
+            for child in stack.pop().children():
+                if child.dead:
+                    if child not in found:
+                        found.add(child)
+                        stack.append(child)
+                elif not (child.resident and child.held):
+                    return False
+        return True
+
     def __repr__(self) -> str:
         flags = [
             name

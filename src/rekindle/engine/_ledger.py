@@ -366,8 +366,11 @@ class Ledger:
                 unneeded += parents
         return freed
 
-    def _lose_recipe(self, call: Call) -> list[Storage]:
-        """`call` can never run again, nor what can only be had through it."""
+    def _lose_recipe(self, call: Call, bereft: list[Storage] | None = None) -> list[Storage]:
+        """`call` can never run again, nor what can only be had through it.
+
+        Adds to `bereft` what is in memory and was made so: it is a source now.
+        """
         freed: list[Storage] = []
         lost = [call]
         while lost:
@@ -377,6 +380,8 @@ class Ledger:
                     lost.extend(storage.consumers)
                     if storage.replayable:
                         self._chooser.forgotten(storage)
+                elif bereft is not None:
+                    bereft.append(storage)
                 storage.replayable = False
                 if self.host is not None:
                     self._renew(storage)

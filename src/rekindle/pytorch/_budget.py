@@ -16,7 +16,6 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from rekindle._errors import Unsupported
@@ -28,6 +27,7 @@ from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._learner import Learner
 from rekindle.pytorch._lessons import lessons_for
 from rekindle.pytorch._operators import operator
+from rekindle.pytorch._optimizers import OptimizerSteps
 from rekindle.pytorch._out_of_memory import is_out_of_memory, short_form
 from rekindle.pytorch._places import Places
 from rekindle.pytorch._report import report_of
@@ -283,13 +283,13 @@ class budget:
             run._learner = runtime.driver.learner = learner
         runtime.driver.open()
         with ExitStack() as stack:
-            stack.enter_context(_Mode(runtime))
+            mode = stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
             stack.enter_context(resizes_seen(runtime.driver))
-            step = register_optimizer_step_post_hook(
-                lambda optimizer, *_: runtime.stepped(optimizer)
-            )
-            stack.callback(step.remove)
+            steps = OptimizerSteps(runtime, mode)
+            for hook in steps.watch():
+                stack.callback(hook.remove)
+            stack.callback(steps.recover)
             if runtime.driver.places is not None:
                 runtime.driver.places.watch(stack)
             stack.callback(_leave)

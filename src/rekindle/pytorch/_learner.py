@@ -50,6 +50,7 @@ class Learner:
         self.followed = 0  #: steps that went along a route from beginning to end
         self.left = 0  #: steps that left their route
         self.why = ""  #: the last one did
+        self.optimizing = False  #: an optimizer's step runs, by which a step of the program ends
         self._driver = driver
         self._wait = wait
         self._lesson: Lesson | None = None
@@ -60,6 +61,8 @@ class Learner:
 
     def meets(self, signature: Signature) -> None:
         """The program is about to run an operator."""
+        if self.optimizing:  # nobody may see those of the next time
+            return
         at = len(self._signatures)
         self._signatures.append(signature)
         self._made.append(self._driver.storages_made)

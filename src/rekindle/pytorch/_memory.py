@@ -91,6 +91,17 @@ class Memory:
         return -1 if origin is None else version_of(origin)
 
 
+def unread(storage: Storage | None) -> bool:
+    """Whether the program may write there and nothing has to be saved first or noted: no recipe
+    reads or made it, its content is nothing special, and its version can be told (R4, R7)."""
+    if storage is None:
+        return True
+    memory: Memory = storage.payload
+    if memory.flags or storage.replayable or storage.consumers:
+        return False
+    return not storage.references or memory.current_version() >= 0
+
+
 def site(storage: Storage) -> str:
     """The operator that made `storage`, for messages."""
     return storage.makers[0].name if storage.makers else "a tensor"

@@ -105,7 +105,7 @@ OVERWRITING = {
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
 #: Never run again: they talk to other processes or to the outside.
-EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "profiler", "debugprims")
+EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
 #: Higher-order operators that write nothing but their results, so that these can be kept (R12).
 FUNCTIONAL = {
@@ -168,8 +168,8 @@ class Operator:
             and not moves  # the tensor gets other memory, nothing is written
         )
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        #: Returns views only: no memory, no work.
-        self.view = only_aliases and not self.written
+        #: Returns views only, or marks a place for the profiler: no memory, no work.
+        self.view = (only_aliases and not self.written) or self.name.startswith("profiler::")
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags

@@ -8,6 +8,7 @@ the place of tensors. The runtime owns the memory behind handles, so dropping it
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, final
 
@@ -28,6 +29,7 @@ from rekindle.pytorch._memory import (
     Memory,
     Table,
     site,
+    unread,
     version_of,
 )
 from rekindle.pytorch._operators import (
@@ -58,6 +60,8 @@ class Runtime:
         self.driver = driver
         self._events = EventPrices() if driver.device.type == "cuda" else None
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
+        #: While an optimizer's step runs unseen: what is to be called if it failed.
+        self.interrupted: Callable[[], None] | None = None
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -181,12 +185,9 @@ class Runtime:
             if storage is None:
                 continue
             memory: Memory = storage.payload
-            if memory.flags:
+            if memory.flags or (writes and not unread(storage)):
                 return False
             if writes:
-                unknown = storage.references and memory.current_version() < 0
-                if storage.replayable or storage.consumers or unknown:
-                    return False
                 memory.version = -1
         return True
 
@@ -355,6 +356,8 @@ class Runtime:
 
     def pack(self, tensor: Tensor) -> Any:
         """What autograd keeps in the place of `tensor` (R1)."""
+        if self.interrupted is not None:
+            self.interrupted()
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
             return _kept(tensor)
         with self.driver.lock:
