@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rekindle._errors import InvalidBudget as InvalidBudget
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
+    from rekindle._errors import SwapFailed as SwapFailed
     from rekindle._errors import Unsupported as Unsupported
     from rekindle._errors import VerificationFailed as VerificationFailed
     from rekindle._facade import backend as backend
@@ -33,6 +34,7 @@ __all__ = [
     "InvalidBudget",
     "OutOfBudget",
     "RekindleError",
+    "SwapFailed",
     "Unsupported",
     "VerificationFailed",
     "__version__",
@@ -58,6 +60,7 @@ _HOME = {
     "InvalidBudget": "rekindle._errors",
     "OutOfBudget": "rekindle._errors",
     "RekindleError": "rekindle._errors",
+    "SwapFailed": "rekindle._errors",
     "Unsupported": "rekindle._errors",
     "backend": "rekindle._facade",
     "VerificationFailed": "rekindle._errors",

@@ -6,6 +6,7 @@ RekindleError
  +- InvalidFile (ValueError)        a file that cannot be read: line, field, what was expected
  +- InvalidSchedule (ValueError)    a schedule that cannot be performed
  +- OutOfBudget (MemoryError)       the budget cannot be kept
+ +- SwapFailed (OSError)            what was swapped out cannot be read back, nor computed again
  +- Unsupported (RuntimeError)      what cannot work is refused, with what to do instead
  +- VerificationFailed (AssertionError)  a step that is not the same within a budget
 """
@@ -95,6 +96,10 @@ class OutOfBudget(RekindleError, MemoryError):
         self.smallest_budget = smallest_budget
         self.operator = operator
         self.where = where
+
+
+class SwapFailed(RekindleError, OSError):
+    """What was swapped out cannot be read back, nor computed again; this step cannot go on."""
 
 
 class Unsupported(RekindleError, RuntimeError):

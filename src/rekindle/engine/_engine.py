@@ -271,6 +271,27 @@ class Engine(Ledger):
         self._chooser.evicted(storage)
         return True
 
+    def copy_lost(self, storage: Storage) -> None:
+        """A copy that the driver had reported as made never arrived. Between any two actions.
+
+        What is not in memory has to be computed again. As after `swap_out_failed`, as much as is on
+        the host now is all that may be there from now on.
+        """
+        host = self.host
+        if host is None or not storage.on_host:
+            return
+        if host.saving.pop(storage, None) is not None:
+            self._unlock(storage)
+        if storage in self.discarded:
+            self.discarded.remove(storage)
+            host.drop(storage)
+        elif storage.resident:
+            host.drop(storage)
+            self._renew(storage)
+        else:
+            self.swap_in_failed(storage)
+        host.limit = host.nbytes
+
     def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
         """Brings back what is on the host while there is room for it, what was used last first.
 

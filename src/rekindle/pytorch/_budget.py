@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -20,20 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.policies import DTR, Advised, Policy
+from rekindle.policies import DTR, Advised, Policy, Swap
 from rekindle.pytorch._auto import amount_of
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._driver import Driver
+from rekindle.pytorch._host_memory import host_memory
 from rekindle.pytorch._learner import Learner
 from rekindle.pytorch._lessons import lessons_for
 from rekindle.pytorch._operators import operator
 from rekindle.pytorch._optimizers import OptimizerSteps
 from rekindle.pytorch._out_of_memory import is_out_of_memory, short_form
 from rekindle.pytorch._places import Places
-from rekindle.pytorch._report import report_of
+from rekindle.pytorch._report import report_of, swapped_by
 from rekindle.pytorch._resize import resizes_seen
 from rekindle.pytorch._runtime import Runtime
-from rekindle.report._report import Report
+from rekindle.report._report import Report, Swapped
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
 
@@ -157,7 +158,8 @@ class Run:
             self.recompute_ns,
             self.evictions,
             self.recomputations,
-            made_by=repr(self._policy),
+            repr(self._policy),
+            *astuple(swapped_by(self._driver) or Swapped()),
         )
 
     @property
@@ -246,8 +248,11 @@ class budget:
         device: str | torch.device | None = None,
         record: bool = False,
         learn: bool | Literal["wait"] = False,
+        swap: str | int | Swap | None = None,
+        swap_directory: str | os.PathLike[str] | None = None,
     ) -> None:
         self._device = device_of(device)
+        self._host = host_memory(swap, swap_directory, self._device)
         self._budget: Bytes | None = amount_of(amount, self._device)
         self._policy = DTR() if policy is None else policy
         self._record = record
@@ -275,7 +280,10 @@ class budget:
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
         policy = Advised(self._policy) if self._learn else self._policy
-        runtime = Runtime(Driver(self._budget, policy, self._device))
+        if self._host is None:
+            runtime = Runtime(Driver(self._budget, policy, self._device))
+        else:
+            runtime = Runtime(self._host.driver(self._budget, policy))
         run = Run(runtime.driver, self._budget, self._policy, record=self._record)
         if self._learn and self._budget is not None:
             lessons = lessons_for(self._budget, self._device)

@@ -9,7 +9,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from rekindle.schedule import Action, Compute, Free, Recorder
 Result = TypeVar("Result")
 
 
-@final
 class Driver:
     """One engine and the memory that it decides about."""
 

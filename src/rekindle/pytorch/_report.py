@@ -10,7 +10,8 @@ from rekindle.pytorch._advice import advice_on
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._explain import IN_USE, INPUTS, SAVED, Holder, Snapshot, snapshot
 from rekindle.pytorch._places import OUTSIDE, Place, Places
-from rekindle.report._report import Holders, Report
+from rekindle.pytorch._swapping_driver import SwappingDriver
+from rekindle.report._report import Holders, Report, Swapped
 from rekindle.schedule import Record
 from rekindle.trace import Retain, Trace
 
@@ -28,12 +29,24 @@ def report_of(
         evictions=driver.evictions,
         recomputations=driver.recomputations,
         at_peak=_holders(driver.at_peak, places),
+        swapped=swapped_by(driver),
         advice=advice_on(driver.at_peak.memory, driver.at_peak.categories, driver.device),
     )
     if trace is None or record is None or places is None:
         return report
     modules = [place.module for place in places.of_op]
     return report.over_time(trace, record, kinds=_kinds(driver, trace), modules=modules)
+
+
+def swapped_by(driver: Driver) -> Swapped | None:
+    """What went to the host and came back so far; None without swapping."""
+    host = driver.engine.host
+    if host is None or not isinstance(driver, SwappingDriver):
+        return None
+    swapper = driver.swapper
+    return Swapped(
+        host.swapped_out, host.swapped_in, host.peak, swapper.transfer_ns, swapper.waiting_ns
+    )
 
 
 def _holders(peak: Snapshot, places: Places | None) -> Holders:

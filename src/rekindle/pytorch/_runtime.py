@@ -411,7 +411,7 @@ class Runtime:
             moved = handle.moved(storage)
             if moved is not None:
                 return moved
-            if storage.replayable:
+            if storage.replayable or not storage.held:
                 self.driver.use(storage)
             home = memory.home()
             alias = memory.alias if memory.aliased is handle.geometry else None

@@ -59,6 +59,9 @@ def _figures(report: Report) -> str:
         ("recomputations", f"{report.recomputations:,}", ""),
         ("time lost", format_ns(report.recompute_ns), lost),
     ]
+    if report.swapped is not None:
+        waited = f"waited {format_ns(report.swapped.waiting_ns)} for it"
+        cards.append(("swapped out", format_bytes(report.swapped.out), waited))
     if report.smallest_budget is not None:
         part = f"{report.smallest_budget / max(1, report.peak):.1%} of the peak"
         cards.append(("smallest budget", format_bytes(report.smallest_budget), part))

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from rekindle._errors import InvalidFile
-from rekindle.report._report import Choice, Holders, Recomputed, Report, Timeline
+from rekindle.report._report import Choice, Holders, Recomputed, Report, Swapped, Timeline
 
 VERSION = 1
 
@@ -50,6 +50,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     ),
     "recomputed": lambda value: tuple(Recomputed(**row) for row in value),
     "choices": lambda value: tuple(Choice(**row) for row in value),
+    "swapped": lambda value: None if value is None else Swapped(**value),
     "advice": tuple,
 }
 

@@ -72,6 +72,22 @@ class Choice:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Swapped:
+    """What went to the host (`out`) and came `back`, in bytes, and the most that was there at once.
+
+    transfer_ns: what that took; waiting_ns: how long the program waited for it. The rest was hidden
+    behind computation.
+    """
+
+    out: Bytes = 0
+    back: Bytes = 0
+    host_peak: Bytes = 0
+    transfer_ns: Nanoseconds = 0
+    waiting_ns: Nanoseconds = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a run did: budget, peak, who held memory, what was recomputed and at what price.
 
@@ -93,6 +109,7 @@ class Report:
     keep_all: Bytes | None = None  #: the peak of a step that nothing is let go of
     smallest_budget: Bytes | None = None  #: the smallest that the simulator gets through with
     plain_ns: Nanoseconds | None = None  #: the step without Rekindle, measured
+    swapped: Swapped | None = None  #: None without swapping
     advice: tuple[str, ...] = ()
 
     @property

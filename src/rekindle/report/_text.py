@@ -58,12 +58,26 @@ def _figures(report: Report, paint: _Paint) -> list[str]:
         f"recomputations  {report.recomputations:>11}",
         f"time lost       {paint(lost, _YELLOW) if report.recompute_ns else lost}",
     ]
+    rows += _swapped(report)
     if report.smallest_budget is not None:
         part = f"   {report.smallest_budget / report.peak:.1%} of the peak" if report.peak else ""
         rows.append(f"smallest budget {format_bytes(report.smallest_budget):>11}{part}")
     if report.plain_ns is not None:
         rows.append(f"plain step      {format_ns(report.plain_ns):>11}   without Rekindle")
     return rows
+
+
+def _swapped(report: Report) -> list[str]:
+    swapped = report.swapped
+    if swapped is None:
+        return []
+    hidden = max(0, swapped.transfer_ns - swapped.waiting_ns)
+    at_once = format_bytes(swapped.host_peak)
+    return [
+        f"swapped out     {format_bytes(swapped.out):>11}   at most {at_once} at once",
+        f"swapped in      {format_bytes(swapped.back):>11}",
+        f"waited for it   {format_ns(swapped.waiting_ns):>11}   {format_ns(hidden)} were hidden",
+    ]
 
 
 def _peak(report: Report, paint: _Paint) -> list[str]:
