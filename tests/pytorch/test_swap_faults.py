@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -97,6 +98,36 @@ def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with warned("too late"), Tracker() as tracker, swapping(tmp_path) as run:
         assert torch.equal(gradient(weight), wanted)
     assert tracker.peak <= TIGHT
+    check(run)
+
+
+def test_a_write_that_fails_when_the_recipe_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was made from is overwritten while it is being written: it stays in memory."""
+
+    def step(weight: Tensor) -> Tensor:
+        data = torch.ones(WIDTH)
+        x = data.sin() * weight  # saves the sine, which can be had from `data`
+        y = deeply(x)
+        with torch.no_grad():
+            data.add_(1)
+        return torch.autograd.grad((y * x).sum(), weight)[0]
+
+    gate = threading.Event()
+
+    def stuck(*arguments: Any) -> int:
+        gate.wait(0.2)
+        raise OSError(errno.EIO, "too late")
+
+    weight = vector(True)
+    wanted = step(weight)
+    monkeypatch.setattr(os, "pwrite", stuck)
+    with warned("too late"), Tracker() as tracker, swapping(tmp_path, 40 * VECTOR) as run:
+        for _ in range(3):
+            assert torch.equal(step(weight), wanted)
+    assert tracker.peak <= 40 * VECTOR
+    assert run.evictions > 0
     check(run)
 
 

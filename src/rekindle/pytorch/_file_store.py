@@ -75,7 +75,11 @@ class FileStore(Store):
         if offset is None:
             return None
         block = _Block(offset, home.nbytes())
-        return block, self._start(self._out, _write, block, home)
+        try:
+            return block, self._start(self._out, _write, block, home)
+        except Lost:
+            self.release(block)
+            return None
 
     def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
         if not self.here:
@@ -103,7 +107,10 @@ class FileStore(Store):
         block: _Block,
         home: torch.UntypedStorage,
     ) -> Transfer:
-        future = pool.submit(move, self._file, home.data_ptr(), block)
+        try:
+            future = pool.submit(move, self._file, home.data_ptr(), block)
+        except RuntimeError as error:  # no more threads, or the interpreter is about to end
+            raise Lost(str(error)) from None
         job = _Job(future, home, self._moving, self)
         self._moving.add(job)
         return job

@@ -25,7 +25,7 @@ import torch
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 from rekindle.engine import Engine, Storage
-from rekindle.pytorch._memory import Memory, site
+from rekindle.pytorch._memory import Memory, Table, site
 from rekindle.pytorch._store import Lost, Store, Transfer
 
 READS_AHEAD = 2
@@ -47,9 +47,10 @@ class _Moving(NamedTuple):
 class Swapper:
     """The copies on the host for one engine, and what is on its way there and back."""
 
-    def __init__(self, engine: Engine, store: Store) -> None:
+    def __init__(self, engine: Engine, table: Table, store: Store) -> None:
         self.store = store
         self._engine = engine
+        self._table = table
         self._keys: dict[Storage, object] = {}  # of copies that are there, or on their way
         self._leaving: dict[Storage, _Moving] = {}  # the oldest first
         self._coming: dict[Storage, _Moving] = {}
@@ -169,7 +170,17 @@ class Swapper:
 
     def _arrive(self, storage: Storage) -> None:
         """Waits for the write of `storage`, which the engine takes for done."""
+        home = self._leaving[storage].home
         if not self._ended(storage):
+            self._not_written(storage, home)
+
+    def _not_written(self, storage: Storage, home: torch.UntypedStorage) -> None:
+        """There is no copy of what is still in `home`."""
+        gone = storage.on_host and not storage.resident
+        if gone and not storage.replayable:  # its recipe was lost meanwhile: it stays after all
+            self._engine.swap_out_failed(storage)
+            self.hang(storage, home)
+        else:
             self._engine.copy_lost(storage)
 
     def _ended(self, storage: Storage) -> bool:
@@ -185,12 +196,15 @@ class Swapper:
     # -- back -----------------------------------------------------------------------------------
 
     def fetch(self, storage: Storage) -> torch.UntypedStorage | None:
-        """The content of `storage` in memory, for which there is room; None: it is lost."""
+        """The content of `storage` in memory, for which there is room; None: it has no copy."""
         self._leave_away(storage)
         self._wanted = storage
         leaving = self._leaving.get(storage)
         if leaving is not None:  # it is still here
-            return leaving.home if self._ended(storage) else None
+            if self._ended(storage):
+                return leaving.home
+            self._not_written(storage, leaving.home)
+            return None
         try:
             if storage not in self._coming:
                 self.wait_for(storage.nbytes)
@@ -201,6 +215,15 @@ class Swapper:
             self._forget(storage, f"read back: {lost}")
             return None
         return home
+
+    def hang(self, storage: Storage, home: torch.UntypedStorage) -> None:
+        """`storage` is in `home` from now on."""
+        memory: Memory = storage.payload
+        memory.owned = home
+        memory.origin = None
+        if memory.witness is None:
+            memory.version = 0
+        self._table.settle(storage, home, home._cdata)
 
     def returned(self, storage: Storage) -> None:
         """`storage` was computed again, although there is a copy."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import sys
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import final
 
@@ -12,8 +13,8 @@ from rekindle._errors import OutOfBudget, SwapFailed
 from rekindle._types import Bytes
 from rekindle.engine import Call, Engine, Storage
 from rekindle.policies import Policy, Swap
-from rekindle.pytorch._driver import Driver
-from rekindle.pytorch._memory import Memory, site
+from rekindle.pytorch._driver import Driver, Result
+from rekindle.pytorch._memory import site
 from rekindle.pytorch._store import Store
 from rekindle.pytorch._swapper import Swapper
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
@@ -33,7 +34,7 @@ class SwappingDriver(Driver):
     ) -> None:
         super().__init__(budget, policy, device)
         self.engine = Engine(budget, policy, swap=swap)
-        self.swapper = Swapper(self.engine, store)
+        self.swapper = Swapper(self.engine, self.table, store)
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -48,6 +49,13 @@ class SwappingDriver(Driver):
         while not self.swapper.has_room(needed):  # a write failed, and something had to stay
             super().make_room(needed, who)
         self.perform(self.engine.ahead())
+
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+        def when_written() -> Result:
+            self.swapper.wait_for(sys.maxsize)
+            return again()
+
+        return super().rescue(when_written, out)
 
     def use(self, storage: Storage) -> None:
         super().use(storage)
@@ -124,6 +132,8 @@ class SwappingDriver(Driver):
 
     def _swap_in(self, storage: Storage) -> None:
         home = self.swapper.fetch(storage)
+        if home is None and (storage.resident or not storage.on_host):
+            return  # it never left, or the engine knows already that it has to be computed
         if home is None:
             self.engine.swap_in_failed(storage)
             if storage.replayable:
@@ -133,12 +143,7 @@ class SwappingDriver(Driver):
                 "Weights and optimizer state are as they were: run this step again, with "
                 "swap_directory= on another disk, or without swap="
             )
-        memory: Memory = storage.payload
-        memory.owned = home
-        memory.origin = None
-        if memory.witness is None:
-            memory.version = 0
-        self.table.settle(storage, home, home._cdata)
+        self.swapper.hang(storage, home)
         self._did(SwapIn(storage.id))
 
     def _did(self, action: Action) -> None:
