@@ -1,23 +1,30 @@
-"""torch.compile and higher-order operators inside a budget: run eagerly, kept whole, or refused."""
+"""torch.compile and higher-order operators inside a budget: one operator, kept whole, or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch._higher_order_ops.wrap import wrap
 from torch.nn.attention.flex_attention import flex_attention
 
 import rekindle
-from rekindle.pytorch import _operators
-from tests.pytorch.harsh import deeper, differing, everything, harshest, vector
+from rekindle.engine import Call
+from rekindle.pytorch import Run, _driver, _operators
+from rekindle.pytorch._regions import Region
+from rekindle.pytorch._replay import run_again
+from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 
-Step = Callable[[], object]
+Compile = Callable[[nn.Sequential], Callable[[Tensor], Tensor]]
+REGION = Region.name
 
 
 @pytest.fixture(autouse=True)
@@ -27,82 +34,193 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-class Layers(nn.Module):
+class Block(nn.Module):
+    """Draws random numbers, moves statistics and writes in place."""
+
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(20)
-        layers = [nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.Tanh()) for _ in range(6)]
-        self.layers = nn.Sequential(*layers)
+        self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+        self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).square().mean()
+        return self.norm(self.act(nn.functional.dropout(self.linear(x), 0.1)))
 
 
-def test_a_compiled_model_runs_eagerly() -> None:
-    """A budget recomputes operators, which a compiled program does not have."""
-
-    def program() -> Step:
-        model = Layers()
-        compiled = torch.compile(model, backend="aot_eager")
-        batch = torch.rand(200, 16)
-
-        def step() -> object:
-            loss = compiled(batch)
-            loss.backward()
-            return loss, model
-
-        return step
-
-    assert harshest(program).again["addmm"] > 0
+def whole(backend: str) -> Compile:
+    return lambda model: torch.compile(model, backend=backend, fullgraph=True)
 
 
-def test_a_model_that_is_compiled_already() -> None:
-    """Compiled outside, eager inside, compiled again outside: gradients as without a budget."""
-    batch = torch.rand(200, 16)
+def each_block(model: nn.Sequential) -> nn.Sequential:
+    return nn.Sequential(*(torch.compile(block) for block in model))
 
-    def results(around: Callable[[Step], object]) -> dict[str, object]:
+
+def trained(compiler: Compile, amount: str | None) -> tuple[dict[str, object], Run | None]:
+    """What two steps leave behind, each with two forward passes and then their backward passes."""
+    torch._dynamo.reset()
+    torch.manual_seed(20)
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    compiled = compiler(model)
+    losses: list[Tensor] = []
+    with nullcontext() if amount is None else rekindle.budget(amount) as run:
+        for _ in range(2):
+            parts = [compiled(torch.rand(200, 16)).square().mean() for _ in range(2)]
+            for part in reversed(parts):
+                part.backward()
+            losses += [part.detach() for part in parts]
+    return everything((losses, model)), run
+
+
+@contextmanager
+def names_of_recomputed() -> Iterator[set[str]]:
+    """The operators that run again inside."""
+    names: set[str] = set()
+
+    def noting(call: Call, *, in_place: bool) -> list[Tensor]:
+        names.add(call.name)
+        return run_again(call, in_place=in_place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_driver, "run_again", noting)
+        yield names
+
+
+def test_with_the_eager_backend_operators_run_again() -> None:
+    wanted, _ = trained(whole("eager"), None)
+    got, run = trained(whole("eager"), "120KiB")
+    assert differing(got, wanted) == []
+    assert run is not None
+    assert run.peak <= 120 * 1024
+    assert run.recomputations > 2 * 4 * 2  # the regions would be as many
+
+
+def test_with_the_backend_aot_eager_what_is_saved_is_kept() -> None:
+    """Its forward pass is an `autograd.Function`, which is the program's own."""
+    wanted, _ = trained(whole("aot_eager"), None)
+    got, run = trained(whole("aot_eager"), "1MiB")
+    assert differing(got, wanted) == []
+    assert run is not None
+    assert run.recomputations == 0
+    with pytest.raises(rekindle.OutOfBudget):
+        trained(whole("aot_eager"), f"{run.peak // 2}B")
+
+
+@pytest.mark.slow
+def test_compiled_blocks_run_again_as_single_operators() -> None:
+    wanted, _ = trained(each_block, None)
+    _, roomy = trained(each_block, "1MiB")
+    assert roomy is not None
+    assert roomy.recomputations == 0
+    half = roomy.peak // 2
+    with names_of_recomputed() as again:
+        got, run = trained(each_block, f"{half}B")
+    assert differing(got, wanted) == []
+    assert run is not None
+    assert run.peak <= half
+    assert {REGION} <= again <= {REGION, "aten::pow", "aten::rand"}
+
+
+@pytest.mark.slow
+def test_all_that_a_region_saves_counts() -> None:
+    """One region saves at least an activation a block: below that nothing can be let go."""
+    wanted, _ = trained(whole("inductor"), None)
+    got, run = trained(whole("inductor"), "1MiB")
+    assert differing(got, wanted) == []
+    assert run is not None
+    activation = 200 * 16 * 4
+    assert run.peak > 2 * 4 * activation
+    with pytest.raises(rekindle.OutOfBudget, match=REGION) as raised:
+        trained(whole("inductor"), f"{4 * activation}B")
+    assert raised.value.needed > 4 * activation
+
+
+@pytest.mark.slow
+def test_what_was_compiled_outside_is_kept() -> None:
+    """It does not show itself, so its results count from when the program or autograd has them."""
+    torch._dynamo.reset()
+    weight = vector(True)
+    compiled = torch.compile(lambda x: (x.sin() * x).exp())
+    wanted = torch.autograd.grad(compiled(weight).sum(), weight)
+    with rekindle.budget("1MiB") as run:
+        loss = compiled(weight).sum()
+        assert run.memory >= 2 * weight.nbytes
+        got = torch.autograd.grad(loss, weight)
+    assert torch.equal(got[0], wanted[0])
+    assert run.recomputations == 0
+
+
+@pytest.mark.slow
+def test_a_region_that_writes_its_arguments_is_not_run_again_for_them() -> None:
+    """Neither what was there, nor who computed with it, is lost (R4)."""
+
+    def step() -> object:
+        torch._dynamo.reset()
         torch.manual_seed(20)
-        model = Layers()
-        compiled = torch.compile(model, backend="aot_eager")
-        torch.manual_seed(3)
-        losses = []
-        for number in range(3):
-            if number == 1:
-                around(lambda: losses.append(_trained(compiled, batch)))
-            else:
-                losses.append(_trained(compiled, batch))
-        return everything((losses, model))
+        weight, table = vector(True), vector()
 
-    def within(step: Step) -> None:
-        with rekindle.budget("100KiB") as run:
-            step()
-        assert run.recomputations > 0
+        @torch.compile
+        def look_up(x: Tensor) -> Tensor:
+            result = x * table.sum()
+            table.mul_(1.5)
+            return result
 
-    assert differing(results(within), results(lambda step: step())) == []
+        x = weight
+        for _ in range(4):
+            x = look_up((x * table.clone()).sin())
+        x.sum().backward()
+        return x, weight, table
 
-
-def _trained(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    loss = model(batch)
-    loss.backward()
-    return loss.detach()
+    wanted = everything(step())
+    assert differing(everything(step()), wanted) == []
+    with letting_go_of_everything(), rekindle.budget("1MiB") as run:
+        got = everything(step())
+    assert differing(got, wanted) == []
+    assert run.recomputations > 0
 
 
-def test_a_whole_graph_is_refused() -> None:
-    compiled = torch.compile(Layers(), backend="aot_eager", fullgraph=True)
-    with (
-        pytest.raises(rekindle.Unsupported, match=r"torch\.compile without fullgraph"),
-        rekindle.budget("1MiB"),
-    ):
-        compiled(torch.rand(200, 16))
+@pytest.mark.slow
+def test_a_region_that_decides_runs_once() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile
+    def routed(x: Tensor) -> Tensor:
+        values, _ = x.topk(WIDTH // 2)
+        return values.exp()
+
+    weight = vector(True)
+    wanted = torch.autograd.grad(routed(weight.exp()).sum(), weight)
+    torch._dynamo.reset()
+    with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
+        got = torch.autograd.grad(routed(weight.exp()).sum(), weight)
+    assert torch.equal(got[0], wanted[0])
+    assert again == {"aten::exp"}
 
 
-def test_flex_attention_is_refused() -> None:
+def test_flex_attention() -> None:
+    """PyTorch has no gradient of it on a CPU."""
     heads = torch.rand(1, 2, 32, 16)
-    with (
-        pytest.raises(rekindle.Unsupported, match="scaled_dot_product_attention"),
-        rekindle.budget("1MiB"),
-    ):
-        flex_attention(heads, heads, heads)
+    wanted = flex_attention(heads, heads, heads)
+    with rekindle.budget("1MiB"):
+        assert torch.equal(flex_attention(heads, heads, heads), wanted)
+
+
+def test_compiled_code_that_may_write_unseen_is_refused() -> None:
+    graph = fx.Graph()
+    argument = graph.placeholder("primals_1")
+    part = graph.get_attr("part")
+    graph.output((graph.call_function(wrap, (part, argument)),))
+    module = fx.GraphModule({"part": nn.Identity()}, graph)
+    with pytest.raises(rekindle.Unsupported, match=r"torch\.compiler\.disable"):
+        Region(lambda arguments: arguments, module)
+
+
+def test_one_may_run_all_of_it_eagerly() -> None:
+    torch._dynamo.reset()
+    weight = vector(True)
+    with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
+        with torch.compiler.set_stance("force_eager"):
+            loss = torch.compile(deeper)(weight).sum()
+        loss.backward()
+    assert again >= {"aten::sin", "aten::mul", "aten::exp"}
 
 
 @pytest.mark.slow
@@ -143,17 +261,17 @@ def test_a_loop_without_a_gradient() -> None:
     assert (count.item(), x.tolist()) == (3, [8.0] * 4)
 
 
-def test_a_branch_with_a_gradient_is_refused_one_without_runs() -> None:
+def test_a_branch() -> None:
     weight = vector(True)
 
     def branched(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.sin() * y, lambda y: y.cos() * y, (x,))
 
-    plain = weight.detach()
+    wanted = torch.autograd.grad(branched(weight).sum(), weight)
     with rekindle.budget("1MiB"):
-        assert torch.equal(branched(plain), plain.sin() * plain)
-    with pytest.raises(rekindle.Unsupported, match="Python `if`"), rekindle.budget("1MiB"):
-        branched(weight)
+        got = torch.autograd.grad(branched(weight).sum(), weight)
+        assert torch.equal(branched(weight.detach()), weight.sin() * weight)
+    assert torch.equal(got[0], wanted[0])
 
 
 def test_what_may_write_its_arguments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from rekindle.pytorch._operators import operator
 from rekindle.pytorch._optimizers import OptimizerSteps
 from rekindle.pytorch._out_of_memory import is_out_of_memory, short_form
 from rekindle.pytorch._places import Places
+from rekindle.pytorch._regions import regions_shown
 from rekindle.pytorch._report import report_of, swapped_by
 from rekindle.pytorch._resize import resizes_seen
 from rekindle.pytorch._runtime import Runtime
@@ -51,6 +52,10 @@ class _Mode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # by `_keep_dynamo_out` instead: the wrapper costs as much as all of a mode
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what is compiled stays so, and comes here as one operator (R12)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -294,6 +299,7 @@ class budget:
             mode = stack.enter_context(_Mode(runtime))
             stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
             stack.enter_context(resizes_seen(runtime.driver))
+            stack.enter_context(regions_shown())
             steps = OptimizerSteps(runtime, mode)
             for hook in steps.watch():
                 stack.callback(hook.remove)

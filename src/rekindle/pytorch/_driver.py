@@ -25,6 +25,7 @@ from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
 from rekindle.pytorch._places import Places
 from rekindle.pytorch._replay import run_again
 from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, is_exotic, tensors_in
+from rekindle.pytorch._sources import forget
 from rekindle.schedule import Action, Compute, Free, Recorder
 
 Result = TypeVar("Result")
@@ -221,8 +222,7 @@ class Driver:
             storage = watch.storage or self._list(watch)
             more = nbytes - storage.nbytes
             if more < 0 and not storage.replayable and storage.consumers:
-                self.poll()
-                self.perform(self.engine.forget(storage))  # R4
+                forget(self, storage)
             elif home.device.type == self.device.type:
                 self.make_room(max(0, more), "resize_")
             return storage

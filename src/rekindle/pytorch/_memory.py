@@ -28,6 +28,7 @@ ZEROED = 4  #: made by `zeros`, and no operator has written to it
 COUNTERS = (
     8  #: its aliases have version counters of their own, as the parts that `unsafe_chunk` makes
 )
+NOTICED = 16  #: and a write moved the one of handles that were there before
 
 
 @final
@@ -85,6 +86,11 @@ class Memory:
         """`origin`, if the program still has it."""
         return self.origin() if self.origin is not None else None
 
+    def program_tensor_is_at(self, home: torch.UntypedStorage) -> bool:
+        """Whether its version counter tells of `home`: not once it is elsewhere, by `x.data = y`."""
+        origin = self.program_tensor()
+        return origin is None or origin.untyped_storage()._cdata == home._cdata
+
     def current_version(self) -> int:
         """The version counter now; negative if no tensor of the program is left to tell."""
         origin = self.witness if self.witness is not None else self.program_tensor()
@@ -93,13 +99,13 @@ class Memory:
 
 def unread(storage: Storage | None) -> bool:
     """Whether the program may write there and nothing has to be saved first or noted: no recipe
-    reads or made it, its content is nothing special, and its version can be told (R4, R7)."""
+    reads or made it, its content is nothing special, and its handles will notice (R4, R7)."""
     if storage is None:
         return True
     memory: Memory = storage.payload
     if memory.flags or storage.replayable or storage.consumers:
         return False
-    return not storage.references or memory.current_version() >= 0
+    return not storage.references or memory.witness is not None
 
 
 def site(storage: Storage) -> str:

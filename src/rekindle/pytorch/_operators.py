@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
@@ -137,6 +137,7 @@ class Operator:
         "opaque",
         "overload",
         "overwriting",
+        "predicting",
         "random",
         "resizes",
         "returns_written",
@@ -156,6 +157,7 @@ class Operator:
         each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
         plain = getattr(func, "_op", func)  # without the layer of Python around it
         self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
+        self.predicting = self.func  #: on meta tensors, for the sizes of the results
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
         moves = self.name.startswith("aten::set_")
@@ -168,8 +170,10 @@ class Operator:
             and not moves  # the tensor gets other memory, nothing is written
         )
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        #: Returns views only, or marks a place for the profiler: no memory, no work.
-        self.view = (only_aliases and not self.written) or self.name.startswith("profiler::")
+        #: Returns views only, or marks a place for the profiler: no memory, no work. (What is composed
+        #: of others, as `ravel`, comes here whole in inference mode; it may copy.)
+        views = only_aliases and not self.written and not _is_composed(func)
+        self.view = views or self.name.startswith("profiler::")
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
@@ -201,6 +205,11 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
+
+
+def _is_composed(func: Any) -> bool:
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+    return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(composed)
 
 
 def _content(name: str) -> int:
@@ -240,20 +249,13 @@ def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
     return sys.maxsize
 
 
-def check_higher_order(higher: HigherOrderOperator, args: Sequence[Any]) -> None:
-    """Refuses what may write its arguments unseen, and what PyTorch fails at in a mode (R11)."""
+def check_higher_order(higher: HigherOrderOperator) -> None:
+    """Refuses what may write its arguments unseen (R11)."""
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
             f"the higher-order operator {higher.name()} inside rekindle.budget(...): what it does "
             "cannot be seen, and it may write its arguments. Leave the budget for it, or write it "
             "in plain operators"
-        )
-    if higher.name() == "cond" and any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in args[3]
-    ):
-        raise Unsupported(
-            "torch.cond with a gradient inside rekindle.budget(...): PyTorch compiles its branches "
-            "for that, and compiles nothing under a dispatch mode. Write it as a Python `if`"
         )
 
 

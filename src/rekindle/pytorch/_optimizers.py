@@ -28,6 +28,7 @@ from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._memory import unread
 from rekindle.pytorch._runtime import Runtime
 from rekindle.pytorch._signature import PLAIN_TENSORS
+from rekindle.pytorch._sources import forget
 
 #: Their steps take the same memory again and again, and run nobody's code but their own.
 KNOWN: Final = frozenset({
@@ -147,11 +148,11 @@ class OptimizerSteps:
                 return False
             if watch.storage is not None:
                 written.append(watch.storage)
-        read = [each for each in written if each.consumers and not each.replayable]
-        if read:  # by a loss that the program keeps, say
-            driver.poll()
-            for storage in read:
-                driver.perform(driver.engine.forget(storage))
+        for storage in written:
+            if (
+                storage.consumers and not storage.replayable
+            ):  # by a loss that the program keeps, say
+                forget(driver, storage)
         if not all(map(unread, written)):
             return False
         for storage in written:

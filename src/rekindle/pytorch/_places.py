@@ -73,13 +73,15 @@ class Places:
         return self._made_at[found] if found < len(self._nodes) else Place(OUTSIDE, users_line())
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # compiled code is one operator of the module that contains all of it
         path = self._paths.get(module)
         if path is None:
             path = self._discover(module)
         self._running.append(path)
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        if self._running:
+        if not torch.compiler.is_compiling() and self._running:
             self._running.pop()
 
     def _discover(self, root: nn.Module) -> str:

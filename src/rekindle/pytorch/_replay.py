@@ -82,6 +82,7 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     recipe: Recipe = call.payload
     signature = recipe.signature
     homes = [_home(value.storage) for value in call.inputs]
+    device = homes[0].device if homes else None
     for position in recipe.dropped:
         homes.insert(position, torch.UntypedStorage(0))
     if recipe.written and not in_place:
@@ -92,7 +93,7 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
                 if value.storage is storage:
                     homes[other] = private
     rebuilt = (
-        _stand_in(signature, geometry) if position in recipe.dropped else geometry.of(home)
+        _stand_in(signature, geometry, device) if position in recipe.dropped else geometry.of(home)
         for position, (geometry, home) in enumerate(zip(signature.geometries(), homes, strict=True))
     )
     args, kwargs = signature.arguments(rebuilt, recipe.extras)
@@ -131,7 +132,8 @@ def _home(storage: Storage) -> torch.UntypedStorage:
             "its memory was resized outside (as FSDP does after the forward pass). "
             "Use reshard_after_forward=False"
         )
-    if memory.version >= 0 and memory.current_version() not in (-1, memory.version):
+    unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
+    if not unchanged and memory.program_tensor_is_at(home):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
             f"operation: {site(storage)} that recomputation needs is at version "
@@ -149,6 +151,11 @@ def _copy(home: torch.UntypedStorage) -> torch.UntypedStorage:
     return _whole(home).clone().untyped_storage()
 
 
-def _stand_in(signature: Signature, geometry: Geometry) -> Tensor | None:
+def _stand_in(
+    signature: Signature, geometry: Geometry, device: torch.device | None
+) -> Tensor | None:
     """In the place of running statistics: nothing where that is allowed, else a scratch tensor."""
-    return torch.zeros(geometry.size, dtype=geometry.dtype) if signature.operator.written else None
+    if not signature.operator.written:
+        return None
+    empty = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=device)
+    return empty.zero_()

@@ -24,6 +24,7 @@ from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import (
     COUNTERS,
     EXOTIC,
+    NOTICED,
     UNWRITTEN,
     ZEROED,
     Memory,
@@ -39,6 +40,7 @@ from rekindle.pytorch._operators import (
     bytes_of_dynamic,
     check_higher_order,
 )
+from rekindle.pytorch._regions import COMPILED, Region, region_of
 from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
@@ -50,6 +52,7 @@ from rekindle.pytorch._signature import (
     tensors_in,
     written_by,
 )
+from rekindle.pytorch._sources import forget
 
 
 @final
@@ -65,7 +68,9 @@ class Runtime:
 
     # -- operators ------------------------------------------------------------------------------
 
-    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, operator: Operator | Region, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Runs an operator of the program within the budget, and records how to run it again."""
         driver = self.driver
         engine = driver.engine
@@ -107,10 +112,8 @@ class Runtime:
                 recording &= self._look_twice(invocation)
             if operator.indexing and recording:
                 self._keep_indices(invocation)
-            if invocation.fixed:  # R4
-                driver.poll()
-                for storage in invocation.fixed:
-                    driver.perform(engine.forget(storage))
+            for storage in invocation.fixed:
+                forget(driver, storage)
             needed = signature.needed
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -138,8 +141,14 @@ class Runtime:
         self, higher: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a higher-order operator, which shows nothing of what it does: its results are kept,
-        and counted when they are there (R12)."""
-        check_higher_order(higher, args)
+        and counted when they are there. But compiled code is an operator like any other (R12)."""
+        if higher.name() == COMPILED:
+            region = region_of(args[0])
+            arguments = tuple(args[1])
+            args[1].clear()  # PyTorch's way to let go of them
+            with torch.set_grad_enabled(region.training):
+                return self.run(region, arguments, {})
+        check_higher_order(higher)
         result = higher(*args, **kwargs)
         for tensor in tensors_in(result):
             self.driver.meet(tensor)
@@ -149,7 +158,7 @@ class Runtime:
         """Runs `set_`: a tensor moves to other memory, which maybe no operator made, as that of a
         batch from another process."""
         driver = self.driver
-        driver.meet(args[0])
+        driver.known(args[0]).payload.version = -1  # its counter moves, but what is there does not
         source = kwargs.get("source", args[1] if len(args) > 1 else None)
         home = source.untyped_storage() if isinstance(source, Tensor) else source
         if home is None or driver.table.lives(home._cdata):
@@ -291,8 +300,8 @@ class Runtime:
         replaced: list[tuple[int, Storage]] = []
         for storage, position in changed.items():
             memory: Memory = storage.payload
-            # Whether handles are to notice, nobody could tell.
-            unknown = storage.references and memory.current_version() < 0
+            # Whether handles are to notice, nobody could tell once the program's tensor is gone.
+            unknown = storage.references and memory.witness is None
             if storage.replayable or unknown or storage in invocation.fixed:
                 replaced.append((position, storage))
             else:
@@ -328,11 +337,14 @@ class Runtime:
         self.driver.succeed(old, new)
         after.origin, after.witness, after.version = before.origin, before.witness, -1
         origin = before.program_tensor()
-        told = hidden or before.flags & COUNTERS  # each handle knows its own counter
-        if not told and (origin is None or _share_version(origin, target)):
+        parts = before.flags & COUNTERS
+        noticed = not hidden and (not parts if origin is None else _share_version(origin, target))
+        if noticed and not parts:
             before.overwritten = True
             after.disown()
         else:  # .data or running statistics: plain PyTorch computes with what is there now
+            if noticed or before.flags & NOTICED:
+                after.flags |= NOTICED
             before.successor = new
             self.driver.hand_over(old, new)
 
@@ -425,7 +437,8 @@ class Runtime:
         memory: Memory = storage.payload
         witness = handle.witness
         now = memory.current_version() if witness is None else witness._version
-        if memory.overwritten or (handle.version >= 0 and now not in (-1, handle.version)):
+        noticed = memory.overwritten or (witness is None and memory.flags & NOTICED)
+        if noticed or (handle.version >= 0 and now not in (-1, handle.version)):
             geometry = handle.geometry
             raise _modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
 

@@ -155,7 +155,7 @@ class Signature:
         """Which of the tensors that a call returned are new, and their bytes."""
         operator = self.operator
         self.fresh = fresh
-        if not operator.dynamic:
+        if not (operator.dynamic or operator.resizes):
             self.needed = nbytes
             special = operator.opaque or operator.statistics or operator.separating
             self.ordinary = not (exotic or special)
@@ -236,21 +236,22 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
     for every operator of the first kind, as many 8-byte coordinates as the largest argument has.
     """
     metas = [_meta(geometry) for geometry in signature.geometries()]
-    known = {meta.untyped_storage()._cdata for meta in metas}
+    known = {(home := meta.untyped_storage())._cdata: home.nbytes() for meta in metas}
     drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
     args, kwargs = signature.arguments(iter(metas), drawn)
     if kwargs.get("device") is not None:
         kwargs["device"] = "meta"
     try:
-        result = signature.operator.func(*args, **kwargs)
+        result = signature.operator.predicting(*args, **kwargs)
     except Exception:  # if the arguments are wrong, the operator itself will say so
         counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
         return 8 * max(counts, default=0)
     total = 0
     for tensor in tensors_in(result):
-        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in known:
-            known.add(tensor.untyped_storage()._cdata)
-            total += tensor.untyped_storage().nbytes()
+        if tensor.layout is torch.strided:  # new, or larger than before: `out` grows
+            home = tensor.untyped_storage()
+            total += max(0, home.nbytes() - known.get(home._cdata, 0))
+            known[home._cdata] = home.nbytes()
     return total
 
 

@@ -106,10 +106,12 @@ def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
     return ""
 
 
+NOTICED = "one of the variables needed for gradient computation has been modified by an inplace"
+
+
 def _start(message: str) -> str:
     """An error's text as far as it is the same wherever it was found."""
-    noticed = "one of the variables needed for gradient computation has been modified by an inplace"
-    return noticed if message.startswith(noticed) else message.split("\n")[0]
+    return NOTICED if message.startswith(NOTICED) else message.split("\n")[0]
 
 
 def left_behind(
