@@ -74,7 +74,10 @@ class OutOfBudget(RekindleError, MemoryError):
     needed: room asked for at this moment.
     budget: the budget in force.
     held: what cannot be let go, by category.
-    smallest_budget: the smallest budget that gets past this operator.
+    smallest_budget: the smallest budget that gets past this operator; a later one may need more.
+    worth_trying: that, or more, where budgets named before were tried and came too short as well:
+        in twice the steps each time, but by no more than a quarter. So a loop that needs a little
+        more each time around does not name a budget for each.
     operator: the operator that asked; where: the user's source line, as "file:line".
     """
 
@@ -86,6 +89,7 @@ class OutOfBudget(RekindleError, MemoryError):
         budget: Bytes,
         held: Mapping[str, Bytes],
         smallest_budget: Bytes,
+        worth_trying: Bytes | None = None,
         operator: str = "",
         where: str = "",
     ) -> None:
@@ -94,6 +98,7 @@ class OutOfBudget(RekindleError, MemoryError):
         self.budget = budget
         self.held = dict(held)
         self.smallest_budget = smallest_budget
+        self.worth_trying = smallest_budget if worth_trying is None else worth_trying
         self.operator = operator
         self.where = where
 

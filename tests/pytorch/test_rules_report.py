@@ -132,6 +132,58 @@ def test_the_smallest_budget_gets_past_the_place() -> None:
     assert caught.value.smallest_budget > smallest
 
 
+def test_a_loop_is_past_after_a_few_budgets() -> None:
+    """Each time around takes a vector more: the smallest budgets would be a hundred."""
+    weight = vector(True)
+
+    def loss() -> torch.Tensor:
+        hoard = [weight]
+        for _ in range(100):
+            hoard.append(hoard[-1].sin())
+        return hoard[-1].sum()
+
+    with rekindle.budget.unlimited() as free:
+        loss()
+    errors: list[rekindle.OutOfBudget] = []
+    budget = 10 * VECTOR
+    while True:
+        try:
+            with rekindle.budget(budget):
+                loss()
+            break
+        except rekindle.OutOfBudget as error:
+            errors.append(error)
+            budget = error.worth_trying
+    assert len(errors) <= 12
+    assert free.peak <= budget <= 1.25 * free.peak
+    for error in errors:
+        assert error.smallest_budget <= error.worth_trying <= 1.25 * error.smallest_budget
+        assert str(error).splitlines()[-1].endswith(f"rekindle.budget({error.worth_trying})")
+
+
+def test_who_does_not_do_as_told_is_told_the_smallest() -> None:
+    """Also those who try the smallest budgets only: they want to know them."""
+    weight = vector(True)
+
+    def hoarded() -> None:
+        hoard = [weight]
+        for _ in range(100):
+            hoard.append(hoard[-1].sin())
+
+    def refused(budget: int) -> rekindle.OutOfBudget:
+        with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget(budget):
+            hoarded()
+        return caught.value
+
+    first = refused(10 * VECTOR)
+    assert first.worth_trying == first.smallest_budget
+    second = refused(first.smallest_budget)
+    assert second.smallest_budget == first.smallest_budget + VECTOR
+    assert second.worth_trying == second.smallest_budget + VECTOR
+    other = refused(20 * VECTOR)
+    assert other.worth_trying == other.smallest_budget
+
+
 def test_the_report() -> None:
     weight = vector(True)
     with rekindle.budget(TIGHT) as run:

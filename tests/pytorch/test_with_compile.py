@@ -1,4 +1,4 @@
-"""torch.compile and higher-order operators inside a budget: one operator, kept whole, or refused."""
+"""Compiled code and higher-order operators within a budget: one operator, kept, or refused."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def command(
 
 
 def _larger(error: OutOfBudget) -> str:
-    return f"On this command line: rekindle demo --budget {error.smallest_budget}"
+    return f"On this command line: rekindle demo --budget {error.worth_trying}"
 
 
 def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) -> dict[str, Any]:

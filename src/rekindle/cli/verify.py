@@ -50,7 +50,7 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
         found = verify(step, budget=budget)
     except OutOfBudget as error:
         raise click.ClickException(
-            f"{error}\nOn this command line: --budget {error.smallest_budget}"
+            f"{error}\nOn this command line: --budget {error.worth_trying}"
         ) from None
     click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))
     ctx.exit(0 if found.ok else 1)

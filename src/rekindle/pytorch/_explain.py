@@ -135,12 +135,40 @@ def users_line() -> str:
     return ""
 
 
+@final
+class _Strides:
+    """How far beyond what an operator needs it is worth to go, once budgets named before came too
+    short: what is known of the program ends here, and each attempt may cost a whole step.
+
+    Steps double, as in galloping search (Bentley and Yao, 1976), so that their number grows as the
+    logarithm of what is missing; capped, so that no more than `1 / CAP` is given away at the end.
+    """
+
+    CAP = 4
+
+    def __init__(self) -> None:
+        self._named: tuple[Bytes, ...] = ()
+        self._stride: Bytes = 0
+
+    def beyond(self, budget: Bytes, smallest: Bytes) -> Bytes:
+        """The budget to name when `budget` did not do and `smallest` gets past this operator."""
+        tried = budget in self._named
+        self._stride = max(2 * self._stride, smallest - budget) if tried else 0
+        worth_trying = smallest + min(self._stride, smallest // self.CAP)
+        self._named = (smallest, worth_trying)
+        return worth_trying
+
+
+_strides = _Strides()
+
+
 def out_of_budget(
     shortage: NoRoom, engine: Engine, table: Table, optimizers: Iterable[Any], operator: str
 ) -> OutOfBudget:
     """The error for `shortage`: what was needed, who holds the rest, which budget would do."""
     now = snapshot(engine, table, optimizers)
     smallest = shortage.memory + shortage.needed
+    worth_trying = _strides.beyond(shortage.budget, smallest)
     where = now.where
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
@@ -150,6 +178,10 @@ def out_of_budget(
         *table_of(now.categories),
         f"The smallest budget that gets past this: rekindle.budget({smallest})",
     ]
+    if worth_trying > smallest:
+        lines.append(
+            f"The last one came too short, too; rather try rekindle.budget({worth_trying})"
+        )
     message = "\n".join(lines)
     return OutOfBudget(
         message,
@@ -157,6 +189,7 @@ def out_of_budget(
         budget=shortage.budget,
         held=now.categories,
         smallest_budget=smallest,
+        worth_trying=worth_trying,
         operator=operator,
         where=where,
     )

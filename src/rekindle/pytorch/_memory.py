@@ -87,7 +87,7 @@ class Memory:
         return self.origin() if self.origin is not None else None
 
     def program_tensor_is_at(self, home: torch.UntypedStorage) -> bool:
-        """Whether its version counter tells of `home`: not once it is elsewhere, by `x.data = y`."""
+        """Whether its version counter tells of `home`: not after `x.data = y`."""
         origin = self.program_tensor()
         return origin is None or origin.untyped_storage()._cdata == home._cdata
 

@@ -29,7 +29,7 @@ VIEWS = "a write is noticed at another of the tensors that see it"
 
 
 def complaint(program: Program, tightness: float, excepted: Counter[str] | None = None) -> str:
-    """What is wrong with `program`, empty if nothing is; `excepted` counts what was not asked of it.
+    """What is wrong with `program`, empty if nothing is; `excepted` counts what was not asked.
 
     It runs plainly, then so that all that may be let go is let go before every operator, then
     within a budget. `tightness` 1.0: the smallest that is feasible; 0.0: the plain peak.
@@ -131,6 +131,8 @@ def _complaint_within(
 
 def _excuse(program: Program, got: str, plain: str) -> str:
     """Why another error than PyTorch's, or none, is no complaint; empty if it is one."""
+    if got == plain:
+        return ""
     exchanged = any(word in line for line in program.step for word in (".set_(", ".data = "))
     if exchanged and not got and NOTICED in plain:
         return EXCHANGED
