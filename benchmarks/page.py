@@ -179,11 +179,22 @@ def sweeps() -> str:
     if not found:
         return ""
     rows = [
-        [name, *(row["counts"].get(key, 0) for key in ("tried", "same", "excepted", "different"))]
+        [
+            f"{name}: `{row['command']}`",
+            row["tried"],
+            row["same"],
+            sum(row["excepted"].values()),
+            row["different"],
+        ]
         for name, row in found.items()
     ]
-    heads = ["PyTorch's own databases", "tried", "same bits", "excepted", "different"]
-    return "\n".join(["## Operators, modules, optimizers", "", *table_of(heads, rows)]) + "\n"
+    heads = ["", "tried", "same bits", "excepted", "different"]
+    return (
+        "\n".join(
+            ["## Operators, modules, optimizers, random programs", "", *table_of(heads, rows)]
+        )
+        + "\n"
+    )
 
 
 def load(name: str) -> dict[str, Any]:

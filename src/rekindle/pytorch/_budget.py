@@ -338,11 +338,6 @@ _REFUSED_BY_TORCH = {
         "which works by saved tensor hooks: those transforms have none. Use "
         "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
     ),
-    "non-infra torch dispatch mode present": (
-        "torch.compile(fullgraph=True) or flex_attention inside rekindle.budget(...), which works "
-        "by a dispatch mode: PyTorch compiles nothing under one. Use torch.compile without "
-        "fullgraph, which then runs eagerly, or scaled_dot_product_attention"
-    ),
 }
 
 

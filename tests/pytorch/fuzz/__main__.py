@@ -14,13 +14,15 @@ import torch
 
 from tests.pytorch.fuzz.check import complaint, report
 from tests.pytorch.fuzz.lines import random_program
+from tests.pytorch.sweep._results import RESULTS, write_results
 
 
 @click.command()
 @click.option("--programs", default=10_000, show_default=True, help="How many.")
 @click.option("--seed", default=0, show_default=True, help="Of the first; the next has the next.")
 @click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
-def main(programs: int, seed: int, longest: int) -> None:
+@click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
+def main(programs: int, seed: int, longest: int, save: bool) -> None:
     """Random programs, plainly and within budgets; prints a short one for each that differs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -41,8 +43,13 @@ def main(programs: int, seed: int, longest: int) -> None:
             done = number + 1 - seed
             click.echo(f"\r{done} of {programs}, {dict(counts)}, {took:.0f} s", nl=False, err=True)
     click.echo(f"\n{programs} programs: {counts['passed']} the same, {counts['wrong']} not")
-    for reason, number in excepted.items():
-        click.echo(f"{number:6}  {reason}")
+    reasons = dict(sorted((+excepted).items()))
+    for reason, number in reasons.items():
+        click.echo(f"{number:6}  excepted: {reason}")
+    if save:
+        same = counts["passed"] - excepted.total()
+        found = {"tried": programs, "same": same, "excepted": reasons, "different": counts["wrong"]}
+        write_results("programs", found, time.monotonic() - started)
     sys.exit(bool(counts["wrong"]))
 
 

@@ -314,7 +314,7 @@ BACKWARD = (
     "({new},) = torch.autograd.grad({x}.sum(), {w}, create_graph=True)",
     "({new},) = torch.autograd.grad({x}.square().sum(), {y}, create_graph=True)",
     "({new},) = torch.autograd.grad({x}.sum(), {y})",
-    "{x}.register_hook(lambda gradient: gradient * 0.5)",
+    "{x}.grad_fn; {x}.register_hook(lambda gradient: gradient * 0.5)",  # else it may crash
     "{x}.retain_grad()",
     "{w}.grad = None",
     "optimizer.step()",

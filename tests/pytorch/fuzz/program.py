@@ -130,6 +130,7 @@ def left_behind(
     with context as entered:
         enter(entered, space)
         error = run_lines(program.step, space)
+    space["held"] = [each for each in space["held"] if not _is_spoilt(each)]
     results = {name: space[name] for name in sorted(space) if _is_result(name, space[name])}
     found = everything(results)
     found["error"] = error
@@ -137,12 +138,17 @@ def left_behind(
     return found, space
 
 
+def _is_spoilt(value: object) -> bool:
+    """Whether it is one of several views, and a write spoilt it: nobody may look at it."""
+    try:
+        return isinstance(value, Tensor) and value.is_leaf is None
+    except RuntimeError:
+        return True
+
+
 def _is_result(name: str, value: object) -> bool:
     if isinstance(value, Tensor):
-        try:
-            return value.is_leaf is not None
-        except RuntimeError:  # one of several views, spoilt by a write: nobody may look at it
-            return False
+        return not _is_spoilt(value)
     return name in ("held", "log") or isinstance(value, nn.Module)
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
-from pathlib import Path
-from typing import Any
 
 import click
 import torch
-from benchmarks import _common
 
 from tests.pytorch.sweep import _exceptions
+from tests.pytorch.sweep._results import RESULTS, write_results
 from tests.pytorch.sweep._tally import Tally, tally
 from tests.pytorch.sweep._verdict import Entries
 
 DATABASES = ("opinfo", "modules", "optimizers")
 PROGRESS_SECONDS = 10
-RESULTS = "sweeps"
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
     help="So many samples of each entry and dtype, drawn by a seed; default: all.",
 )
 @click.option("--processes", default=2, show_default=True, help="How many at once.")
-@click.option("--save", is_flag=True, help=f"Write benchmarks/results/{RESULTS}.json.")
+@click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
 def main(
     database: str, only: tuple[str, ...], shard: str, few: int | None, processes: int, save: bool
 ) -> None:
@@ -87,7 +83,8 @@ def main(
     for line in total.table():
         click.echo(line)
     if save:
-        _save(database, {"entries": len(chosen), **total.as_data()}, time.monotonic() - started)
+        counts = {"entries": len(chosen), **total.as_data()}
+        write_results(database, counts, time.monotonic() - started)
     sys.exit(bool(total.failures))
 
 
@@ -96,15 +93,6 @@ def _shard(text: str) -> tuple[int, int]:
     if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
         return int(part), int(parts)
     raise click.BadParameter(f"got {text}; write --shard 1/8", param_hint="--shard")
-
-
-def _save(database: str, counts: dict[str, Any], seconds: float) -> None:
-    path = Path(_common.ROOT) / "benchmarks" / "results" / f"{RESULTS}.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    conditions = _common.conditions()
-    command = " ".join(["scripts/sweep", *(word for word in sys.argv[1:] if word != "--save")])
-    results[database] = {**conditions, "command": command, "seconds": round(seconds), **counts}
-    _common.write(RESULTS, results)
 
 
 if __name__ == "__main__":
