@@ -8,13 +8,15 @@ import time
 import warnings
 from collections import Counter
 from random import Random
+from typing import Any
 
 import click
 import torch
+from benchmarks import _common
 
 from tests.pytorch.fuzz.check import complaint, report
 from tests.pytorch.fuzz.lines import random_program
-from tests.pytorch.sweep._results import RESULTS, write_results
+from tests.pytorch.sweep._results import RESULTS, results, write_results
 
 
 @click.command()
@@ -49,8 +51,23 @@ def main(programs: int, seed: int, longest: int, save: bool) -> None:
     if save:
         same = counts["passed"] - excepted.total()
         found = {"tried": programs, "same": same, "excepted": reasons, "different": counts["wrong"]}
-        write_results("programs", found, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        write_results("programs", *_continued(seed, found, seconds))
     sys.exit(bool(counts["wrong"]))
+
+
+def _continued(seed: int, found: dict[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
+    """With what was saved before, if that ended at `seed` with the same commit."""
+    seeds = {"first_seed": seed, "last_seed": seed + found["tried"] - 1}
+    before = results().get("programs", {})
+    commit = _common.conditions()["commit"]
+    if (before.get("last_seed"), before.get("commit")) != (seed - 1, commit):
+        return {**seeds, **found}, seconds
+    seeds["first_seed"] = before["first_seed"]
+    for key in ("tried", "same", "different"):
+        found[key] += before[key]
+    found["excepted"] = dict(Counter(found["excepted"]) + Counter(before["excepted"]))
+    return {**seeds, **found}, seconds + before["seconds"]
 
 
 if __name__ == "__main__":

@@ -13,13 +13,17 @@ NAME = "sweeps"
 RESULTS = f"benchmarks/results/{NAME}.json"
 
 
+def results() -> dict[str, Any]:
+    """What is there, by database."""
+    path = Path(_common.ROOT) / RESULTS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def write_results(database: str, counts: dict[str, Any], seconds: float) -> None:
     """Puts `counts` in the place of what was there for `database`."""
-    path = Path(_common.ROOT) / RESULTS
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     conditions = _common.conditions()
     fuzz = ["fuzz"] if database == "programs" else []
     words = [word for word in sys.argv[1:] if word != "--save"]
     command = " ".join(["scripts/sweep", *fuzz, *words])
-    results[database] = {**conditions, "command": command, "seconds": round(seconds), **counts}
-    _common.write(NAME, results)
+    entry = {**conditions, "command": command, "seconds": round(seconds), **counts}
+    _common.write(NAME, {**results(), database: entry})
