@@ -170,8 +170,8 @@ class Operator:
             and not moves  # the tensor gets other memory, nothing is written
         )
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        #: Returns views only, or marks a place for the profiler: no memory, no work. (What is composed
-        #: of others, as `ravel`, comes here whole in inference mode; it may copy.)
+        #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
+        #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
         views = only_aliases and not self.written and not _is_composed(func)
         self.view = views or self.name.startswith("profiler::")
         #: Returns what it writes, and nothing beside.
