@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rekindle.engine import Storage
 
-if TYPE_CHECKING:
-    from rekindle.pytorch._driver import Driver
 
+def forget(driver: Any, source: Storage) -> None:
+    """Brings back what only `source` can bring back; it is kept from then on, as `source` was.
 
-def forget(driver: Driver, source: Storage) -> None:
-    """Brings back what only `source` can bring back; it is kept from then on, as `source` was."""
+    driver: a `Driver`, which calls this itself: it cannot be imported here.
+    """
     driver.poll()
     made = source.made_through()
     driver.perform(driver.engine.forget(source))
