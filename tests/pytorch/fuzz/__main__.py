@@ -58,16 +58,17 @@ def main(programs: int, seed: int, longest: int, save: bool) -> None:
 
 def _continued(seed: int, found: dict[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
     """With what was saved before, if that ended at `seed` with the same commit."""
-    seeds = {"first_seed": seed, "last_seed": seed + found["tried"] - 1}
+    first, last = seed, seed + found["tried"] - 1
     before = results().get("programs", {})
     commit = _common.conditions()["commit"]
-    if (before.get("last_seed"), before.get("commit")) != (seed - 1, commit):
-        return {**seeds, **found}, seconds
-    seeds["first_seed"] = before["first_seed"]
-    for key in ("tried", "same", "different"):
-        found[key] += before[key]
-    found["excepted"] = dict(Counter(found["excepted"]) + Counter(before["excepted"]))
-    return {**seeds, **found}, seconds + before["seconds"]
+    if (before.get("last_seed"), before.get("commit")) == (seed - 1, commit):
+        first = before["first_seed"]
+        seconds += before["seconds"]
+        for key in ("tried", "same", "different"):
+            found[key] += before[key]
+        found["excepted"] = dict(Counter(found["excepted"]) + Counter(before["excepted"]))
+    command = f"scripts/sweep fuzz --programs {last - first + 1} --seed {first}"
+    return {"command": command, "first_seed": first, "last_seed": last, **found}, seconds
 
 
 if __name__ == "__main__":

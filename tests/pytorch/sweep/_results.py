@@ -22,8 +22,6 @@ def results() -> dict[str, Any]:
 def write_results(database: str, counts: dict[str, Any], seconds: float) -> None:
     """Puts `counts` in the place of what was there for `database`."""
     conditions = _common.conditions()
-    fuzz = ["fuzz"] if database == "programs" else []
-    words = [word for word in sys.argv[1:] if word != "--save"]
-    command = " ".join(["scripts/sweep", *fuzz, *words])
+    command = " ".join(["scripts/sweep", *(word for word in sys.argv[1:] if word != "--save")])
     entry = {**conditions, "command": command, "seconds": round(seconds), **counts}
     _common.write(NAME, {**results(), database: entry})
