@@ -40,7 +40,7 @@ from rekindle.pytorch._operators import (
     bytes_of_dynamic,
     check_higher_order,
 )
-from rekindle.pytorch._regions import COMPILED, Region, region_of
+from rekindle.pytorch._regions import COMPILED, region_of
 from rekindle.pytorch._replay import Recipe, generator_of
 from rekindle.pytorch._signature import (
     PLAIN_TENSORS,
@@ -68,9 +68,7 @@ class Runtime:
 
     # -- operators ------------------------------------------------------------------------------
 
-    def run(
-        self, operator: Operator | Region, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of the program within the budget, and records how to run it again."""
         driver = self.driver
         engine = driver.engine
@@ -143,7 +141,7 @@ class Runtime:
         """Runs a higher-order operator, which shows nothing of what it does: its results are kept,
         and counted when they are there. But compiled code is an operator like any other (R12)."""
         if higher.name() == COMPILED:
-            region = region_of(args[0])
+            region: Any = region_of(args[0])  # says of itself what an `Operator` does
             arguments = tuple(args[1])
             args[1].clear()  # PyTorch's way to let go of them
             with torch.set_grad_enabled(region.training):
