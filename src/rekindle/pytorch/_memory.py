@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from rekindle._types import Bytes
 from rekindle.engine import Storage
 from rekindle.pytorch._geometry import Geometry
+
+if TYPE_CHECKING:
+    from rekindle.pytorch._shells import Shells
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -152,6 +155,7 @@ class Table:
         self.deaths: Obituaries[Watch] = Obituaries()
         self.released: Obituaries[Storage] = Obituaries()  #: of handles: what they stood for
         self.watches: dict[int, Watch] = {}  #: by address
+        self.shells: Shells | None = None  #: if what the program holds may be let go
 
     def lives(self, address: int) -> bool:
         """Whether a storage that is known lives there; not one that died just now, and whose
@@ -197,10 +201,16 @@ class Table:
     def vacate(self, storage: Storage) -> None:
         """`storage` has no home any more; the memory goes when nobody else keeps it."""
         memory: Memory = storage.payload
+        if self.shells is not None and self.shells.emptied(storage):
+            return
         if memory.watch is not None:
             self.leave(memory.watch)
             memory.watch = None
         memory.disown()
+
+    def refill(self, storage: Storage, home: torch.UntypedStorage) -> bool:
+        """The program's own tensors have what is in `home`, if they wait for `storage`."""
+        return self.shells is not None and self.shells.refilled(storage, home)
 
     def is_held(self, storage: Storage) -> bool:
         """Whether the program keeps the memory of `storage` beside the runtime."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import torch
 from benchmarks import _common
 
-from tests.pytorch.sweep import _exceptions
+from tests.pytorch.sweep import _everything, _exceptions
 from tests.pytorch.sweep._tally import Tally, tally
 from tests.pytorch.sweep._verdict import Entries
 
@@ -32,8 +32,10 @@ class Job:
     database: str
     entry: str
     few: int | None
+    evict: Literal["saved", "anything"]
 
     def run(self) -> Tally:
+        _everything.evict = self.evict
         torch.set_num_threads(1)
         exempt = getattr(_exceptions, self.database.upper())
         cases = entries_of(self.database)[self.entry](self.few)
@@ -70,10 +72,23 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
     type=int,
     help="So many samples of each entry and dtype, drawn by a seed; default: all.",
 )
+@click.option(
+    "--evict",
+    type=click.Choice(("saved", "anything")),
+    default="saved",
+    show_default=True,
+    help="As in rekindle.budget.",
+)
 @click.option("--processes", default=2, show_default=True, help="How many at once.")
 @click.option("--save", is_flag=True, help=f"Write benchmarks/results/{RESULTS}.json.")
 def main(
-    database: str, only: tuple[str, ...], shard: str, few: int | None, processes: int, save: bool
+    database: str,
+    only: tuple[str, ...],
+    shard: str,
+    few: int | None,
+    evict: Literal["saved", "anything"],
+    processes: int,
+    save: bool,
 ) -> None:
     """PyTorch's own operators, modules or optimizers against the runtime, bit for bit."""
     names = list(entries_of(database))
@@ -82,12 +97,13 @@ def main(
     part, parts = _shard(shard)
     chosen = [name for name in names if name in only or not only][part - 1 :: parts]
     started = time.monotonic()
-    total = sweep([Job(database, name, few) for name in chosen], processes)
+    total = sweep([Job(database, name, few, evict) for name in chosen], processes)
     click.echo(f"{'entries':32} {len(chosen)} of {len(names)}")
     for line in total.table():
         click.echo(line)
     if save:
-        _save(database, {"entries": len(chosen), **total.as_data()}, time.monotonic() - started)
+        label = database if evict == "saved" else f"{database}, evict={evict}"
+        _save(label, {"entries": len(chosen), **total.as_data()}, time.monotonic() - started)
     sys.exit(bool(total.failures))
 
 
