@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
+from torch.utils import dlpack
 
 from rekindle.pytorch._shells import Shells
 from rekindle.pytorch._signature import tensors_in
@@ -30,7 +31,7 @@ _LOOK = ("__repr__", "tolist")
 #: The functions behind `Tensor.__dlpack__`, by the modules that have them.
 _CAPSULES = {
     torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
-    torch.utils.dlpack: ("to_dlpack",),
+    dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle.engine import Storage
 from rekindle.pytorch._driver import Driver
-from rekindle.pytorch._husk import husk
+from rekindle.pytorch._husk import exchange, husk
 from rekindle.pytorch._memory import Memory
 from rekindle.pytorch._replay import Recipe
 from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED
@@ -65,7 +65,7 @@ class Shells:
         shell = memory.watch()
         if shell is not None:  # else its death is announced, and will be acted on
             self.threads.assert_known()
-            shell._swap_data_ptr_(husk(shell.device))  # which takes the memory along
+            exchange(shell, husk(shell.device))  # which takes the memory along
         return True
 
     def refilled(self, storage: Storage, home: torch.UntypedStorage) -> bool:
@@ -81,7 +81,7 @@ class Shells:
             self._driver.table.settle(storage, home, home._cdata)
             shell = home
         else:
-            shell._swap_data_ptr_(home)
+            exchange(shell, home)
         memory.owned = shell  # until `_look_after`: the program may drop it amid recomputation
         self._fresh.append(storage)
         self._driver._held[storage] = None
