@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from torch import Tensor
 from rekindle._types import Bytes
 from rekindle.engine import Storage
 from rekindle.pytorch._geometry import Geometry
-
-if TYPE_CHECKING:
-    from rekindle.pytorch._shells import Shells
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -147,6 +144,18 @@ class Obituaries(deque[_Dead]):
             self.late()
 
 
+class Emptying(Protocol):
+    """Who lets go of memory under the program's own tensors, and puts it back."""
+
+    def emptied(self, storage: Storage) -> bool:
+        """Whether the program keeps `storage`; then its memory is gone."""
+        ...
+
+    def refilled(self, storage: Storage, home: torch.UntypedStorage) -> bool:
+        """Whether the program waits for `storage`; then it has what was in `home`."""
+        ...
+
+
 @final
 class Table:
     """Finds the engine's storage of a tensor; collects deaths until it is safe to act on them."""
@@ -155,7 +164,7 @@ class Table:
         self.deaths: Obituaries[Watch] = Obituaries()
         self.released: Obituaries[Storage] = Obituaries()  #: of handles: what they stood for
         self.watches: dict[int, Watch] = {}  #: by address
-        self.shells: Shells | None = None  #: if what the program holds may be let go
+        self.shells: Emptying | None = None  #: if what the program holds may be let go
 
     def lives(self, address: int) -> bool:
         """Whether a storage that is known lives there; not one that died just now, and whose
