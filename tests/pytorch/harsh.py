@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -31,8 +31,8 @@ WIDTH = 1_000  # of most vectors here: 4,000 bytes
 class Watch(Tracker):
     """A tracker that also counts the operators that reach the machine, recomputations included."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, resized: bool = False) -> None:
+        super().__init__(resized=resized)
         self.operators: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -57,7 +57,12 @@ class Harsh:
         return self.operators - self.plain
 
 
-def harshest(program: Program, *, policy: Policy | None = None) -> Harsh:
+def harshest(
+    program: Program,
+    *,
+    policy: Policy | None = None,
+    evict: Literal["saved", "anything"] = "saved",
+) -> Harsh:
     """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard."""
     plain = Watch()
     step = _built(program)
@@ -67,16 +72,17 @@ def harshest(program: Program, *, policy: Policy | None = None) -> Harsh:
     budget = plain.alive  # what is there at the end must fit in any case
     del step, result
     for _ in range(MOST_ATTEMPTS):
-        step, watch = _built(program), Watch()
+        step, watch = _built(program), Watch(resized=evict == "anything")
         try:
-            with watch, rekindle.budget(budget, policy=policy) as run:
+            with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
                 result = step()
+                peak = watch.peak  # afterwards all is there
         except rekindle.OutOfBudget as error:
             refused, budget = budget, error.smallest_budget
             assert refused < budget
             continue
         assert differing(everything(result), wanted) == []
-        assert watch.peak <= budget
+        assert peak <= budget
         run._driver.engine.check()
         assert run.recomputations > 0, "nothing was recomputed: this tests nothing"
         return Harsh(run, budget, plain.operators, watch.operators)

@@ -308,3 +308,24 @@ def test_nothing_below_the_constants_is_feasible() -> None:
         del loss
         assert run.memory == 10 * 4 * WIDTH
     assert run.evictions > 0
+
+
+def test_what_was_made_from_an_overwritten_weight_stays_for_what_is_made_from_it() -> None:
+    """It cannot be recomputed any more; others can, from it."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            a = weight.detach() * 2
+            b = a.exp()
+            with torch.no_grad():
+                weight.add_(1)
+            c = deeper(b.requires_grad_() * weight, 3)
+            del a
+            c.sum().backward()
+            return weight, b
+
+        return step
+
+    harshest(program)

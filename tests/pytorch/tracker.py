@@ -19,6 +19,9 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+#: What no budget sees: one that lets go of what the program holds keeps what it is asked for.
+_home_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+
 
 class Measured(NamedTuple):
     """What a plain run took, in bytes; budgets lie between the two.
@@ -65,12 +68,17 @@ class _Seen:
 
 
 class Tracker(TorchDispatchMode):
-    """`alive`: bytes of the storages seen so far that still have memory. `peak`: its maximum."""
+    """`alive`: bytes of the storages seen so far that still have memory. `peak`: its maximum.
+
+    resized: storages may lose their memory while they live and get it back, so that all of them are
+        looked at again after every operator.
+    """
 
     supports_higher_order_operators = True  # their results count, not what is inside
 
-    def __init__(self) -> None:
+    def __init__(self, *, resized: bool = False) -> None:
         super().__init__()
+        self._resized = resized
         self.alive = 0
         self.peak = 0
         self._seen: dict[int, _Seen] = {}
@@ -85,6 +93,8 @@ class Tracker(TorchDispatchMode):
         if not higher and func._schema.is_mutable:  # what was written to may have grown
             self.see(args)
             self.see(kwargs)
+        if self._resized:
+            self._look_again()
         self.peak = max(self.peak, self.alive)
         return result
 
@@ -92,7 +102,7 @@ class Tracker(TorchDispatchMode):
         for tensor in _tensors(values):
             # A shape without memory is not counted, nor what has no one storage (sparse).
             if tensor.device.type != "meta" and tensor.layout is torch.strided:
-                self._count(tensor.untyped_storage())
+                self._count(_home_of(tensor))
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -101,6 +111,13 @@ class Tracker(TorchDispatchMode):
             self._seen[key] = _Seen(weakref.ref(storage, lambda _: self._freed(key)), size)
             self.alive += size
         elif seen.size != size:
+            self.alive += size - seen.size
+            seen.size = size
+
+    def _look_again(self) -> None:
+        for seen in list(self._seen.values()):
+            storage = seen.storage()
+            size = seen.size if storage is None else storage.nbytes()
             self.alive += size - seen.size
             seen.size = size
 

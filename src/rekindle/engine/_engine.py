@@ -84,6 +84,8 @@ class Engine(Ledger):
         Returns what is to be freed or is free: `storage`, and what it alone needed.
         """
         storage.held = False
+        if not storage.resident:  # it was let go while the program held it
+            return [storage, *self._prune(storage)]
         if not storage.consumers:
             return self._prune(storage)
         self.memory -= storage.nbytes
@@ -459,7 +461,7 @@ class Engine(Ledger):
     def _take_over(self, output: Value, source: Value) -> Bytes:
         """The memory of `source` now holds `output`. Returns its size."""
         old, new = source.storage, output.storage
-        new.held, old.held = old.held, False
+        new.held, old.held = new.held or old.held, False  # it may be held already, and let go
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)
         if old.restorable:

@@ -33,6 +33,7 @@ class Storage:
         "references",
         "replayable",
         "resident",
+        "returns",
         "values",
     )
 
@@ -45,6 +46,7 @@ class Storage:
         self.locks = 0  #: calls in progress that read it
         self.references = 0  #: references that permit eviction
         self.held = False  #: the program's own variables keep the memory
+        self.returns = False  #: let go though they do: it is brought back when the program asks
         self.pinned = False  #: must stay as long as anybody needs it
         self.resident = False
         self.on_host = False  #: a copy is there, from which it can be had without its calls

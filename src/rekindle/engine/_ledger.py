@@ -37,6 +37,7 @@ class Ledger:
         self.recompute_ns: Nanoseconds = 0  #: all others
         self.subject: Storage | Call | None = None  #: what the action just yielded is about
         self.idle: list[Storage] = []  #: held, but nothing that was made from them remains
+        self._stranded: list[Storage] = []  # what others are made from, and lost its own recipe
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
@@ -387,9 +388,18 @@ class Ledger:
                     self._renew(storage)
                 self._classify(storage)
                 freed += self._prune(storage)
+                if storage.consumers and storage.resident:
+                    self._stranded.append(storage)
             for value in call.inputs:
                 freed += self._prune(value.storage)
         return freed
+
+    def take_stranded(self) -> list[Storage]:
+        """What is a source since this was last asked: others are made from it, and it is there."""
+        if not self._stranded:
+            return []
+        stranded, self._stranded = self._stranded, []
+        return [storage for storage in stranded if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
@@ -404,6 +414,21 @@ class Ledger:
         storage.locks += 1
         if storage.locks == 1:
             self._classify(storage)
+
+    def let_return(self, storage: Storage, returns: bool) -> None:
+        """Whether `storage` may be let go while the program holds it."""
+        storage.returns = returns
+        self._classify(storage)
+
+    def lock(self, storage: Storage) -> None:
+        """The program reads `storage`, which is resident: it stays until `unlock`."""
+        self._touch(storage)
+        self._lock(storage)
+
+    def unlock(self, storage: Storage) -> Iterable[Action]:
+        """The inverse of `lock`; what died meanwhile is let go."""
+        self._unlock(storage)
+        return self._let_go(storage) if storage.dead and not storage.locks else ()
 
     def _hold(self, storage: Storage) -> None:
         storage.held = True
@@ -421,7 +446,7 @@ class Ledger:
             storage.resident
             and (storage.replayable or self._swappable(storage))
             and storage.locks == 0
-            and not storage.held
+            and (storage.returns or not storage.held)
             and not storage.pinned
             and (storage.nbytes > 0 or self.rules.quirks)  # the authors' let go nothing, too
         )

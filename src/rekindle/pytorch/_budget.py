@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame as _dynamo
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import DTR, Advised, Policy, Swap
+from rekindle.pytorch._anything import Touching, anything
 from rekindle.pytorch._auto import amount_of
 from rekindle.pytorch._capture import Capture
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._host_memory import host_memory
+from rekindle.pytorch._husk import flag_of_reading
 from rekindle.pytorch._learner import Learner
 from rekindle.pytorch._lessons import lessons_for
 from rekindle.pytorch._operators import operator
@@ -35,6 +35,7 @@ from rekindle.pytorch._regions import regions_shown
 from rekindle.pytorch._report import report_of, swapped_by
 from rekindle.pytorch._resize import resizes_seen
 from rekindle.pytorch._runtime import Runtime
+from rekindle.pytorch._signature import takes_itself_apart
 from rekindle.report._report import Report, Swapped
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
@@ -62,7 +63,7 @@ class _Mode(TorchDispatchMode):
     ) -> Any:
         if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
             return self._runtime.run_whole(func, args, kwargs or {})
-        if types and any(map(_takes_itself_apart, types)):  # a DTensor: its parts will come here
+        if types and any(map(takes_itself_apart, types)):  # a DTensor: its parts will come here
             return NotImplemented
         facts = operator(func)
         kwargs = kwargs or {}
@@ -77,24 +78,11 @@ class _Mode(TorchDispatchMode):
         return self._runtime.run(facts, args, kwargs)
 
 
-def _takes_itself_apart(kind: type) -> bool:
-    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
-
-    Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
-    """
-    if kind in (FakeTensor, FunctionalTensor):
-        return False
-    plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
-    return getattr(kind, "__torch_dispatch__", plain) not in (
-        plain,
-        torch._C._disabled_torch_dispatch_impl,
-    )
-
-
 def _keep_dynamo_out() -> None:
     """Inside compiled programs, what the runtime itself runs is not to be compiled."""
     skip = _dynamo._FrameAction.SKIP
-    for entry in (_Mode.__torch_dispatch__, Runtime.pack, Runtime.unpack):
+    modes = (_Mode.__torch_dispatch__, Touching.__torch_dispatch__)
+    for entry in (*modes, Runtime.pack, Runtime.unpack):
         strategy = _dynamo._FrameExecStrategy(skip, skip)  # this frame, and all below it
         _dynamo.set_code_exec_strategy(entry.__code__, strategy)
 
@@ -238,6 +226,11 @@ class budget:
         depends on time, and so does what is let go, never what is computed; "wait" waits for it at
         the end of a step, so that the same events lead to the same decisions.
 
+    evict: "saved" lets go of what autograd alone holds. "anything" lets go of what your variables
+        hold as well, with and without autograd; it is brought back when it is touched, and all of
+        it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
+        `learn`.
+
     Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
     kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
     entered once; contexts do not nest.
@@ -255,7 +248,16 @@ class budget:
         learn: bool | Literal["wait"] = False,
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
+        evict: Literal["saved", "anything"] = "saved",
     ) -> None:
+        if evict == "anything":
+            _check_anything(record, learn, swap)
+        elif evict != "saved":
+            raise Unsupported(
+                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which lets go of '
+                'what autograd alone holds, or evict="anything"'
+            )
+        self._evict = evict
         self._device = device_of(device)
         self._host = host_memory(swap, swap_directory, self._device)
         self._budget: Bytes | None = amount_of(amount, self._device)
@@ -297,7 +299,10 @@ class budget:
         runtime.driver.open()
         with ExitStack() as stack:
             mode = stack.enter_context(_Mode(runtime))
-            stack.enter_context(saved_tensors_hooks(runtime.pack, runtime.unpack))
+            hooks: tuple[Any, Any] = (runtime.pack, runtime.unpack)
+            if self._evict == "anything":
+                hooks = stack.enter_context(anything(runtime))
+            stack.enter_context(saved_tensors_hooks(*hooks))
             stack.enter_context(resizes_seen(runtime.driver))
             stack.enter_context(regions_shown())
             steps = OptimizerSteps(runtime, mode)
@@ -319,10 +324,12 @@ class budget:
         traceback: TracebackType | None,
     ) -> None:
         assert self._stack is not None
-        self._stack.close()
         driver = self._runtime.driver
-        driver.close()
-        del self._runtime
+        try:
+            self._stack.close()
+        finally:
+            driver.close()
+            del self._runtime
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, self._budget))
         if type(error) is RuntimeError:
@@ -339,6 +346,21 @@ _REFUSED_BY_TORCH = {
         "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
     ),
 }
+
+
+def _check_anything(record: bool, learn: bool | str, swap: object) -> None:
+    if swap is not None:
+        raise Unsupported(
+            'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '
+            'by being computed again. Leave out swap, or write evict="saved"'
+        )
+    if record or learn:
+        name = "record" if record else "learn"
+        raise Unsupported(
+            f'rekindle.budget(..., evict="anything", {name}={True}): traces know values that the '
+            f'program holds as always there. Leave out {name}, or write evict="saved"'
+        )
+    flag_of_reading()
 
 
 def _leave() -> None:

@@ -442,6 +442,8 @@ class Driver:
                     shortage, self.engine, self.table, self.optimizers, name
                 ) from None
             if action is None:
+                for storage in self.engine.take_stranded():  # kept like a source from now on
+                    self.own(storage)
                 return
             subject = self.engine.subject
             if type(action) is Compute:
@@ -480,13 +482,16 @@ class Driver:
             self.busy = busy
         if in_place:
             for output, source in call.overwrites:
+                if self.table.refill(output.storage, source.storage.payload.home()):
+                    self.table.vacate(source.storage)
+                    continue
                 self.table.succeed(source.storage, output.storage)
                 output.storage.payload.origin = None  # the program's tensor is elsewhere
                 output.storage.payload.version = 0
             return
         for tensor, storage in zip(tensors, call.made, strict=True):
-            if not storage.resident:
-                home = tensor.untyped_storage()
+            home = tensor.untyped_storage()
+            if not storage.resident and not self.table.refill(storage, home):
                 memory: Memory = storage.payload
                 memory.owned = home
                 memory.origin = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeVar, final
+from typing import Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -150,6 +150,18 @@ class Obituaries(deque[_Dead]):
             self.late()
 
 
+class Emptying(Protocol):
+    """Who lets go of memory under the program's own tensors, and puts it back."""
+
+    def emptied(self, storage: Storage) -> bool:
+        """Whether the program keeps `storage`; then its memory is gone."""
+        ...
+
+    def refilled(self, storage: Storage, home: torch.UntypedStorage) -> bool:
+        """Whether the program waits for `storage`; then it has what was in `home`."""
+        ...
+
+
 @final
 class Table:
     """Finds the engine's storage of a tensor; collects deaths until it is safe to act on them."""
@@ -158,6 +170,7 @@ class Table:
         self.deaths: Obituaries[Watch] = Obituaries()
         self.released: Obituaries[Storage] = Obituaries()  #: of handles: what they stood for
         self.watches: dict[int, Watch] = {}  #: by address
+        self.shells: Emptying | None = None  #: if what the program holds may be let go
 
     def lives(self, address: int) -> bool:
         """Whether a storage that is known lives there; not one that died just now, and whose
@@ -203,10 +216,16 @@ class Table:
     def vacate(self, storage: Storage) -> None:
         """`storage` has no home any more; the memory goes when nobody else keeps it."""
         memory: Memory = storage.payload
+        if self.shells is not None and self.shells.emptied(storage):
+            return
         if memory.watch is not None:
             self.leave(memory.watch)
             memory.watch = None
         memory.disown()
+
+    def refill(self, storage: Storage, home: torch.UntypedStorage) -> bool:
+        """The program's own tensors have what is in `home`, if they wait for `storage`."""
+        return self.shells is not None and self.shells.refilled(storage, home)
 
     def is_held(self, storage: Storage) -> bool:
         """Whether the program keeps the memory of `storage` beside the runtime."""

@@ -13,7 +13,7 @@ from rekindle._errors import Unsupported
 from rekindle.engine import Call, Storage
 from rekindle.pytorch._geometry import Geometry
 from rekindle.pytorch._memory import Memory, site
-from rekindle.pytorch._signature import Signature, tensors_in
+from rekindle.pytorch._signature import Invocation, Signature, tensors_in
 
 _KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
 _AUTOCAST = torch._C.DispatchKeySet(_KEYS.AutocastCPU)  # type: ignore[attr-defined]
@@ -28,35 +28,33 @@ class Recipe:
     The tensor arguments are the call's inputs, in order, but for those that are left out.
     """
 
-    __slots__ = ("dropped", "extras", "random", "signature", "written")
+    __slots__ = ("depth", "dropped", "extras", "grad_mode", "random", "signature", "written")
+
+    depth: int  #: how many calls hang on each other, where somebody counts
 
     def __init__(
-        self,
-        signature: Signature,
-        extras: list[Any],
-        written: tuple[int, ...],
-        dropped: tuple[int, ...],
-        random: tuple[torch.Generator, Tensor] | None,
+        self, invocation: Invocation, written: tuple[int, ...], dropped: tuple[int, ...]
     ) -> None:
-        self.signature = signature
-        self.extras = extras
+        self.signature = invocation.signature
+        self.extras = invocation.extras
+        self.random = invocation.random  #: the generator, and its state before the call
+        self.grad_mode = invocation.grad_mode
         self.written = written  #: which of the tensors the operator writes
         self.dropped = dropped  #: which are left out: running statistics move only once
-        self.random = random  #: the generator, and its state before the call
 
 
 @contextmanager
-def as_the_first_time() -> Iterator[None]:
-    """Below autograd and autocast, where the mode saw the call; in grad mode, as it was then."""
-    grad_mode = torch.is_grad_enabled()
+def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
+    """Below autograd and autocast, where the mode saw the call; in the grad mode of then."""
+    grad_mode_now = torch.is_grad_enabled()
     below_autograd = torch._C._AutoDispatchBelowAutograd()  # type: ignore[attr-defined]
     below_autocast = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # type: ignore[attr-defined]
     with below_autograd, below_autocast:
-        torch._C._set_grad_enabled(True)
+        torch._C._set_grad_enabled(grad_mode)
         try:
             yield
         finally:
-            torch._C._set_grad_enabled(grad_mode)
+            torch._C._set_grad_enabled(grad_mode_now)
 
 
 def generator_of(
@@ -97,7 +95,7 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
         for position, (geometry, home) in enumerate(zip(signature.geometries(), homes, strict=True))
     )
     args, kwargs = signature.arguments(rebuilt, recipe.extras)
-    with as_the_first_time():
+    with as_the_first_time(recipe.grad_mode):
         if recipe.random is None:
             result = signature.operator.func(*args, **kwargs)
         else:

@@ -65,6 +65,7 @@ class Runtime:
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
         #: While an optimizer's step runs unseen: what is to be called if it failed.
         self.interrupted: Callable[[], None] | None = None
+        self.without_grad = False  #: what is made with grad mode off has recipes as well
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class Runtime:
             invocation = Invocation(operator, args, kwargs)
             signature = invocation.signature = signature_of(operator, invocation.key)
             recording = (
-                torch.is_grad_enabled()
+                (torch.is_grad_enabled() or (self.without_grad and invocation.outside_grad_mode()))
                 and not invocation.opaque
                 and not operator.opaque
                 and not self.never_recompute
@@ -275,7 +276,7 @@ class Runtime:
         if recording:
             dropped = invocation.written  # running statistics
             self._link(call, invocation, dropped)
-            call.payload = Recipe(signature, invocation.extras, (), dropped, invocation.random)
+            call.payload = Recipe(invocation, (), dropped)
         for _, tensor, home in made:
             storage = driver.new_storage(call, driver.counted(home))
             memory: Memory = storage.payload
@@ -321,7 +322,7 @@ class Runtime:
         if recording:
             self._link(call, invocation, ())
             targets = tuple(sorted(changed.values()))
-            call.payload = Recipe(signature, invocation.extras, targets, (), invocation.random)
+            call.payload = Recipe(invocation, targets, ())
         driver.admit(call)
         if operator.resizes:
             for output, _ in overwrites:

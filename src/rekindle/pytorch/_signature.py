@@ -12,6 +12,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
 
 from rekindle._types import Bytes, Nanoseconds
@@ -74,6 +76,7 @@ class Invocation:
     written: tuple[int, ...] = ()  #: which tensors are written
     fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
     random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+    grad_mode = True  #: as far as it is recorded
     signature: Signature
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -89,6 +92,11 @@ class Invocation:
         if self.extras and not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
             parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
         self.key = tuple(parts)
+
+    def outside_grad_mode(self) -> bool:
+        """It is recorded although grad mode is off; True, for a condition."""
+        self.grad_mode = False
+        return True
 
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
         """Adds to `parts`, a key in the making, what stands there for each of `args`."""
@@ -227,6 +235,20 @@ def tensors_in(result: Any) -> list[Tensor]:
     if type(result) is tuple or type(result) is list:
         return [tensor for item in result for tensor in tensors_in(item)]
     return [result] if isinstance(result, Tensor) else []
+
+
+def takes_itself_apart(kind: type) -> bool:
+    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
+
+    Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
+    """
+    if kind in (FakeTensor, FunctionalTensor):
+        return False
+    plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
+    return getattr(kind, "__torch_dispatch__", plain) not in (
+        plain,
+        torch._C._disabled_torch_dispatch_impl,
+    )
 
 
 def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:

@@ -13,8 +13,4 @@ def forget(driver: Any, source: Storage) -> None:
     driver: a `Driver`, which calls this itself: it cannot be imported here.
     """
     driver.poll()
-    made = source.made_through()
     driver.perform(driver.engine.forget(source))
-    for each in made:
-        if each.resident and each.consumers and not each.replayable:
-            driver.own(each)  # others are made from it, whether the program has it or not

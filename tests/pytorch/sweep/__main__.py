@@ -8,11 +8,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
+from typing import Literal
 
 import click
 import torch
 
-from tests.pytorch.sweep import _exceptions
+from tests.pytorch.sweep import _everything, _exceptions
 from tests.pytorch.sweep._results import RESULTS, write_results
 from tests.pytorch.sweep._tally import Tally, tally
 from tests.pytorch.sweep._verdict import Entries
@@ -28,8 +29,10 @@ class Job:
     database: str
     entry: str
     few: int | None
+    evict: Literal["saved", "anything"]
 
     def run(self) -> Tally:
+        _everything.evict = self.evict
         torch.set_num_threads(1)
         exempt = getattr(_exceptions, self.database.upper())
         cases = entries_of(self.database)[self.entry](self.few)
@@ -66,10 +69,23 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
     type=int,
     help="So many samples of each entry and dtype, drawn by a seed; default: all.",
 )
+@click.option(
+    "--evict",
+    type=click.Choice(("saved", "anything")),
+    default="saved",
+    show_default=True,
+    help="As in rekindle.budget.",
+)
 @click.option("--processes", default=2, show_default=True, help="How many at once.")
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
 def main(
-    database: str, only: tuple[str, ...], shard: str, few: int | None, processes: int, save: bool
+    database: str,
+    only: tuple[str, ...],
+    shard: str,
+    few: int | None,
+    evict: Literal["saved", "anything"],
+    processes: int,
+    save: bool,
 ) -> None:
     """PyTorch's own operators, modules or optimizers against the runtime, bit for bit."""
     names = list(entries_of(database))
@@ -78,13 +94,14 @@ def main(
     part, parts = _shard(shard)
     chosen = [name for name in names if name in only or not only][part - 1 :: parts]
     started = time.monotonic()
-    total = sweep([Job(database, name, few) for name in chosen], processes)
+    total = sweep([Job(database, name, few, evict) for name in chosen], processes)
     click.echo(f"{'entries':32} {len(chosen)} of {len(names)}")
     for line in total.table():
         click.echo(line)
     if save:
+        label = database if evict == "saved" else f"{database}, evict={evict}"
         counts = {"entries": len(chosen), **total.as_data()}
-        write_results(database, counts, time.monotonic() - started)
+        write_results(label, counts, time.monotonic() - started)
     sys.exit(bool(total.failures))
 
 

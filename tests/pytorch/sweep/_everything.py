@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +15,7 @@ from rekindle.engine import Call, NoRoom
 from rekindle.pytorch import Run, _driver
 
 AMPLE = 1 << 40  #: bytes: nothing is let go for want of room
+evict: Literal["saved", "anything"] = "saved"  #: as in `rekindle.budget`
 
 
 def let_go(run: Run) -> None:
@@ -70,5 +71,5 @@ def counted() -> Iterator[Counter[str]]:
 @contextmanager
 def everything_recomputed() -> Iterator[tuple[Run, Counter[str]]]:
     """A budget that lets everything go at once, and which operators ran again how often."""
-    with counted() as again, rekindle.budget(AMPLE) as run, _LetGo(run):
+    with counted() as again, rekindle.budget(AMPLE, evict=evict) as run, _LetGo(run):
         yield run, again

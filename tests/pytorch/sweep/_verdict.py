@@ -65,6 +65,9 @@ def in_words(error: Exception) -> str:
 def copies(name: str, values: list[Any]) -> dict[str, Any]:
     """Content and geometry, taken past every mode."""
     found: dict[str, Any] = {}
+    for value in values:
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            value.untyped_storage()  # there, whatever a budget lets go of
     unseen: AbstractContextManager[Any] = torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
     with unseen, torch.no_grad():
         for index, value in enumerate(values):

@@ -1,0 +1,97 @@
+"""Which threads there are that might read a tensor while its memory is freed.
+
+A thread that started inside `rekindle.budget(..., evict="anything")` has a dispatch mode of its
+own: its operators wait for the lock, so nothing is let go while one runs. One that ran before has
+none. As long as there is such a thread, nothing that the program holds is let go; but for threads
+of libraries that are known to touch no tensor of the program's, or only by ways that are seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, final
+
+from rekindle._errors import Unsupported
+
+#: Modules whose threads are harmless. They move lists of indices, sources or pickles, which read
+#: through storages; or have nothing to do with tensors.
+HARMLESS = (
+    "IPython",
+    "concurrent.futures.process",
+    "execnet",
+    "ipykernel",
+    "multiprocessing",
+    "torch.utils.data",
+    "tornado",
+    "tqdm",
+    "zmq",
+)
+
+
+@final
+class Threads:
+    """The threads of the process, as seen by the one that made this."""
+
+    def __init__(self) -> None:
+        self._known = {threading.get_ident()}
+        self._last: frozenset[int] = frozenset()
+        self.unknown: list[str] = []  #: the modules that unknown threads came from
+
+    def changed(self) -> bool:
+        """Whether there are others than when this was last asked; then `unknown` is up to date."""
+        # No variable keeps the frames: one is that of this function, and has those of its callers.
+        idents = frozenset(sys._current_frames())
+        if idents == self._last:
+            return False
+        self._last = idents
+        known = {*self._known, threading.get_ident()}
+        origins = [_origin(ident) for ident in idents - known]
+        self.unknown = [origin for origin in origins if not _is_harmless(origin)]
+        return True
+
+    def assert_known(self) -> None:
+        """Raises `Unsupported` if a thread came up amid everything that nothing is known of."""
+        if self.changed() and self.unknown:
+            raise Unsupported(
+                f"a thread of {self.unknown[0]} started while memory was let go that it might be "
+                'reading. Start threads by threading.Thread inside rekindle.budget(..., evict="any'
+                'thing"), or write evict="saved"'
+            )
+
+    @contextmanager
+    def in_mode(self, mode: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+        """Threads that `threading` starts inside run within `mode()`, and are known."""
+        begin: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+        def begin_in_mode(thread: threading.Thread) -> None:
+            ident = threading.get_ident()
+            self._known.add(ident)
+            try:
+                with mode():
+                    begin(thread)
+            finally:
+                self._known.discard(ident)
+
+        threading.Thread._bootstrap_inner = begin_in_mode  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            threading.Thread._bootstrap_inner = begin  # type: ignore[attr-defined]
+
+
+def _is_harmless(origin: str) -> bool:
+    return any(origin == name or origin.startswith(f"{name}.") for name in HARMLESS)
+
+
+def _origin(ident: int) -> str:
+    """The module of the outermost function of a thread that is not of `threading` itself."""
+    names: list[str] = []
+    each: FrameType | None = sys._current_frames().get(ident)
+    while each is not None:
+        names.append(each.f_globals.get("__name__", ""))
+        each = each.f_back
+    return next((name for name in reversed(names) if name != "threading"), "threading")
