@@ -118,6 +118,21 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def share_version(origin: Tensor, target: Tensor) -> bool:
+    """Whether a write through `target` moves the version counter of `origin`.
+
+    Views have the counter of their base, `.data` has its own. `detach()` shares it and shows in no
+    attribute: a step of the one that moves the other does.
+    """
+    if target is origin or target._base is origin:
+        return True
+    version, before = target._version, origin._version
+    torch._C._increment_version([target])  # type: ignore[attr-defined]
+    shared = origin._version != before
+    torch._C._autograd._unsafe_set_version_counter((target,), (version,))  # type: ignore[attr-defined]
+    return shared
+
+
 @final
 class Watch(weakref.ref[torch.UntypedStorage]):
     """Dies with the memory at one address, and knows what lives there.

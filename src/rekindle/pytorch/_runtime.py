@@ -29,6 +29,7 @@ from rekindle.pytorch._memory import (
     ZEROED,
     Memory,
     Table,
+    share_version,
     site,
     unread,
     version_of,
@@ -336,7 +337,7 @@ class Runtime:
         after.origin, after.witness, after.version = before.origin, before.witness, -1
         origin = before.program_tensor()
         parts = before.flags & COUNTERS
-        noticed = not hidden and (not parts if origin is None else _share_version(origin, target))
+        noticed = not hidden and (not parts if origin is None else share_version(origin, target))
         if noticed and not parts:
             before.overwritten = True
             after.disown()
@@ -481,18 +482,3 @@ def _with_counter_of(tensor: Tensor) -> Tensor:
         witness = tensor.detach()
         witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return witness
-
-
-def _share_version(origin: Tensor, target: Tensor) -> bool:
-    """Whether a write through `target` moves the version counter of `origin`.
-
-    Views have the counter of their base, `.data` has its own. `detach()` shares it and shows in no
-    attribute: a step of the one that moves the other does.
-    """
-    if target is origin or target._base is origin:
-        return True
-    version, before = target._version, origin._version
-    torch._C._increment_version([target])  # type: ignore[attr-defined]
-    shared = origin._version != before
-    torch._C._autograd._unsafe_set_version_counter((target,), (version,))  # type: ignore[attr-defined]
-    return shared
