@@ -53,6 +53,7 @@ class Driver:
         self.exact_from: float = math.inf  #: from here on every new peak is looked at
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._look_above: float = 0  # memory at which `at_peak` is out of date
+        self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
         self._next_op = 0
         self._next_storage = 0
@@ -210,7 +211,10 @@ class Driver:
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:
         """Bytes of `home` as far as they are on the device that the budget is for."""
-        return home.nbytes() if home.device.type == self.device.type else 0
+        device = home.device
+        if device not in self._counts:  # once: the name of its type is made anew each time
+            self._counts[device] = device.type == self.device.type
+        return home.nbytes() if self._counts[device] else 0
 
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""

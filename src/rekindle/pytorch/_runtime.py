@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, final
 
@@ -94,7 +95,7 @@ class Runtime:
                 try:
                     result = operator.func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
+                    result = driver.rescue(partial(operator.func, *args, **kwargs), out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 return result
@@ -132,7 +133,7 @@ class Runtime:
                 else:
                     result = self._priced(signature, args, kwargs)
             except torch.OutOfMemoryError as out:
-                result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
+                result = driver.rescue(partial(operator.func, *args, **kwargs), out)
             self._register(invocation, recording, result)
             return result
 
@@ -253,7 +254,10 @@ class Runtime:
         operator, signature = invocation.operator, invocation.signature
         made = _made_by(driver.table, result)
         positions = tuple([position for position, _, _ in made])
-        exotic = EXOTIC if any(is_exotic(tensor.dtype) for _, tensor, _ in made) else 0
+        exotic = 0
+        for _, tensor, _ in made:
+            if is_exotic(tensor.dtype):
+                exotic = EXOTIC
         if signature.fresh is None:
             nbytes = sum(home.nbytes() for _, _, home in made)
             signature.learn(positions, nbytes, exotic=bool(exotic))
@@ -444,6 +448,9 @@ class Runtime:
 
 def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
     """The tensors in a result that have memory of their own, each with its position."""
+    if type(result) is Tensor and result.layout is STRIDED:  # as nearly always
+        home = result.untyped_storage()
+        return [] if table.lives(home._cdata) else [(0, result, home)]
     made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
     seen: list[int] = []
     for position, tensor in enumerate(tensors_in(result)):

@@ -69,11 +69,19 @@ _HASHABLE = (
 class Invocation:
     """One call of an operator by the program: its arguments, taken apart, and what is known."""
 
-    # Defaults of the class: one is made for every operator, and most set none of these.
-    opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
-    written: tuple[int, ...] = ()  #: which tensors are written
-    fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
-    random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+    __slots__ = (
+        "extras",
+        "fixed",
+        "inputs",
+        "key",
+        "opaque",
+        "operator",
+        "random",
+        "signature",
+        "tensors",
+        "written",
+    )
+
     signature: Signature
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -81,6 +89,10 @@ class Invocation:
         self.tensors: list[Tensor] = []  #: in order
         self.extras: list[Any] = []  #: what is not in the key: floats, generators
         self.inputs: list[Storage] = []  #: of the tensors
+        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
+        self.written: tuple[int, ...] = ()  #: which tensors are written
+        self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
+        self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
         for name, arg in kwargs.items():
@@ -93,6 +105,7 @@ class Invocation:
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
         """Adds to `parts`, a key in the making, what stands there for each of `args`."""
         find = geometries.get
+        sees_requires_grad = self.operator.sees_requires_grad
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is Parameter:
@@ -108,7 +121,7 @@ class Invocation:
                     geometry = geometry_of(arg)
                 else:
                     geometry = find(key) or new_geometry(key)
-                if self.operator.sees_requires_grad and arg.requires_grad:
+                if sees_requires_grad and arg.requires_grad:
                     geometry = requiring_grad(geometry) if torch.is_grad_enabled() else geometry
                 parts.append(geometry)
             elif kind is int or arg is None:
