@@ -107,6 +107,7 @@ class Inside(Dataset[Tensor]):
         return torch.tensor([budget._active is not None, len(modes) > 0])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where cores are few
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_are_outside(workers: int) -> None:
     """A forked process had a copy of the budget, and was refused memory of its own."""
@@ -118,6 +119,7 @@ def test_workers_are_outside(workers: int) -> None:
     assert inside.all() if workers == 0 else not inside.any()
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where cores are few
 @pytest.mark.parametrize("workers", [0, 2])
 def test_data_from_workers(workers: int) -> None:
     """Batches come from other processes, in shared memory."""

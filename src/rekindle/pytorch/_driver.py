@@ -21,10 +21,10 @@ from rekindle.pytorch._audit import Audit
 from rekindle.pytorch._capture import Capture, Captures
 from rekindle.pytorch._explain import Snapshot, out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch._learner import Learner
-from rekindle.pytorch._memory import EXOTIC, Memory, Table, Watch, version_of
+from rekindle.pytorch._memory import Memory, Table, Watch
 from rekindle.pytorch._places import Places
 from rekindle.pytorch._replay import run_again
-from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, is_exotic, tensors_in
+from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, tensors_in
 from rekindle.pytorch._sources import forget
 from rekindle.schedule import Action, Compute, Free, Recorder
 
@@ -53,6 +53,7 @@ class Driver:
         self.exact_from: float = math.inf  #: from here on every new peak is looked at
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._look_above: float = 0  # memory at which `at_peak` is out of date
+        self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
         self._next_op = 0
         self._next_storage = 0
@@ -182,7 +183,7 @@ class Driver:
         storage.payload.watch = watch
         watch.storage = storage
         if tensor is not None:
-            self._describe(storage.payload, tensor)
+            storage.payload.describe(tensor)
         self.admit(call)
         return storage
 
@@ -195,22 +196,17 @@ class Driver:
             self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
-        self._describe(storage.payload, tensor)
+        storage.payload.describe(tensor)
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
         return storage
 
-    @staticmethod
-    def _describe(memory: Memory, tensor: Tensor) -> None:
-        origin = tensor if tensor._base is None else tensor._base
-        memory.origin = weakref.ref(origin)
-        memory.version = version_of(origin)
-        if is_exotic(tensor.dtype):
-            memory.flags |= EXOTIC
-
     def counted(self, home: torch.UntypedStorage) -> Bytes:
         """Bytes of `home` as far as they are on the device that the budget is for."""
-        return home.nbytes() if home.device.type == self.device.type else 0
+        device = home.device
+        if device not in self._counts:  # once: the name of its type is made anew each time
+            self._counts[device] = device.type == self.device.type
+        return home.nbytes() if self._counts[device] else 0
 
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""

@@ -88,3 +88,15 @@ def requiring_grad(plain: Geometry) -> Geometry:
     place = (plain.size, plain.stride, plain.offset, plain.dtype)
     key = (*place, plain.negative, plain.conjugate, True)
     return geometries.get(key) or new_geometry(key)
+
+
+def is_exotic(dtype: torch.dtype) -> bool:
+    """A quantized tensor has its scale, others are mere bits: not to be rebuilt."""
+    return dtype not in _PLAIN_TYPES
+
+
+_PLAIN_TYPES = {
+    dtype
+    for name in dir(torch)
+    if isinstance(dtype := getattr(torch, name), torch.dtype) and not name.startswith(("q", "bits"))
+}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rekindle._types import Bytes
 from rekindle.engine import Storage
-from rekindle.pytorch._geometry import Geometry
+from rekindle.pytorch._geometry import Geometry, is_exotic
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -70,6 +70,14 @@ class Memory:
         #: The storage whose value now lives where this one did, unnoticed by version counters.
         self.successor: Storage | None = None
 
+    def describe(self, tensor: Tensor) -> None:
+        """`tensor` is how the program has it."""
+        origin = tensor if tensor._base is None else tensor._base
+        self.origin = weakref.ref(origin)
+        self.version = version_of(origin)
+        if is_exotic(tensor.dtype):
+            self.flags |= EXOTIC
+
     def home(self) -> torch.UntypedStorage:
         """The torch storage of a value that is in memory, whoever keeps it."""
         home = self.owned
@@ -116,6 +124,21 @@ def site(storage: Storage) -> str:
 def version_of(tensor: Tensor) -> int:
     """The version counter; negative for inference tensors, which have none."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def share_version(origin: Tensor, target: Tensor) -> bool:
+    """Whether a write through `target` moves the version counter of `origin`.
+
+    Views have the counter of their base, `.data` has its own. `detach()` shares it and shows in no
+    attribute: a step of the one that moves the other does.
+    """
+    if target is origin or target._base is origin:
+        return True
+    version, before = target._version, origin._version
+    torch._C._increment_version([target])  # type: ignore[attr-defined]
+    shared = origin._version != before
+    torch._C._autograd._unsafe_set_version_counter((target,), (version,))  # type: ignore[attr-defined]
+    return shared
 
 
 @final

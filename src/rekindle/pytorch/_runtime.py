@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from torch._ops import HigherOrderOperator
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
-from rekindle.pytorch._geometry import geometry_of
+from rekindle.pytorch._geometry import geometry_of, is_exotic
 from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import (
     COUNTERS,
@@ -29,6 +30,7 @@ from rekindle.pytorch._memory import (
     ZEROED,
     Memory,
     Table,
+    share_version,
     site,
     unread,
     version_of,
@@ -47,7 +49,6 @@ from rekindle.pytorch._signature import (
     STRIDED,
     Invocation,
     Signature,
-    is_exotic,
     signature_of,
     tensors_in,
     written_by,
@@ -94,7 +95,7 @@ class Runtime:
                 try:
                     result = operator.func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
+                    result = driver.rescue(partial(operator.func, *args, **kwargs), out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 return result
@@ -132,7 +133,7 @@ class Runtime:
                 else:
                     result = self._priced(signature, args, kwargs)
             except torch.OutOfMemoryError as out:
-                result = driver.rescue(lambda: operator.func(*args, **kwargs), out)
+                result = driver.rescue(partial(operator.func, *args, **kwargs), out)
             self._register(invocation, recording, result)
             return result
 
@@ -253,7 +254,10 @@ class Runtime:
         operator, signature = invocation.operator, invocation.signature
         made = _made_by(driver.table, result)
         positions = tuple([position for position, _, _ in made])
-        exotic = EXOTIC if any(is_exotic(tensor.dtype) for _, tensor, _ in made) else 0
+        exotic = 0
+        for _, tensor, _ in made:
+            if is_exotic(tensor.dtype):
+                exotic = EXOTIC
         if signature.fresh is None:
             nbytes = sum(home.nbytes() for _, _, home in made)
             signature.learn(positions, nbytes, exotic=bool(exotic))
@@ -337,7 +341,7 @@ class Runtime:
         after.origin, after.witness, after.version = before.origin, before.witness, -1
         origin = before.program_tensor()
         parts = before.flags & COUNTERS
-        noticed = not hidden and (not parts if origin is None else _share_version(origin, target))
+        noticed = not hidden and (not parts if origin is None else share_version(origin, target))
         if noticed and not parts:
             before.overwritten = True
             after.disown()
@@ -444,6 +448,9 @@ class Runtime:
 
 def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
     """The tensors in a result that have memory of their own, each with its position."""
+    if type(result) is Tensor and result.layout is STRIDED:  # as nearly always
+        home = result.untyped_storage()
+        return [] if table.lives(home._cdata) else [(0, result, home)]
     made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
     seen: list[int] = []
     for position, tensor in enumerate(tensors_in(result)):
@@ -482,18 +489,3 @@ def _with_counter_of(tensor: Tensor) -> Tensor:
         witness = tensor.detach()
         witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return witness
-
-
-def _share_version(origin: Tensor, target: Tensor) -> bool:
-    """Whether a write through `target` moves the version counter of `origin`.
-
-    Views have the counter of their base, `.data` has its own. `detach()` shares it and shows in no
-    attribute: a step of the one that moves the other does.
-    """
-    if target is origin or target._base is origin:
-        return True
-    version, before = target._version, origin._version
-    torch._C._increment_version([target])  # type: ignore[attr-defined]
-    shared = origin._version != before
-    torch._C._autograd._unsafe_set_version_counter((target,), (version,))  # type: ignore[attr-defined]
-    return shared

@@ -33,18 +33,6 @@ PLAIN_TENSORS = (Tensor, Parameter)
 STRIDED = torch.strided
 
 
-def is_exotic(dtype: torch.dtype) -> bool:
-    """A quantized tensor has its scale, others are mere bits: not to be rebuilt."""
-    return dtype not in _PLAIN_TYPES
-
-
-_PLAIN_TYPES = {
-    dtype
-    for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype) and not name.startswith(("q", "bits"))
-}
-
-
 @final
 class _Mark:
     """Stands for something in a key."""
@@ -71,12 +59,20 @@ _HASHABLE = (
 class Invocation:
     """One call of an operator by the program: its arguments, taken apart, and what is known."""
 
-    # Defaults of the class: one is made for every operator, and most set none of these.
-    opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
-    written: tuple[int, ...] = ()  #: which tensors are written
-    fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
-    random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
-    grad_mode = True  #: as far as it is recorded
+    __slots__ = (
+        "extras",
+        "fixed",
+        "grad_mode",
+        "inputs",
+        "key",
+        "opaque",
+        "operator",
+        "random",
+        "signature",
+        "tensors",
+        "written",
+    )
+
     signature: Signature
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -84,6 +80,11 @@ class Invocation:
         self.tensors: list[Tensor] = []  #: in order
         self.extras: list[Any] = []  #: what is not in the key: floats, generators
         self.inputs: list[Storage] = []  #: of the tensors
+        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
+        self.written: tuple[int, ...] = ()  #: which tensors are written
+        self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
+        self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+        self.grad_mode = True  #: as far as it is recorded
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
         for name, arg in kwargs.items():
@@ -101,6 +102,7 @@ class Invocation:
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
         """Adds to `parts`, a key in the making, what stands there for each of `args`."""
         find = geometries.get
+        sees_requires_grad = self.operator.sees_requires_grad
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is Parameter:
@@ -116,7 +118,7 @@ class Invocation:
                     geometry = geometry_of(arg)
                 else:
                     geometry = find(key) or new_geometry(key)
-                if self.operator.sees_requires_grad and arg.requires_grad:
+                if sees_requires_grad and arg.requires_grad:
                     geometry = requiring_grad(geometry) if torch.is_grad_enabled() else geometry
                 parts.append(geometry)
             elif kind is int or arg is None:
