@@ -262,3 +262,45 @@ def test_other_data_for_what_was_saved(what: str) -> None:
         return step
 
     assert harshest(program).run.recomputations > 0
+
+
+class _Reads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * y, None
+
+
+class _Writes(_Reads):
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * y.mul_(2), None
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.xfail(reason="looks like a write through .data")),
+    ],
+)
+def test_a_backward_pass_that_writes_what_another_one_saved(kept: bool) -> None:
+    """PyTorch gives the tensor itself to the backward pass; what we give has its own counter."""
+
+    def step() -> Tensor:
+        weight = vector(True)
+        saved = weight if kept else torch.ones(WIDTH)
+        x = _Writes.apply(_Reads.apply(weight, saved), saved)
+        del saved
+        return torch.autograd.grad(x.sum(), weight)[0]
+
+    with pytest.raises(RuntimeError, match=NOTICED):
+        step()
+    with rekindle.budget(ROOMY), pytest.raises(RuntimeError, match=NOTICED):
+        step()
