@@ -9,6 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+WAYS = ("recompute", "swap", "hybrid")
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
@@ -23,7 +24,9 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 
 def page() -> str:
     """The whole page."""
-    sections = (peers, runtime, learned, prediction, accuracy, planners, zoo, sweeps)
+    sections = (
+        peers, runtime, learned, prediction, accuracy, anything, swap, planners, zoo, sweeps,
+    )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
 
@@ -130,6 +133,47 @@ def accuracy() -> str:
     return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
 
 
+def anything() -> str:
+    found = load("anything")
+    if not found:
+        return ""
+    fractions: dict[str, dict[str, dict[str, Any]]] = {"pipeline without autograd": {}}
+    fractions["pipeline without autograd"] = found["pipeline"]
+    for row in found["rows"]:
+        fractions.setdefault(row["model"], {})[row["evict"]] = row
+    rows = [
+        [name, *(share(ways.get(way)) for way in ("saved", "anything"))]
+        for name, ways in fractions.items()
+    ]
+    heads = ["smallest feasible share of the activations (recomputation)", "default", "anything"]
+    title = '## `evict="anything"`'
+    return "\n".join([title, "", said(found), "", *table_of(heads, rows)]) + "\n"
+
+
+def swap() -> str:
+    found = load("swap_simulated")
+    if not found:
+        return ""
+    parts = ["## Swap or recompute, simulated", "", said(found), ""]
+    parts += [
+        "Recomputing and waiting over computing, on the DTR paper's logs at 0.4 of what keeping",
+        "everything takes; bandwidth as a share of the one that hides everything. The online",
+        "choice (hybrid) is greedy: with slow links and small budgets it can lose.",
+    ]
+    rows = [
+        [row["log"], f"{row['share']:.0%}", *(outcome(row[way]) for way in WAYS)]
+        for row in found["figures"]["rows"]
+        if row["ratio"] == 0.4 and row["share"] in (0.05, 0.2, 0.5)
+    ]
+    counts = found["figures"]["summary"]
+    parts += [
+        f"Of {counts['cases']} cases it is better than both alone in {counts['hybrid better']},",
+        f"as good as the better one in {counts['equal']}, worse in {counts['hybrid worse']}.",
+    ]
+    heads = ["log", "bandwidth", *WAYS]
+    return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
+
+
 def planners() -> str:
     found = load("planners")
     if not found:
@@ -195,6 +239,14 @@ def sweeps() -> str:
         )
         + "\n"
     )
+
+
+def share(row: dict[str, Any] | None) -> str:
+    return "" if row is None else f"{row['fraction']:.0%} ({row['recomputed']:.0%})"
+
+
+def outcome(row: dict[str, Any]) -> str:
+    return percent(row["overhead"]) if "overhead" in row else row["status"]
 
 
 def load(name: str) -> dict[str, Any]:
