@@ -7,7 +7,8 @@ block (A B A B), so a ratio of times is taken between neighbours. Memory is what
 events add up to (the profiler's on a CPU, the allocator's own peak on CUDA), for every method
 alike, compiled ones too: the peak of a step above what remains at its end, plus the constants of
 the plain run. Seeds are the same everywhere. Prints a table, writes results/peers.json and .csv and
-one plot a model. A peer that is not installed (pip install torch-remat) is said to be missing.
+one plot a model into docs/images/. A peer that is not installed (pip install torch-remat) is said
+to be missing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "images"
 SECONDS = 0.7  # of a block
 ROUNDS = 3
 MOST_SECONDS = 300.0  # of a point
@@ -249,7 +251,7 @@ def main() -> None:
             rows.append(row | run(workload, point, options.device))
             show(rows[-1])
         mine = [row for row in rows if row["model"] == name]
-        plot(name, mine, out.with_name(f"{out.stem}_{name}.png"))
+        plot(name, mine, PICTURES / f"{out.stem}_{name}.png")
     write(out.stem, results | {"rows": rows}, out)
     with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
