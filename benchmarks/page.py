@@ -57,9 +57,18 @@ def peers() -> str:
             table.append([method, *(cell(each) for each in best), f"{least:.0%}"])
         heads = ["", *(f"within {limit:.0%}" for limit in limits), "least memory"]
         parts += ["", f"### {model}", "", *table_of(heads, table)]
+        for method, reason in failures(found["rows"], model).items():
+            parts += ["", f"{method} fails: `{reason}`"]
         if (picture := PAGE.parent / "images" / f"peers_{model}.png").exists():
             parts += ["", f"![Time against memory, {model}](images/{picture.name})"]
     return "\n".join(parts) + "\n"
+
+
+def failures(rows: Iterable[dict[str, Any]], model: str) -> dict[str, str]:
+    """Why a method failed at a model."""
+    return {
+        row["method"]: row["failed"] for row in rows if row["model"] == model and "failed" in row
+    }
 
 
 def runtime() -> str:
