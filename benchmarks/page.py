@@ -43,6 +43,8 @@ def peers() -> str:
         "Time of a step over plain PyTorch, at the fastest setting that stays within that share of",
         "the activation memory (measured by allocator events, for all alike).",
     ]
+    if "note" in found:
+        parts += [f"This run was {found['note']}."]
     for model in dict.fromkeys(row["model"] for row in rows):
         table = []
         for method in methods:
