@@ -169,9 +169,14 @@ def test_what_was_written_in_place_is_let_go() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.3])
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 def test_models_train_the_same(case: Case, fraction: float) -> None:
+    if case.name == "lstm" and fraction < 1:
+        pytest.skip(
+            "takes more than five minutes: thousands of small values that the program holds"
+        )
     plain = plainly(case)
     budget = plain.measured.budget(fraction)
     for _ in range(12):
@@ -181,7 +186,7 @@ def test_models_train_the_same(case: Case, fraction: float) -> None:
                 losses = train(workload)
                 peak = tracker.peak
         except rekindle.OutOfBudget as error:
-            budget = error.smallest_budget
+            budget = error.worth_trying
             continue
         assert peak <= budget
         assert differing(everything(workload, losses), plain.outcome) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rekindle.planners import Cuts, KeepAll, RecomputeAll, Status
 from rekindle.pytorch._planned import ModelPlan
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned import Onlooker
+from tests.pytorch.tracker import Tracker
 
 ROWS, WIDTH = 256, 32
 Step = Callable[[nn.Module], Any]
@@ -350,8 +352,21 @@ def test_what_has_no_gradient_is_refused() -> None:
 
 def test_within_another_mode_it_says_so() -> None:
     planned = rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll()).apply()
-    with rekindle.budget("1GB"), pytest.raises(rekindle.Unsupported, match="dispatch mode"):
+    with Tracker(), pytest.raises(rekindle.Unsupported, match="dispatch mode"):
         planned(batch())
+
+
+def test_within_a_budget_it_does_what_it_does_without() -> None:
+    model, x = mlp(), batch()
+    planned = rekindle.plan(model, x, budget="1GB", planner=KeepAll()).apply()
+    gradients: list[list[Tensor | None]] = []
+    for program in (model, planned):
+        model.zero_grad()
+        with rekindle.budget("1GB") if program is planned else nullcontext():
+            torch.manual_seed(1)
+            program(x).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("inputs", [3, "batch"])

@@ -101,7 +101,10 @@ def compare(program: Program, fraction: float = FRACTION) -> Row:
                 result = step()
         except rekindle.OutOfBudget as error:
             refused.append(budget)
-            budget = error.worth_trying
+            budget = error.smallest_budget
+            if len(refused) > 2:
+                further = refused[-1] + measured.activations // 20
+                budget = max(budget, min(further, measured.peak))
             continue
         run._driver.engine.check()
         return Row(

@@ -216,9 +216,9 @@ class _Call:
             if "found no compiled frames" not in str(error):
                 raise
             raise Unsupported(
-                "a planned model below another dispatch mode (rekindle.budget, a counter of "
-                "operators), where nothing can be compiled: leave that mode for it, or run the "
-                "plain model there"
+                "a planned model below another dispatch mode (a counter of operators, say), "
+                "where nothing can be compiled: leave that mode for it, or run the plain model "
+                "there"
             ) from error
 
 
