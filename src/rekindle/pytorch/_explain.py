@@ -145,17 +145,21 @@ class _Strides:
     """
 
     CAP = 4
+    MOST = 64  #: budgets that are remembered
 
     def __init__(self) -> None:
-        self._named: tuple[Bytes, ...] = ()
-        self._stride: Bytes = 0
+        self._named: dict[Bytes, Bytes] = {}  # budgets, and the stride that led to each
 
     def beyond(self, budget: Bytes, smallest: Bytes) -> Bytes:
         """The budget to name when `budget` did not do and `smallest` gets past this operator."""
-        tried = budget in self._named
-        self._stride = max(2 * self._stride, smallest - budget) if tried else 0
-        worth_trying = smallest + min(self._stride, smallest // self.CAP)
-        self._named = (smallest, worth_trying)
+        before = self._named.get(budget)
+        stride = 0 if before is None else max(2 * before, smallest - budget)
+        worth_trying = smallest + min(stride, smallest // self.CAP)
+        for named in (smallest, worth_trying):
+            self._named.pop(named, None)
+            self._named[named] = stride
+        while len(self._named) > self.MOST:
+            del self._named[next(iter(self._named))]
         return worth_trying
 
 
