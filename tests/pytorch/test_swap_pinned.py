@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import rekindle
 from rekindle.pytorch import _pinned_store
 from rekindle.pytorch._pinned_store import PinnedStore
-from tests.pytorch.test_cuda import Event
+from tests.pytorch.test_cuda import Event, train_on_device, train_plainly
 
 CPU = torch.device("cpu")  # the stand-in's memory
 
@@ -130,30 +129,10 @@ def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.Mon
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_swapping_on_a_device() -> None:
-    def train() -> tuple[list[float], list[torch.Tensor]]:
-        torch.manual_seed(0)
-        blocks = [nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Dropout(0.1)) for _ in range(8)]
-        model = nn.Sequential(*blocks).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses = []
-        for _ in range(3):
-            loss = model(torch.randn(4096, 512, device="cuda")).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses, [p.detach().clone() for p in model.parameters()]
-
-    torch.cuda.init()
-    train()  # cuBLAS takes its workspace
-    base = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    wanted, weights = train()
-    budget = base + (torch.cuda.max_memory_allocated() - base) // 2
-    torch.cuda.reset_peak_memory_stats()
+    wanted, weights, budget = train_plainly()
     swap = rekindle.policies.Swap(only=True)
     with rekindle.budget(budget, device="cuda", swap=swap) as run:
-        got, same = train()
+        got, same = train_on_device()
     swapped = run.report().swapped
     assert swapped is not None
     assert swapped.out > 0

@@ -25,7 +25,6 @@ from rekindle.pytorch._memory import Memory, Table, Watch
 from rekindle.pytorch._places import Places
 from rekindle.pytorch._replay import run_again
 from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED, tensors_in
-from rekindle.pytorch._sources import forget
 from rekindle.schedule import Action, Compute, Free, Recorder
 
 Result = TypeVar("Result")
@@ -218,7 +217,7 @@ class Driver:
             storage = watch.storage or self._list(watch)
             more = nbytes - storage.nbytes
             if more < 0 and not storage.replayable and storage.consumers:
-                forget(self, storage)
+                self.forget(storage)
             elif home.device.type == self.device.type:
                 self.make_room(max(0, more), "resize_")
             return storage
@@ -280,6 +279,11 @@ class Driver:
         if self.capture is not None:
             self.capture.sealed(storage)
         self.perform(self.engine.seal(storage))
+
+    def forget(self, source: Storage) -> None:
+        """`source` is about to be written: what only it can bring back is saved first (R4)."""
+        self.poll()
+        self.perform(self.engine.forget(source))
 
     def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
         """The device ran out of memory all the same: lets go of half, then of all, and tries again.

@@ -28,7 +28,6 @@ from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._memory import unread
 from rekindle.pytorch._runtime import Runtime
 from rekindle.pytorch._signature import PLAIN_TENSORS
-from rekindle.pytorch._sources import forget
 
 #: Their steps take the same memory again and again, and run nobody's code but their own.
 KNOWN: Final = frozenset({
@@ -99,10 +98,11 @@ class OptimizerSteps:
             return
         with driver.lock:
             driver.settle()
-            for tensor in _tensors_of(optimizer):
+            tensors = list(_tensors_of(optimizer))
+            for tensor in tensors:
                 driver.meet(tensor)  # or it would seem to come of the step
             seen = _seen.get(optimizer)
-            passes = seen is not None and seen.kind == kind and self._may_pass(optimizer)
+            passes = seen is not None and seen.kind == kind and self._may_pass(tensors)
             if passes:
                 assert seen is not None
                 driver.make_room(seen.needed, f"{type(optimizer).__name__}.step()")
@@ -130,7 +130,7 @@ class OptimizerSteps:
         self.recover()
         self._runtime.stepped(optimizer)
 
-    def _may_pass(self, optimizer: Any) -> bool:
+    def _may_pass(self, tensors: list[Tensor]) -> bool:
         """Whether nobody needs to see the operators. What needs the old weights is saved (R4).
 
         From here on the versions of what the step writes are not known any more (R7).
@@ -142,17 +142,15 @@ class OptimizerSteps:
         if _get_current_dispatch_mode() is not self._mode:
             return False
         written: list[Storage] = []
-        for tensor in _tensors_of(optimizer):
+        for tensor in tensors:
             watch = driver.table.watches.get(tensor.untyped_storage()._cdata)
             if watch is None:
                 return False
             if watch.storage is not None:
                 written.append(watch.storage)
         for storage in written:
-            if (
-                storage.consumers and not storage.replayable
-            ):  # by a loss that the program keeps, say
-                forget(driver, storage)
+            if storage.consumers and not storage.replayable:  # a kept loss is made from it, say
+                driver.forget(storage)
         if not all(map(unread, written)):
             return False
         for storage in written:

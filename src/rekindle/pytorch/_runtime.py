@@ -53,7 +53,6 @@ from rekindle.pytorch._signature import (
     tensors_in,
     written_by,
 )
-from rekindle.pytorch._sources import forget
 
 
 @final
@@ -113,7 +112,7 @@ class Runtime:
             if operator.indexing and recording:
                 self._keep_indices(invocation)
             for storage in invocation.fixed:
-                forget(driver, storage)
+                driver.forget(storage)
             needed = signature.needed
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
