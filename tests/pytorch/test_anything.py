@@ -7,6 +7,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -389,6 +391,25 @@ def test_harmless_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
         thread.join()
 
 
+def test_threads_that_compile_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's pool outlives the compilation, and made `evict="anything"` let go of nothing."""
+    from torch._inductor import async_compile
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(async_compile.AsyncCompile, "pool", lru_cache(lambda: pool))
+        pool.submit(int).result()
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == NBYTES  # nobody asked Inductor for the pool
+            torch.ones(1)
+        assert async_compile.AsyncCompile.pool() is pool
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_in_a_forked_process_what_is_empty_raises() -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
@@ -396,11 +417,13 @@ def test_in_a_forked_process_what_is_empty_raises() -> None:
         _everything.let_go(run)
         child = os.fork()
         if child == 0:
+            outcome = 1
             try:
                 x.sum()
             except RuntimeError:
-                os._exit(7)
-            os._exit(1)
+                outcome = 7
+            finally:  # or the child would go on with the tests
+                os._exit(outcome)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 7
     assert x.eq(3).all()

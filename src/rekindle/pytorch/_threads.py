@@ -17,14 +17,15 @@ from typing import Any, final
 
 from rekindle._errors import Unsupported
 
-#: Modules whose threads are harmless. They move lists of indices, sources or pickles, which read
-#: through storages; or have nothing to do with tensors.
+#: Modules whose threads are harmless. They compile, or move lists of indices, sources or pickles,
+#: which read through storages; or have nothing to do with tensors.
 HARMLESS = (
     "IPython",
     "concurrent.futures.process",
     "execnet",
     "ipykernel",
     "multiprocessing",
+    "torch._inductor",
     "torch.utils.data",
     "tornado",
     "tqdm",
@@ -89,9 +90,20 @@ def _is_harmless(origin: str) -> bool:
 
 def _origin(ident: int) -> str:
     """The module of the outermost function of a thread that is not of `threading` itself."""
+    if _compiles(ident):
+        return "torch._inductor"
     names: list[str] = []
     each: FrameType | None = sys._current_frames().get(ident)
     while each is not None:
         names.append(each.f_globals.get("__name__", ""))
         each = each.f_back
     return next((name for name in reversed(names) if name != "threading"), "threading")
+
+
+def _compiles(ident: int) -> bool:
+    """Whether Inductor compiles in it. Its pool is made once and stays; its threads look like
+    those of any other `ThreadPoolExecutor`."""
+    module: Any = sys.modules.get("torch._inductor.async_compile")
+    if module is None or not module.AsyncCompile.pool.cache_info().currsize:
+        return False
+    return any(thread.ident == ident for thread in module.AsyncCompile.pool()._threads)
