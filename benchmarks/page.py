@@ -43,8 +43,10 @@ def peers() -> str:
         "Time of a step over plain PyTorch, at the fastest setting that stays within that share of",
         "the activation memory (measured by allocator events, for all alike).",
     ]
-    if "note" in found:
-        parts += [f"This run was {found['note']}."]
+    commits = dict.fromkeys(row["commit"][:10] for row in found["rows"])
+    if len(commits) > 1:
+        told = ", ".join(f"`{commit}`" for commit in commits)
+        parts += [f"Measured in several runs, at the commits {told}."]
     for model in dict.fromkeys(row["model"] for row in rows):
         table = []
         for method in methods:

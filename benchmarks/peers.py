@@ -32,6 +32,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("model", "method", "setting")  #: what tells the rows of the results apart
 PICTURES = ROOT / "docs" / "images"
 SECONDS = 0.7  # of a block
 ROUNDS = 3
@@ -238,21 +239,37 @@ def main() -> None:
         name, point = options.worker
         print(json.dumps(worker(WORKLOADS[name], point, options.device)))
         return
-    results = conditions()
+    now = conditions()
     suffix = "" if options.device == "cpu" else f"_{options.device}"
     out = options.out or RESULTS / f"peers{suffix}.json"
-    rows: list[dict[str, Any]] = []
+    rows = earlier(out)
     for name in options.models:
         workload = WORKLOADS[name]
         for point in points(workload, options.device, quick=options.quick):
             if options.methods and point.method not in options.methods:
                 continue
-            row = {"model": name, "method": point.method, "setting": point.setting}
-            rows.append(row | run(workload, point, options.device))
-            show(rows[-1])
-        mine = [row for row in rows if row["model"] == name]
+            key = (name, point.method, point.setting)
+            row = dict(zip(KEY, key, strict=True)) | run(workload, point, options.device)
+            rows[key] = row | {"commit": now["commit"]}
+            show(rows[key])
+        mine = [row for key, row in rows.items() if key[0] == name]
         plot(name, mine, PICTURES / f"{out.stem}_{name}.png")
-    write(out.stem, results | {"rows": rows}, out)
+        save(now, [*rows.values()], out)
+
+
+def earlier(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The rows of the last run: what is not measured again stays, with its own commit."""
+    if not path.exists():
+        return {}
+    results = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        tuple(row[name] for name in KEY): {"commit": results["commit"]} | row
+        for row in results["rows"]
+    }
+
+
+def save(now: dict[str, Any], rows: list[dict[str, Any]], out: Path) -> None:
+    write(out.stem, now | {"rows": rows}, out)
     with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["model", "method", "setting", "memory", "time", "time_min", "time_max"])
