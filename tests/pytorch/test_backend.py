@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch.profiler import ProfilerActivity, profile
 
 import rekindle
-from rekindle.planners import KeepAll, RecomputeAll
+from rekindle.planners import Cuts, KeepAll, RecomputeAll
+from rekindle.pytorch._boxed import boxed
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned import Onlooker
 
 WIDTH = 32
+COMPILE = "rekindle.pytorch._inductor.compile_by_inductor"
 
 # torch.compile looks at the gradient of what one graph hands to the next.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -148,3 +153,99 @@ def test_inductor_computes_the_same_within_rounding() -> None:
     for name, value in wanted.items():
         if name != "generator":
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4, msg=name)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + torch.relu(norm(layer(x)))
+        return x.square().mean()
+
+
+def pretending(more: int) -> Any:
+    """Inductor in whose order the passes take `more` than was planned."""
+
+    def compile_by_inductor(module: Any, inputs: Any, partition: Any, accept: Any) -> Any:
+        refused = False
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            nonlocal refused
+            found = partition(*args, **kwargs)
+            backend = partition.__self__
+            peak = backend.last.plan.peak - backend._given
+            refused = not accept(peak + more)
+            return found
+
+        compiled = aot_autograd(fw_compiler=boxed, bw_compiler=boxed, partition_fn=ask)
+        with functorch_config.patch(functionalize_rng_ops=False):
+            runs = compiled(module, inputs)
+        return None if refused else runs
+
+    return compile_by_inductor
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # on importing Inductor
+def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Residual(), torch.randn(1024, WIDTH)
+    whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
+    assert whole is not None
+    budget = int(0.8 * whole)
+    planned: list[int] = []
+    monkeypatch.setattr(COMPILE, pretending(300_000))
+    backend = rekindle.backend(budget)
+    plan_trace = backend._plan_trace
+
+    def watched(trace: Any, within: int) -> Any:
+        planned.append(within)
+        return plan_trace(trace, within)
+
+    monkeypatch.setattr(backend, "_plan_trace", watched)
+    torch.compile(model, backend=backend)(x).backward()
+    assert planned[0] == budget
+    assert planned == sorted(set(planned), reverse=True)
+    assert len(planned) > 1
+    assert backend.last is not None
+    assert backend.last.plan.peak + 300_000 <= budget
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_peak_that_stays_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Residual(), torch.randn(1024, WIDTH)
+    monkeypatch.setattr(COMPILE, pretending(1 << 30))
+    with pytest.raises(Exception, match="what Inductor's order needs more") as caught:
+        torch.compile(model, backend=rekindle.backend("1MB", planner=Cuts(time_limit=2)))(x)
+    assert isinstance(getattr(caught.value, "inner_exception", None), rekindle.OutOfBudget)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_compiled_by_inductor_the_peak_is_within_the_budget() -> None:
+    """By the allocator's events: without a look at Inductor's order it was twice the budget."""
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(1024, WIDTH)
+    whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
+    assert whole is not None
+    budget = int(0.5 * whole)
+    compiled = torch.compile(model, backend=rekindle.backend(budget, planner=Cuts(time_limit=3)))
+    compiled(x).backward()
+    model.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
+        compiled(x).backward()
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in observed.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    given = sum(each.nbytes for each in [x, *model.parameters(), *model.buffers()])
+    now = peak = given
+    for _, nbytes in sorted(events, key=lambda event: event[0]):
+        now += nbytes
+        peak = max(peak, now)
+    assert given < peak <= budget

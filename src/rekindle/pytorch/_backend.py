@@ -31,6 +31,7 @@ from rekindle.trace import Trace
 
 PlanTrace = Callable[[Trace, Bytes], Plan]
 Inner = Literal["inductor", "eager"]
+MOST_ATTEMPTS = 6  #: at a plan whose peak is still within the budget in Inductor's order
 Shapes = Literal["replan", "error"]
 
 
@@ -84,6 +85,11 @@ class Backend:
         self._besides = besides
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
+        #: What Inductor's order takes above the planned one, as far as it was seen.
+        self._disorder: Bytes = 0
+        self._disorder_before: Bytes = 0  #: at the attempt before
+        #: What the graph finds in memory, and leaves there; None where nothing is planned.
+        self._given: Bytes | None = None
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._same_shapes(module, inputs)
@@ -92,6 +98,7 @@ class Backend:
             _bytes_of(parameters),
             _bytes_of([each for each in parameters if each.requires_grad]),
         )
+        self._disorder, self._disorder_before, self._given = 0, 0, None
         compile_inner = self._eagerly if self.inner == "eager" else self._by_inductor
         compiled = compile_inner(module, inputs)
 
@@ -113,9 +120,36 @@ class Backend:
             return compiler(module, inputs)
 
     def _by_inductor(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Plans within less and less, until the peak is within the budget in Inductor's order."""
         from rekindle.pytorch._inductor import compile_by_inductor
 
-        return compile_by_inductor(module, inputs, self._partition)
+        for _ in range(MOST_ATTEMPTS):
+            compiled = compile_by_inductor(module, inputs, self._partition, self._accept)
+            if compiled is not None:
+                return compiled
+        assert self.last is not None
+        raise self._out_of_budget(self.last.plan)
+
+    def _accept(self, peak: Bytes) -> bool:
+        """Whether a pass may take `peak` beside what it is given, as Inductor orders it."""
+        if self._given is None:  # there is no backward pass
+            return True
+        excess = self._given + peak - self._budget_left()
+        if excess > 0:
+            self._disorder_before, self._disorder = self._disorder, self._disorder + excess
+        return excess <= 0
+
+    def _elsewhere(self) -> Bytes:
+        """What the other graphs hold while this one runs."""
+        frame = _frame()
+        return sum(
+            graph.saved + graph.parameters + graph.gradients
+            for key, graph in self.graphs.items()
+            if key != frame
+        )
+
+    def _budget_left(self) -> Bytes:
+        return max(self.budget - self.reserve - self._elsewhere(), 0)
 
     def _partition(
         self, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
@@ -127,26 +161,36 @@ class Backend:
                 lambda nodes: self._prices.of(nodes, self._report),
                 besides=self._besides,
             )
-            frame = _frame()
-            elsewhere = sum(
-                graph.saved + graph.parameters + graph.gradients
-                for key, graph in self.graphs.items()
-                if key != frame
-            )
-            plan = self._plan_trace(joint.trace, max(self.budget - self.reserve - elsewhere, 0))
+            plan = self._plan(joint.trace)
         self.last = Planned(plan, joint.trace, 0, *self._sizes)
         if plan.schedule is None:
-            raise self._out_of_budget(plan, elsewhere)
+            raise self._out_of_budget(plan)
+        self._given = joint.given
         partition = Partition(joint, plan.schedule)
         saved = _saved_bytes(joint, partition)
-        self.last = self.graphs[frame] = Planned(
+        self.last = self.graphs[_frame()] = Planned(
             plan, joint.trace, saved, *self._sizes, partition.spared
         )
         return partition.modules()
 
-    def _out_of_budget(self, plan: Plan, elsewhere: Bytes) -> OutOfBudget:
-        smallest = (plan.smallest_budget or plan.needed) + self.reserve + elsewhere
-        held = {"other graphs": elsewhere, "reserve": self.reserve}
+    def _plan(self, trace: Trace) -> Plan:
+        """Within what is left, less what Inductor's order takes more; or in the least there is."""
+        left = self._budget_left()
+        plan = self._plan_trace(trace, max(left - self._disorder, 0))
+        smallest = plan.smallest_budget
+        refused = left - self._disorder_before
+        if plan.schedule is None and smallest is not None and smallest < refused:
+            self._disorder = left - smallest
+            return self._plan_trace(trace, smallest)
+        return plan
+
+    def _out_of_budget(self, plan: Plan) -> OutOfBudget:
+        held = {
+            "other graphs": self._elsewhere(),
+            "reserve": self.reserve,
+            "what Inductor's order needs more than the planned one": self._disorder,
+        }
+        smallest = (plan.smallest_budget or plan.needed) + sum(held.values())
         told = "".join(f", {format_bytes(n)} of it for {name}" for name, n in held.items() if n)
         return OutOfBudget(
             f"no plan fits in {self.budget} bytes ({format_bytes(self.budget)}{told}); the "

@@ -130,15 +130,10 @@ class Joint:
         homes: dict[int, ValueId] = {}
         for node in [*self.primals, *self.constants()]:
             self._source(node, homes)
-        counted = sum(
-            {
-                node.meta["val"].untyped_storage()._cdata: self._size(node)
-                for node in self.primals
-                if isinstance(node.meta.get("val"), Tensor)
-            }.values()
-        )
-        rest = besides(counted)
+        rest = besides(self._size_together(self.primals))
         rest += sum(state_bytes(node) for node in forward if is_random(node))
+        #: Bytes of what the graph is given, and that is there from beginning to end.
+        self.given = self._size_together([*self.primals, *self.constants()]) + max(rest, 0)
         if rest > 0:
             self.nodes.append(None)
             self._builder.source(rest, "besides", held=True)
@@ -150,6 +145,11 @@ class Joint:
         for node in backward:
             self._call(node, last, is_backward=True)
         return self._builder.build()
+
+    def _size_together(self, nodes: Iterable[fx.Node]) -> Bytes:
+        tensors = [node for node in nodes if isinstance(node.meta.get("val"), Tensor)]
+        homes = {node.meta["val"].untyped_storage()._cdata: self._size(node) for node in tensors}
+        return sum(homes.values())
 
     def _size(self, node: fx.Node) -> Bytes:
         return int(node.meta["val"].untyped_storage().nbytes())
