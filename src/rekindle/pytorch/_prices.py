@@ -1,8 +1,10 @@
 """What an operator costs, how many bytes it makes and what it aliases: asked of the device itself.
 
 Each signature (operator, geometry of its tensors, plain arguments) is run on real tensors of those
-shapes, a few times, and the least time is its price. Where memory comes from is seen from the same
-run: a result that lies in the storage of an argument is a view, whatever the schema says.
+shapes, a few times, and the least time is its price. Before each run the caches are filled with
+something else: in a step, an operator reads what was written long ago. Where memory comes from is
+seen from the same run: a result that lies in the storage of an argument is a view, whatever the
+schema says.
 
 Prices are kept in a file for each device and version of torch, so that the second plan of a model
 starts at once: `$REKINDLE_CACHE`, else `$XDG_CACHE_HOME/rekindle`, else `~/.cache/rekindle`.
@@ -31,6 +33,8 @@ from rekindle._types import Bytes, Nanoseconds
 
 FEWEST_RUNS, MOST_RUNS = 3, 12
 ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
+CACHE_BYTES = 40 << 20  #: written before each run: as much as a last-level cache holds
+SMALL_BYTES = 1 << 16  #: what reads less costs its call, wherever it lies
 UNPRICED_BYTES_PER_NS = 4  #: what could not be run alone costs what moving its bytes takes
 
 Report = Callable[[str], None]
@@ -190,7 +194,10 @@ def _run(node: fx.Node) -> Price:
     if results and all(result.alias >= 0 for result in results):
         return Price(0, results)  # a view
     least, total, runs = 0, 0, 0
+    is_small = sum(leaf.untyped_storage().nbytes() for leaf in given) < SMALL_BYTES
+    something_else = torch.zeros(0 if is_small else CACHE_BYTES, dtype=torch.uint8, device=device)
     while runs < FEWEST_RUNS or (total < ENOUGH_NS and runs < MOST_RUNS):
+        something_else.add_(1)
         elapsed = _time(node, args, kwargs, device)
         least = min(least, elapsed) if runs else elapsed
         total += elapsed
