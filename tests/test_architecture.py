@@ -27,12 +27,13 @@ ALLOWED = {
     "_errors": {"_types"},
     "_units": {"_types", "_errors"},
     "trace": SHARED,
-    "schedule": SHARED | {"trace"},
+    # Of policies only how fast the ways to the host and back are: time is told of schedules here.
+    "schedule": SHARED | {"trace", "policies.swap"},
     "policies": SHARED,
     "engine": SHARED | {"trace", "schedule", "policies"},
     "simulator": SHARED | {"trace", "schedule", "policies", "engine"},
     # Neither engine nor simulator: a planner does not judge itself.
-    "planners": SHARED | {"trace", "schedule"},
+    "planners": SHARED | {"trace", "schedule", "policies.swap"},
     # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
     # report only what `run.report()` returns: data that draws itself when it is asked to.
     "pytorch": SHARED

@@ -57,8 +57,9 @@ def test_what_the_engine_does_is_a_valid_schedule_within_both_limits(
 ) -> None:
     trace, budget = problem
     record = _run(trace, budget, policy, swap)
-    cost = verify(trace, record.schedule, budget, swap.host)
+    cost = verify(trace, record.schedule, budget, swap=swap)
     assert (cost.compute_ns, cost.recompute_ns) == (record.compute_ns, record.recompute_ns)
+    assert (cost.waiting_ns, cost.transfer_ns) == (record.waiting_ns, record.transfer_ns)
     assert (cost.peak, cost.recomputations) == (record.peak, record.recomputations)
     assert (cost.swapped_out, cost.swapped_in) == (record.swapped_out, record.swapped_in)
     assert cost.host_peak == record.host_peak

@@ -9,5 +9,6 @@ from rekindle.schedule._actions import SwapOut as SwapOut
 from rekindle.schedule._record import Record as Record
 from rekindle.schedule._record import Recorder as Recorder
 from rekindle.schedule._schedule import Schedule as Schedule
+from rekindle.schedule._timeline import Timeline as Timeline
 from rekindle.schedule._verify import Cost as Cost
 from rekindle.schedule._verify import verify as verify

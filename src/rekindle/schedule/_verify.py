@@ -3,7 +3,8 @@
 The program's events (references, holds, uses) take place as early as the schedule permits: every
 event up to the next that needs something (a use, a pin, a call) happens before the next action.
 
-Time is not judged here: a copy to the host or back counts as done when the next action begins.
+A copy to the host or back counts as done when the next action begins. How long the program waits
+for copies is said by the one `Timeline`, if a bandwidth is given.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import final
 
 from rekindle._errors import InvalidSchedule
 from rekindle._types import Bytes, Nanoseconds, OpId
+from rekindle.policies.swap import Swap
 from rekindle.schedule._actions import Action, Compute, Discard, Free, SwapIn, SwapOut
 from rekindle.schedule._schedule import Schedule
+from rekindle.schedule._timeline import Timeline
 from rekindle.trace import Call, Drop, Op, Pin, Release, Retain, Trace, Use
 
 
@@ -24,6 +27,8 @@ class Cost:
     """What a valid schedule costs: time in ns, memory in bytes.
 
     swapped_out, swapped_in: bytes copied to the host and back. host_peak: the most on the host.
+    waiting_ns: what the program waits for copies, which take `transfer_ns`; 0 if nobody said how
+        fast they are.
     """
 
     compute_ns: Nanoseconds
@@ -33,26 +38,43 @@ class Cost:
     swapped_out: Bytes = 0
     swapped_in: Bytes = 0
     host_peak: Bytes = 0
+    waiting_ns: Nanoseconds = 0
+    transfer_ns: Nanoseconds = 0
+
+    @property
+    def total_ns(self) -> Nanoseconds:
+        """When the program ends."""
+        return self.compute_ns + self.recompute_ns + self.waiting_ns
 
     @property
     def overhead(self) -> float:
-        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
-        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+        """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
+        lost = self.recompute_ns + self.waiting_ns
+        return lost / self.compute_ns if self.compute_ns else 0.0
 
 
 def verify(
-    trace: Trace, schedule: Schedule, budget: Bytes | None = None, host: Bytes | None = None
+    trace: Trace,
+    schedule: Schedule,
+    budget: Bytes | None = None,
+    host: Bytes | None = None,
+    *,
+    swap: Swap | None = None,
 ) -> Cost:
     """Returns the cost of `schedule` if it runs `trace` within `budget` bytes.
 
-    `host` bytes are all that copies on the host may take (None: no limit).
+    `host` bytes are all that copies on the host may take (None: no limit). `swap` says how fast
+    they are, and its limit holds as well.
 
     Raises `InvalidSchedule(index, action, reason)` at the first action that is not allowed: an
     operator whose inputs are not resident, memory over the budget, freeing what is not resident or
     what the program holds, an operator run early or never, a value missing where it is used, a copy
     on the host that is not there, there already, or one too many.
     """
-    interpreter = _Interpreter(trace, budget, host)
+    if swap is not None and swap.host is not None:
+        host = swap.host if host is None else min(host, swap.host)
+    timeline = None if swap is None else Timeline(trace, budget, swap)
+    interpreter = _Interpreter(trace, budget, host, timeline)
     for index, action in enumerate(schedule.actions):
         reason = interpreter.perform(action)
         if reason:
@@ -64,10 +86,13 @@ def verify(
 
 
 class _Interpreter:
-    def __init__(self, trace: Trace, budget: Bytes | None, host: Bytes | None) -> None:
+    def __init__(
+        self, trace: Trace, budget: Bytes | None, host: Bytes | None, timeline: Timeline | None
+    ) -> None:
         self.trace = trace
         self.budget = budget
         self.host = host
+        self.timeline = timeline
         self.position = 0  # of the next event
         self.memory = self.peak = 0
         self.compute_ns = self.recompute_ns = self.recomputations = 0
@@ -86,6 +111,14 @@ class _Interpreter:
     def perform(self, action: Action) -> str:
         """Performs one action; returns why it is not allowed, or nothing."""
         self._let_events_happen()
+        memory = self.memory
+        reason = self._perform(action)
+        if self.timeline is not None and not reason:
+            taking = isinstance(action, Compute | SwapIn)
+            self.timeline.follow(action, memory if taking else self.memory)
+        return reason
+
+    def _perform(self, action: Action) -> str:
         match action:
             case Compute(op, in_place):
                 return self._compute(op, in_place)
@@ -118,6 +151,8 @@ class _Interpreter:
             self.swapped_out,
             self.swapped_in,
             self.host_peak,
+            self.timeline.waiting_ns if self.timeline else 0,
+            self.timeline.transfer_ns if self.timeline else 0,
         )
 
     def _let_events_happen(self) -> None:
@@ -130,6 +165,8 @@ class _Interpreter:
                 case Use() | Pin():
                     if not self.defined[event.value]:
                         return
+                    if self.timeline is not None:
+                        self.timeline.need(storage)
                     if isinstance(event, Use):
                         self.held[storage] = True
                     else:

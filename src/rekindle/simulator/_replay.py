@@ -8,8 +8,7 @@ from rekindle import trace as t
 from rekindle._types import Bytes, OpId, StorageId
 from rekindle.engine import RIGHT, Call, Engine, Follower, Route, Rules, Storage, Value
 from rekindle.policies import Advised, Policy, Swap
-from rekindle.schedule import Action, Compute, Discard, Free, Record, Recorder, SwapIn, SwapOut
-from rekindle.simulator._timeline import Timeline
+from rekindle.schedule import Action, Compute, Free, Record, Recorder, SwapOut, Timeline
 
 
 def replay(
@@ -48,7 +47,7 @@ class Run:
     ) -> None:
         self.engine = Engine(budget, policy if route is None else Advised(policy), rules, swap)
         self._follower = None if route is None else Follower(self.engine, route, _Nobody())
-        self.timeline = None if swap is None else Timeline(budget, swap)
+        self.timeline = None if swap is None else Timeline(trace, budget, swap)
         self.evictions = self.recomputations = 0
         self._ran: set[int] = set()
         self._backward = False  # what was saved last is wanted first
@@ -79,34 +78,16 @@ class Run:
                 else:
                     ran.add(action.op)
                     self._backward = self._trace.ops[action.op].is_backward
-            elif isinstance(action, Free):
+            elif isinstance(action, Free) or (isinstance(action, SwapOut) and not action.keep):
                 self.evictions += 1
             if timeline is not None:
-                self._take_time(action, timeline)
-
-    def _take_time(self, action: Action, timeline: Timeline) -> None:
-        subject, memory = self.engine.subject, self.engine.memory
-        if isinstance(action, Compute):
-            assert isinstance(subject, Call)
-            timeline.compute(subject, memory, in_place=action.in_place)
-            return
-        assert isinstance(subject, Storage)
-        match action:
-            case Free():
-                timeline.free(subject)
-            case SwapOut(_, keep):
-                timeline.swap_out(subject, keep=keep)
-                self.evictions += not keep
-            case SwapIn():
-                timeline.swap_in(subject, memory)
-            case Discard():
-                pass
+                timeline.follow(action, engine.memory)
 
     def _swap(self, event: Value | None, timeline: Timeline) -> None:
         """After an event: waits for `event`, the value that the program reads; copies ahead."""
         engine = self.engine
         if event is not None:
-            timeline.need(event.storage)
+            timeline.need(event.storage.id)
         self._perform(engine.discards())
         if self._backward:
             self._perform(engine.prefetch(timeline.room(engine.memory)))
