@@ -21,17 +21,27 @@ hundred times faster.
 
 With a bandwidth to and from a host, a value may come back by a copy instead of by its maker:
 
-    B[k,i] in {0,1}   item i, made before t_k, comes back from the host in interval k
-    O[i]   in {0,1}   item i is copied to the host
+    B[k,i] in {0,1}   a copy of item i, made before t_k, begins to come back in interval k
+    W[k,i] in [0,1]   a copy of item i, made before t_k, is whole on the host at cut k
+    d[k] >= 0         how much later than without any recomputing or waiting t_k begins; d[K+1]: the
+                      program ends
 
-B[k,i] stands beside R[k,maker(i)] wherever that permits something, and B[k,i] <= O[i]. Copies run
-beside computation, so the end of the program is no earlier than each of the three takes on its own:
+    min  sum_n c_n + d[K+1]                                        subject to
+    (clock)     d[k+1] >= d[k] + sum_n c_n R[k,n]
+    (source)    B[k,i], W[k+1,i] <= W[k,i] + S[k,i] + R[k,maker(i)]
+    (out)       sum_i out_i W[k,i] <= time(k) - after(j)           over i made from t_j on; j < k
+    (in)        sum_i in_i sum_{l>=k} B[l,i] <= time(K+1) - after(k)
+    (by then)   sum_i in_i sum_{j<=l<k} F[l,i] <= time(k) - after(j),
+                F[l,i] >= B[l,i] - S[l,i] - R[l,maker(i)]          for what interval l and t_{l+1}
+                                                                   read at first
 
-    min  T    with  T >= sum c_n + sum c_n R,   T >= sum in_i B,   T >= sum out_i O
-
-Every run satisfies these rows too, whatever it overlaps: a copy into interval k needs one to the
-host, once is enough for any number of them, and no way carries two copies at a time. So the optimum
-is a lower bound for every run that computes again and swaps as it likes (`_swap_bound.py`).
+where time(k) = d[k] + what comes before t_k costs, after(k) = time(k) + the cost of t_k, and
+after(0) is the cost of the first node. B[k,i] stands beside R[k,maker(i)] wherever that permits
+something. Memory that a copy to the host still reads counts as S: so what is neither there nor
+computed again was whole on the host before. Each way carries one copy at a time; what comes back in
+interval k and is read there is whole before it ends. Limits of the host's memory are left out.
+Every run satisfies these rows, whatever it overlaps, once copies back are taken out of it that
+nothing reads: a lower bound again, for every run that computes again and swaps as it likes.
 
 We know of no publication of this relaxation. Checkmate (Jain et al., MLSys 2020) is the case of a
 cut at every node, with more rows for the memory between first computations.
@@ -39,7 +49,7 @@ cut at every node, with more rows for the memory between first computations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import gcd
 from typing import final
@@ -73,7 +83,7 @@ class Bandwidth:
 
 @final
 class Relaxation:
-    """The integer program for `cuts`, in multiples of the problem's grain of cost."""
+    """The integer program for `cuts`. Its objective is what is lost by recomputing and waiting."""
 
     def __init__(
         self,
@@ -90,15 +100,17 @@ class Relaxation:
         self.model = Model()
         self._resident: list[dict[int, int]] = []  # for each cut: column of each item
         self._again: list[dict[int, int]] = []  # for each cut: column of each node
-        self._back: list[
-            dict[int, int]
-        ] = []  # for each cut: column of each item, if there is a host
+        self._back: list[dict[int, int]] = []  # likewise, if there is a host
+        self._whole: list[dict[int, int]] = []  # likewise
         self._unit = gcd(*problem.nbytes) or 1
+        self.tick: float = problem.grain if bandwidth is None else problem.compute_ns / 1000 or 1.0
+        """What the objective counts in, in ns."""
         last = _last_use(problem)
         for k in range(len(self.cuts)):
             self._columns(k, last)
         if bandwidth is not None:
-            self._copies(bandwidth)
+            self._backs()
+            self._clock(bandwidth)
         for k in range(len(self.cuts)):
             self._memory(k, budget)
             self._recomputation(k)
@@ -144,7 +156,7 @@ class Relaxation:
         to the end, costs `price` times the program. The optimum is a bound no more.
         """
         problem = self.problem
-        scale = price * problem.compute_ns / problem.grain / self.budget / len(self.cuts)
+        scale = price * problem.compute_ns / self.tick / self.budget / len(self.cuts)
         for cut, columns in zip(self.cuts, self._resident, strict=True):
             for item, column in columns.items():
                 if problem.readers[item]:
@@ -184,36 +196,82 @@ class Relaxation:
 
     def _price(self, node: int) -> float:
         """Of computing `node` again; with a host that is a part of a row, not of the objective."""
-        return 0.0 if self.bandwidth else self.problem.cost[node] / self.problem.grain
+        return 0.0 if self.bandwidth else self.problem.cost[node] / self.tick
 
-    def _copies(self, bandwidth: Bandwidth) -> None:
-        """Columns for copies, and for how much later than without any the program ends."""
-        problem, model = self.problem, self.model
-        late = model.column(1.0, upper=np.inf)
-        second = 1e9 / problem.grain
-        out: dict[int, int] = {}
-        backs: list[tuple[int, float]] = []
+    def _backs(self) -> None:
+        """Columns and rows for what comes back from the host, and what is there."""
+        model = self.model
         for columns in self._resident:
-            back = {item: model.column(integer=True) for item in columns}
-            self._back.append(back)
+            self._back.append({item: model.column(integer=True) for item in columns})
+            self._whole.append({item: model.column() for item in columns})
+        for k, back in enumerate(self._back):
             for item, column in back.items():
-                if item not in out:
-                    out[item] = model.column()
-                model.row([out[item], column], [1.0, -1.0], lower=0.0)
-                backs.append((column, problem.nbytes[item] * second / bandwidth.back))
-        again = [
-            (column, problem.cost[node] / problem.grain)
-            for columns in self._again
-            for node, column in columns.items()
+                sources = [self._whole[k][item], *self._made(k, item)]
+                model.row([column, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
+                if k and item in self._back[k - 1]:
+                    sources = [self._whole[k - 1][item], *self._made(k - 1, item)]
+                    whole = self._whole[k][item]
+                    model.row([whole, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
+
+    def _clock(self, bandwidth: Bandwidth) -> None:
+        """Columns for the times of the cuts, and rows for what takes time."""
+        problem, model, cuts = self.problem, self.model, self.cuts
+        before = np.concatenate(([0.0], np.cumsum(problem.cost))) / self.tick
+        begin = [float(before[cut]) for cut in (*cuts, len(problem))]
+        after = [float(before[cut + 1]) for cut in cuts]  # when what follows can begin
+        end = len(cuts)
+        late = [model.column(upper=np.inf) for _ in cuts] + [model.column(1.0, upper=np.inf)]
+        out, back = (1e9 / rate / self.tick for rate in (bandwidth.out, bandwidth.back))
+        fetched = [self._fetched(k) for k in range(end)]
+
+        def takes(lengths: list[tuple[int, float]], since: int, until: int) -> None:
+            """From after cut `since` (-1: the first node) to cut `until` there is time for them."""
+            if not lengths:
+                return
+            columns = [late[until], *(column for column, _ in lengths)]
+            values = [1.0, *(-length for _, length in lengths)]
+            start = before[1]
+            if since >= 0:
+                columns, values, start = [*columns, late[since]], [*values, -1.0], after[since]
+            model.row(columns, values, lower=start - begin[until])
+
+        for k in range(end):
+            again = [(c, problem.cost[node] / self.tick) for node, c in self._again[k].items()]
+            columns = [late[k + 1], late[k], *(column for column, _ in again)]
+            model.row(columns, [1.0, -1.0, *(-length for _, length in again)], lower=0.0)
+            for j in range(-1, k):
+                first = cuts[j] if j >= 0 else 0
+                takes(self._lengths([self._whole[k]], out, first), j, k)
+            takes(self._lengths(self._back[k:], back), k, end)
+            for until in range(k + 1, end):
+                takes(self._lengths(fetched[k:until], back), k, until)
+
+    def _lengths(
+        self, columns: Sequence[Mapping[int, int]], tick: float, first: int = 0
+    ) -> list[tuple[int, float]]:
+        """How long copies take of the items that node `first` or a later one makes."""
+        problem = self.problem
+        return [
+            (column, problem.nbytes[item] * tick)
+            for each in columns
+            for item, column in each.items()
+            if problem.maker[item] >= first and problem.nbytes[item]
         ]
-        outs = [(c, problem.nbytes[i] * second / bandwidth.out) for i, c in out.items()]
-        hidden = problem.compute_ns / problem.grain
-        for parts, free in ((again, 0.0), (outs, hidden), (backs, hidden)):
-            model.row(
-                [late, *(column for column, _ in parts)],
-                [1.0, *(-length for _, length in parts)],
-                lower=-free,
-            )
+
+    def _fetched(self, k: int) -> dict[int, int]:
+        """For each item that has to be there before interval k ends: a column that is 1 if only a
+        copy brings it."""
+        needed = set(self._needed(k))
+        if k + 1 < len(self.cuts):
+            needed.update(self.problem.reads[self.cuts[k + 1]])
+        found: dict[int, int] = {}
+        for item in sorted(needed):
+            if item in self._back[k]:
+                others = self._made(k, item)
+                found[item] = self.model.column()
+                columns = [found[item], self._back[k][item], *others]
+                self.model.row(columns, [1.0, -1.0] + [1.0] * len(others), lower=0.0)
+        return found
 
     def _memory(self, k: int, budget: Bytes) -> None:
         problem, cut = self.problem, self.cuts[k]
@@ -228,12 +286,17 @@ class Relaxation:
 
     def _available(self, k: int, item: int) -> list[int]:
         """The columns of which one must be 1 for `item` to be there in interval k."""
+        columns = self._made(k, item)
+        if self._back and item in self._back[k]:
+            columns.append(self._back[k][item])
+        return columns
+
+    def _made(self, k: int, item: int) -> list[int]:
+        """Likewise, without a copy."""
         maker = self.problem.maker[item]
         columns = [self._resident[k][item]] if item in self._resident[k] else []
         if maker in self._again[k]:
             columns.append(self._again[k][maker])
-        if self._back and item in self._back[k]:
-            columns.append(self._back[k][item])
         return columns
 
     def _recomputation(self, k: int) -> None:
@@ -242,16 +305,15 @@ class Relaxation:
                 there = self._available(k, item)
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
-    def _first_computations(self, k: int) -> None:
+    def _needed(self, k: int) -> list[int]:
+        """What is made before cut k and read by first computations of interval k."""
         cut = self.cuts[k]
         end = self.cuts[k + 1] if k + 1 < len(self.cuts) else len(self.problem)
-        needed = {
-            item
-            for node in range(cut + 1, end)
-            for item in self.problem.reads[node]
-            if self.problem.maker[item] < cut
-        }
-        for item in sorted(needed):
+        reads = {item for node in range(cut + 1, end) for item in self.problem.reads[node]}
+        return sorted(item for item in reads if self.problem.maker[item] < cut)
+
+    def _first_computations(self, k: int) -> None:
+        for item in self._needed(k):
             there = self._available(k, item)
             self.model.row(there, [1.0] * len(there), lower=1.0)
 
