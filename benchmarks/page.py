@@ -25,7 +25,8 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        peers, runtime, learned, prediction, accuracy, anything, swap, planners, zoo, sweeps,
+        peers, runtime, learned, prediction, accuracy, anything, swap, mixtures, planners, zoo,
+        sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
@@ -186,6 +187,33 @@ def swap() -> str:
         f"as good as the better one in {counts['equal']}, worse in {counts['hybrid worse']}.",
     ]
     heads = ["log", "bandwidth", *WAYS]
+    return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
+
+
+def mixtures() -> str:
+    found = load("swap_planned")
+    if not found:
+        return ""
+    counts = found["figures"]["summary"]
+    parts = ["## Swap and recompute, planned", "", said(found), ""]
+    parts += [
+        f"Overheads as above, beside a plan that got {found['seconds']:.0f} seconds, and the bound",
+        f"that no run can be below. Of {counts['cases']} cases the plan is better than both alone",
+        f"in {counts['planned better than both alone']}, worse in {counts['worse']}; beside the",
+        f"online choice better in {counts['better than the online choice']},",
+        f"worse in {counts['worse than the online choice']}.",
+    ]
+    rows = [
+        [
+            row["log"],
+            f"{row['ratio']:.0%}",
+            f"{row['share']:.0%}",
+            *(outcome(row[way]) for way in (*WAYS, "planned")),
+            percent(row["planned"]["bound"]),
+        ]
+        for row in found["figures"]["rows"]
+    ]
+    heads = ["log", "budget", "bandwidth", *WAYS, "planned", "lower bound"]
     return "\n".join([*parts, "", *table_of(heads, rows)]) + "\n"
 
 

@@ -53,3 +53,24 @@ def test_a_budget_that_is_none_is_refused(wrong: str | int) -> None:
 def test_a_model_wants_example_inputs() -> None:
     with pytest.raises(rekindle.Unsupported, match="example inputs"):
         rekindle.plan(object(), None, budget="1GB")
+
+
+def test_a_trace_is_planned_with_a_host_to_swap_to() -> None:
+    trace = chain(8, nbytes=10, cost=1000)
+    swap = rekindle.policies.Swap(out_bytes_per_s=10**9, in_bytes_per_s=10**9)
+    budget = Problem.of(trace).keep_all_peak // 2
+    plan = rekindle.plan(trace, budget=budget, swap=swap)
+    run = rekindle.simulate(trace, budget=budget, swap=swap)
+    assert plan.overhead is not None
+    assert 0 == plan.lower_bound <= plan.overhead <= run.overhead
+    assert plan.swapped_out > 0
+
+
+def test_who_cannot_swap_says_so() -> None:
+    swap = rekindle.policies.Swap()
+    with pytest.raises(
+        rekindle.Unsupported, match=r"planner=rekindle\.planners\.Cuts\(swap=\.\.\."
+    ):
+        rekindle.plan(chain(4), budget="1GB", swap=swap, planner=KeepAll())
+    with pytest.raises(rekindle.Unsupported, match=r"rekindle\.budget\(\.\.\., swap=\.\.\.\)"):
+        rekindle.plan(object(), (), budget="1GB", swap=swap)

@@ -15,6 +15,7 @@ from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.planners import Plan, Planner, Problem, Progress
+from rekindle.policies.swap import Swap
 from rekindle.trace import Trace
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def plan(
     *,
     budget: str | int,
     planner: Planner | None = None,
+    swap: Swap | None = None,
 ) -> Plan: ...
 @overload
 def plan(
@@ -161,6 +163,7 @@ def plan(
     *,
     budget: str | int,
     planner: Planner | None = None,
+    swap: Swap | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
 ) -> Any:
@@ -172,6 +175,8 @@ def plan(
     budget: bytes, as an int or as text ("6GiB"), of everything that one forward and backward pass
         holds: parameters, buffers, inputs, activations, gradients.
     planner: one of `rekindle.planners`; default: `Cuts`, begun with a run of DTR.
+    swap: for a trace, and the default planner: values may also go to the host and come back, by
+        ways of that bandwidth, as in `rekindle.simulate`. What is waited for counts as cost.
     reserve: bytes of the budget for what the model's graph does not show: the optimizer's state,
         gradients kept from the micro-batch before, a loss computed outside of the model.
     shapes: what to do when the model meets inputs of other shapes: plan for them as well, within
@@ -182,13 +187,23 @@ def plan(
     for a model whose path depends on data.
     """
     amount = parse_bytes(budget, line="rekindle.plan(..., budget={})")
+    if swap is not None and planner is not None:
+        raise Unsupported(
+            f"rekindle.plan: swap={swap} is for the default planner; write it without planner=, or "
+            "planner=rekindle.planners.Cuts(swap=...)"
+        )
     if isinstance(program, Trace):
-        return _planner(planner).plan(Problem.of(program), amount)
+        return _planner(planner, swap).plan(Problem.of(program), amount)
     if isinstance(program, str | PathLike):
         from rekindle.trace.formats import load
 
         path = Path(cast("str | PathLike[str]", program))
-        return _planner(planner).plan(Problem.of(load(path)), amount)
+        return _planner(planner, swap).plan(Problem.of(load(path)), amount)
+    if swap is not None:
+        raise Unsupported(
+            "rekindle.plan: planned models cannot swap yet, only traces are planned with swap=; "
+            "online there is rekindle.budget(..., swap=...)"
+        )
     if example_inputs is None:
         raise Unsupported(
             f"rekindle.plan: got {type(program).__name__} without example inputs; write "
@@ -246,7 +261,7 @@ def _reserve(reserve: str | int) -> Bytes:
     return 0 if reserve == 0 else parse_bytes(reserve, line="reserve={}")
 
 
-def _planner(planner: Planner | None) -> Planner:
+def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
     if planner is not None:
         return planner
     from rekindle.cli._planners import WarmCuts
@@ -256,7 +271,7 @@ def _planner(planner: Planner | None) -> Planner:
             "the default planner needs highspy: write pip install 'rekindle[plan]', or "
             "planner=rekindle.planners.ChenGreedy(), which does without"
         )
-    return WarmCuts(time_limit=TIME_LIMIT, gap=GAP)
+    return WarmCuts(time_limit=TIME_LIMIT, gap=GAP, swap=swap)
 
 
 TIME_LIMIT = 30.0  #: seconds of the default planner

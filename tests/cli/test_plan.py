@@ -51,6 +51,18 @@ def test_all_planners_and_a_plot(graph: str, tmp_path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_with_a_host_what_is_hidden_costs_nothing(graph: str) -> None:
+    arguments = ("--budget", "0.6", "--swap", "1GB", "--time-limit", "2")
+    (line,) = run(graph, *arguments, "--json").stdout.splitlines()
+    plan = json.loads(line)
+    assert (plan["planner"], plan["overhead"], plan["waiting_ns"]) == ("cuts", 0, 0)
+    assert plan["swapped_out_bytes"] > 0
+    result = run(graph, *arguments, "--compare")
+    assert result.exit_code == 0, result.output
+    assert all(word in result.output for word in ("cuts", "dtr", "swapped", "waiting"))
+    assert "rotor" not in result.output
+
+
 def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
     result = run(graph, "--budget", "100B")
     assert result.exit_code == 1
@@ -64,6 +76,8 @@ def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
         (["--planner", "best"], "no planner 'best'; there is: cuts, checkmate"),
         (["--budget", "some"], "or a fraction of the peak of keep-all, such as --budget 0.5"),
         (["--time-limit", "0"], "0"),
+        (["--swap", "fast"], "--swap"),
+        (["--swap", "1GB", "--planner", "rotor"], "rotor cannot swap; --planner takes cuts or dtr"),
     ],
 )
 def test_what_is_refused(graph: str, arguments: list[str], complaint: str) -> None:

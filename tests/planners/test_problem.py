@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from rekindle._errors import InvalidTrace
 from rekindle.planners import Problem
 from rekindle.planners._problem import Hold
-from rekindle.planners._sequence import prune, timeline, to_schedule
+from rekindle.planners._sequence import prune, timeline
+from rekindle.planners._writer import to_schedule
 from rekindle.schedule import verify
 from rekindle.trace import TraceBuilder, keep_all_peak
 from tests.planners.helpers import problem_of, reference, reference_problem

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Final, final
 
 from rekindle._types import Bytes
-from rekindle.engine import NoRoom
+from rekindle.engine import RIGHT, NoRoom, Thrashed
 from rekindle.planners import (
     ChenGreedy,
     ChenSqrt,
@@ -22,17 +22,25 @@ from rekindle.planners import (
 )
 from rekindle.planners._base import Watch
 from rekindle.planners.given import steps_of
-from rekindle.policies import DTR, Policy
+from rekindle.policies import DTR, Policy, Swap
 from rekindle.schedule import Schedule
 from rekindle.simulator import replay, smallest_budget
+
+_LONGEST: Final = 10  # times the program: a run that recomputes for longer is no good beginning
 
 
 @final
 @dataclass(frozen=True)
 class Online:
-    """What the online engine does, as a planner: it sees the program only as it runs."""
+    """What the online engine does, as a planner: it sees the program only as it runs.
+
+    With `swap` what it lets go may go to the host. It recomputes for no longer than `limit` times
+    the program.
+    """
 
     policy: Policy
+    swap: Swap | None = None
+    limit: float | None = None
 
     @property
     def name(self) -> str:
@@ -41,25 +49,36 @@ class Online:
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         schedule = self.schedule(problem, budget)
         smallest = None
-        if schedule is None:
+        if schedule is None and self.swap is None:
             smallest = smallest_budget(problem.trace, self.policy, above=budget)
-        return Given(self.name, schedule, smallest).plan(problem, budget, watch=watch)
+        given = Given(self.name, schedule, smallest, self.swap)
+        return given.plan(problem, budget, watch=watch)
 
     def schedule(self, problem: Problem, budget: Bytes) -> Schedule | None:
-        """The actions of a run within `budget`; None where the engine finds no room."""
+        """The actions of a run within `budget`; None where the engine finds no room, or no end."""
+        longest = None if self.limit is None else int(self.limit * problem.compute_ns)
+        rules = replace(RIGHT, recompute_limit=longest)
         try:
-            return replay(problem.trace, budget=budget, policy=self.policy).schedule
-        except NoRoom:
+            run = replay(
+                problem.trace, budget=budget, policy=self.policy, rules=rules, swap=self.swap
+            )
+        except (NoRoom, Thrashed):
             return None
+        return run.schedule
 
 
 @final
 @dataclass(frozen=True)
 class WarmCuts:
-    """The cut relaxation, begun with a run of DTR."""
+    """The cut relaxation, begun with a run of DTR.
+
+    With `swap` begun with three: one that recomputes, one that swaps, one that chooses. The plan is
+    never slower than any of them.
+    """
 
     time_limit: float
     gap: float = 0.0
+    swap: Swap | None = None
 
     @property
     def name(self) -> str:
@@ -68,9 +87,15 @@ class WarmCuts:
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         from rekindle.planners.cuts import Cuts
 
-        run = Online(DTR()).schedule(problem, budget)
-        warm = () if run is None else (steps_of(problem, run),)
-        return Cuts(self.time_limit, self.gap, warm_start=warm).plan(problem, budget, watch=watch)
+        if self.swap is not None:
+            ways = None, replace(self.swap, only=True), replace(self.swap, only=False)
+            runs = [Online(DTR(), way, _LONGEST).schedule(problem, budget) for way in ways]
+        else:
+            runs = [Online(DTR()).schedule(problem, budget)]
+        warm = () if runs[0] is None else (steps_of(problem, runs[0]),)
+        known = () if self.swap is None else tuple(run for run in runs if run is not None)
+        planner = Cuts(self.time_limit, self.gap, warm_start=warm, swap=self.swap, known=known)
+        return planner.plan(problem, budget, watch=watch)
 
 
 def _checkmate(time_limit: float) -> Planner:
@@ -101,3 +126,9 @@ PLANNERS: dict[str, Callable[[float], Planner]] = {
     "recompute-all": lambda _: RecomputeAll(),
 }
 """By the name on the command line; each takes the time limit in seconds."""
+
+SWAPPING: dict[str, Callable[[float, Swap], Planner]] = {
+    "cuts": lambda time_limit, swap: WarmCuts(time_limit, swap=swap),
+    "dtr": lambda _, swap: Online(DTR(), swap),
+}
+"""Those that can also swap."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ import click
 from rekindle._errors import InvalidBudget, RekindleError
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns, parse_bytes
-from rekindle.cli._options import examples
+from rekindle.cli._options import examples, size
+from rekindle.policies.swap import Swap
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,6 +31,7 @@ _SHOWN = "cuts"  # the planner without --planner
     epilog=examples(
         "rekindle plan step.jsonl --budget 6GiB",
         "rekindle plan step.jsonl --budget 0.5 --planner rotor",
+        "rekindle plan step.jsonl --budget 0.5 --swap 6GB",
         "rekindle plan step.jsonl --compare --plot plan.svg",
         exits="1: there is no plan within the budget.",
     )
@@ -61,6 +64,14 @@ _SHOWN = "cuts"  # the planner without --planner
     help="For each plan of those planners that search.",
 )
 @click.option(
+    "--swap",
+    "bandwidth",
+    callback=size,
+    metavar="SIZE",
+    help="Values may also go to the host and come back, at that many bytes a second each way. For "
+    "the planners cuts and dtr.",
+)
+@click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw time against memory into this file (.png, .svg or .pdf).",
@@ -74,34 +85,45 @@ def command(
     names: tuple[str, ...],
     compare: bool,
     time_limit: float,
+    bandwidth: Bytes | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
     """Plan ahead what to recompute so that TRACE runs within a budget.
 
-    TRACE is a trace of any format, or a graph of Checkmate. The overhead is recomputation over the
-    cost of running once; no schedule can be below the lower bound. The exit code is 1 if a planner
-    that was asked for by name, or the default one, has no plan.
+    TRACE is a trace of any format, or a graph of Checkmate. The overhead is recomputation, and with
+    --swap what copies keep the program waiting for, over the cost of running once; no schedule can
+    be below the lower bound. The exit code is 1 if a planner that was asked for by name, or the
+    default one, has no plan.
     """
-    from rekindle.cli._planners import PLANNERS
+    from rekindle.cli._planners import PLANNERS, SWAPPING
     from rekindle.planners import Problem
     from rekindle.trace.formats import load
 
     unknown = [name for name in names if name not in PLANNERS]
     if unknown:
         raise click.UsageError(f"no planner {unknown[0]!r}; there is: {', '.join(PLANNERS)}", ctx)
+    planners = {name: partial(make, time_limit) for name, make in PLANNERS.items()}
+    if bandwidth is not None:
+        swap = Swap(None, bandwidth, bandwidth)
+        planners = {name: partial(make, time_limit, swap) for name, make in SWAPPING.items()}
+    unable = [name for name in names if name not in planners]
+    if unable:
+        raise click.UsageError(
+            f"--swap: {unable[0]} cannot swap; --planner takes {' or '.join(planners)} with it", ctx
+        )
     try:
         problem = Problem.of(load(trace))
     except RekindleError as error:
         raise click.ClickException(f"{trace}: {error}") from None
     written = budgets or ([str(ratio) for ratio in _RATIOS] if compare else ["0.5"])
     sizes = [_bytes(text, problem, ctx) for text in written]
-    chosen = names or (tuple(PLANNERS) if compare else (_SHOWN,))
+    chosen = names or (tuple(planners) if compare else (_SHOWN,))
     plans: list[Plan] = []
     for budget in sizes:
         for name in chosen:
             with _progress(name, as_json) as watch:
-                plan = PLANNERS[name](time_limit).plan(problem, budget, watch=watch)
+                plan = planners[name]().plan(problem, budget, watch=watch)
             plans.append(plan)
             if as_json:
                 click.echo(json.dumps(_as_object(plan, problem)))
@@ -142,6 +164,8 @@ def _as_object(plan: Plan, problem: Problem) -> dict[str, object]:
         "overhead": plan.overhead,
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
+        "waiting_ns": plan.waiting_ns,
+        "swapped_out_bytes": plan.swapped_out,
         "peak_bytes": plan.peak,
         "seconds": round(plan.seconds, 4),
         "smallest_budget_bytes": plan.smallest_budget,
@@ -195,7 +219,9 @@ def _table(plans: Sequence[Plan], problem: Problem) -> Table:
     title = f"{problem.trace.name} within {format_bytes(first.budget)} ".lstrip()
     title += f"({_ratio(first, problem):.0%} of keep-all), lower bound {bound:.2%}"
     table = Table(title=title, title_justify="left")
-    for heading in ("planner", "overhead", "gap", "peak", "seconds", "status"):
+    swapping = any(plan.swapped_out for plan in plans)
+    more = ("waiting", "swapped") if swapping else ()
+    for heading in ("planner", "overhead", "gap", "peak", *more, "seconds", "status"):
         justify = "left" if heading in ("planner", "status") else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     for plan in plans:
@@ -204,10 +230,16 @@ def _table(plans: Sequence[Plan], problem: Problem) -> Table:
             "-" if plan.overhead is None else f"{plan.overhead:.2%}",
             "-" if plan.gap is None else f"{_gap(plan, bound):.2%}",
             "-" if plan.peak is None else format_bytes(plan.peak),
+            *((f"{_waiting(plan):.2%}", format_bytes(plan.swapped_out)) if swapping else ()),
             f"{plan.seconds:.2f}",
             plan.status.name.lower().replace("_", " "),
         )
     return table
+
+
+def _waiting(plan: Plan) -> float:
+    """For copies, over the cost of running once."""
+    return plan.waiting_ns / plan.compute_ns if plan.compute_ns else 0.0
 
 
 def _bound(plans: Sequence[Plan]) -> float:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
 from math import isfinite
 from typing import Protocol, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Problem
 from rekindle.planners._result import Plan, Progress, Status
-from rekindle.planners._sequence import Timeline, prune, timeline, to_schedule
-from rekindle.schedule import verify
+from rekindle.planners._sequence import Timeline, prune, timeline
+from rekindle.planners._writer import timed_schedule, to_schedule
+from rekindle.policies.swap import Swap
+from rekindle.schedule import Cost, Schedule, verify
 
 Watch = Callable[[Progress], None]
 
@@ -36,11 +39,15 @@ class Search:
         name: str,
         watch: Watch | None = None,
         time_limit: float = float("inf"),
+        swap: Swap | None = None,
     ) -> None:
         self.problem = problem
         self.budget = budget
         self.name = name
+        self.swap = swap
         self.best: Timeline | None = None
+        self.best_ns: Nanoseconds = 0  #: when it ends, if there is a host
+        self.taken: tuple[Schedule, Cost] | None = None  #: the best of those with copies
         self.bound: Nanoseconds = problem.compute_ns
         self.smallest: Bytes | None = None
         self.time_limit = time_limit
@@ -62,8 +69,15 @@ class Search:
         return self.budget < self.problem.floor
 
     @property
+    def cost(self) -> Nanoseconds | None:
+        """Of the best plan so far."""
+        if self.taken is not None:
+            return self.taken[1].total_ns
+        return None if self.best is None else self.best.cost
+
+    @property
     def solved(self) -> bool:
-        return self.best is not None and self.best.cost <= self.bound
+        return self.cost is not None and self.cost <= self.bound
 
     def offer(self, steps: Iterable[int], note: str = "") -> Timeline:
         """Takes a sequence: kept if it fits and is the cheapest so far. Returns its timeline."""
@@ -76,21 +90,53 @@ class Search:
             self.report(note)
         return line
 
+    def time(self, line: Timeline, note: str = "") -> Nanoseconds:
+        """Takes a sequence that fits, where there is a host. Returns when it ends.
+
+        What the writer says is quick to have; what is kept has been judged by the verifier.
+        """
+        schedule, end = timed_schedule(line, self.name, budget=self.budget, swap=self.swap)
+        if self.best is None or end < self.best_ns:
+            cost = self.take(schedule, note)
+            if cost is not None:
+                self.best, self.best_ns = line, cost.total_ns
+        return end
+
+    def take(self, schedule: Schedule, note: str = "") -> Cost | None:
+        """Takes a schedule, timed by `swap`: kept if it is the fastest so far.
+
+        Returns its cost; None: it does not fit on the host. It is valid within the budget.
+        """
+        assert self.swap is not None
+        ways = replace(self.swap, host=None)
+        judged = verify(self.problem.trace, schedule, self.budget, swap=ways)
+        if self.swap.host is not None and judged.host_peak > self.swap.host:
+            return None
+        if self.taken is None or judged.total_ns < self.taken[1].total_ns:
+            self.taken = schedule, judged
+            self.report(note)
+        return judged
+
     def raise_bound(self, bound: float, note: str = "") -> None:
-        """Takes a proven bound in ns; costs are multiples of the grain, so it is rounded up."""
-        grain = self.problem.grain
-        if self.best is not None:
-            bound = min(bound, self.best.cost)
+        """Takes a proven bound in ns; costs are multiples of the grain, so it is rounded up.
+
+        What is waited for is not: with a host it is rounded down.
+        """
+        if self.cost is not None:
+            bound = min(bound, self.cost)
         if not isfinite(bound):  # a solver that had no time knows nothing
             return
-        # The solver's tolerances are relative: a hair above a multiple is that multiple.
-        rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain
+        grain = self.problem.grain
+        if self.swap is not None:
+            rounded = int(bound)
+        else:  # The solver's tolerances are relative: a hair above a multiple is that multiple.
+            rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain
         if rounded > self.bound:
             self.bound = rounded
             self.report(note)
 
     def report(self, note: str = "") -> None:
-        step = Progress(self.seconds, self.best.cost if self.best else None, self.bound, note)
+        step = Progress(self.seconds, self.cost, self.bound, note)
         self._log.append(step)
         if self._watch is not None:
             self._watch(step)
@@ -99,7 +145,7 @@ class Search:
         """The plan, judged by the verifier, whose figures it carries."""
         seconds = self.seconds
         problem = self.problem
-        if self.best is None:
+        if self.best is None and self.taken is None:
             if status is None:
                 status = Status.INFEASIBLE if self.impossible else Status.NOT_FOUND
             return Plan(
@@ -114,20 +160,26 @@ class Search:
                 detail=detail,
                 progress=tuple(self._log),
             )
-        schedule = to_schedule(self.best, self.name)
-        judged = verify(problem.trace, schedule, self.budget)
-        optimal = problem.compute_ns + judged.recompute_ns <= self.bound
+        if self.taken is not None:
+            schedule = replace(self.taken[0], made_by=self.name)
+        else:
+            assert self.best is not None
+            schedule = to_schedule(self.best, self.name)
+        judged = verify(problem.trace, schedule, self.budget, swap=self.swap)
+        optimal = judged.total_ns <= self.bound
         return Plan(
             self.name,
             status or (Status.OPTIMAL if optimal else Status.FEASIBLE),
             self.budget,
             judged.compute_ns,
-            min(self.bound, judged.compute_ns + judged.recompute_ns),
+            min(self.bound, judged.total_ns),
             seconds,
             schedule,
             judged.recompute_ns,
             judged.peak,
             needed=problem.floor,
+            waiting_ns=judged.waiting_ns,
+            swapped_out=judged.swapped_out,
             detail=detail,
             progress=tuple(self._log),
         )

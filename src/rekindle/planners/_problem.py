@@ -6,7 +6,7 @@ items; first computations happen in the order of the nodes. What never changes i
 parameters and other sources that stay from beginning to end are `fixed` bytes.
 
 Views cost no memory and live in their storage's item; whoever reads a view reads that item. The
-views are put back when a schedule is written down (`_sequence.to_schedule`).
+views are put back when a schedule is written down (`_writer.to_schedule`).
 """
 
 from __future__ import annotations

@@ -55,19 +55,26 @@ class Plan:
     """Without a schedule: the smallest budget for which this planner knows one."""
     needed: Bytes = 0
     """A floor: no budget below it is enough for any schedule."""
+    waiting_ns: Nanoseconds = 0
+    """What the program waits for copies to and from the host; 0 without a host."""
+    swapped_out: Bytes = 0
+    """What is copied to the host."""
     detail: str = ""
     progress: tuple[Progress, ...] = ()
 
     @property
     def cost_ns(self) -> Nanoseconds | None:
-        return None if self.recompute_ns is None else self.compute_ns + self.recompute_ns
+        if self.recompute_ns is None:
+            return None
+        return self.compute_ns + self.recompute_ns + self.waiting_ns
 
     @property
     def overhead(self) -> float | None:
-        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
+        """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
         if self.recompute_ns is None:
             return None
-        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+        lost = self.recompute_ns + self.waiting_ns
+        return lost / self.compute_ns if self.compute_ns else 0.0
 
     @property
     def lower_bound(self) -> float:

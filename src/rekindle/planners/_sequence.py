@@ -2,7 +2,9 @@
 
 The first occurrence of a node is its first computation. Nothing else needs to be said: given the
 order, the best moment to free a copy of an item is right after its last reader before the item is
-made again. From that follow the memory at every step and the schedule.
+made again. From that follow the memory at every step and the schedule (`_writer.py`).
+
+Where there is a host a step may also be ~i, a number below zero: item i comes back from there.
 """
 
 from __future__ import annotations
@@ -14,10 +16,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle._errors import Unsupported
-from rekindle._types import Bytes, Nanoseconds, OpId, StorageId, ValueId
+from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Hold, Problem
-from rekindle.schedule import Action, Compute, Free, Schedule
 
 
 @final
@@ -52,7 +52,17 @@ class Timeline:
 
 
 def cost_of(problem: Problem, steps: Iterable[int]) -> Nanoseconds:
-    return sum(problem.cost[node] for node in steps)
+    return sum(problem.cost[node] for node in steps if node >= 0)
+
+
+def results_of(problem: Problem, step: int) -> tuple[int, ...]:
+    """The items that a step makes or brings."""
+    return problem.makes[step] if step >= 0 else (~step,)
+
+
+def inputs_of(problem: Problem, step: int) -> tuple[int, ...]:
+    """The items that a step reads."""
+    return problem.reads[step] if step >= 0 else ()
 
 
 def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
@@ -63,17 +73,20 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
     copies: list[Copy] = []
     freed_by_lending: list[tuple[int, int]] = []
     held: dict[int, int] = {}  # items on hold, and the node that ends the hold
+    ending: dict[int, list[int]] = {}  # by that node
     starting: dict[int, list[Hold]] = {}
     for hold in problem.holds:
         starting.setdefault(hold.first, []).append(hold)
 
     for step, node in enumerate(steps):
-        is_first = first[node] == len(steps)
-        for item in problem.reads[node]:
+        is_first = node >= 0 and first[node] == len(steps)
+        if node < 0 and (first[problem.maker[~node]] == len(steps) or ~node in held):
+            raise ValueError(f"step {step} brings back item {~node}, which is not on the host")
+        for item in inputs_of(problem, node):
             if item not in made:
                 raise ValueError(f"step {step} runs node {node}, but item {item} is gone")
             needed[item] = step
-        for item in problem.makes[node]:
+        for item in results_of(problem, node):
             if item in made:
                 end = step if item in held else needed[item]
                 copies.append(Copy(item, made[item], end))
@@ -84,11 +97,13 @@ def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
                 copies.append(Copy(item, made.pop(item), step))
                 freed_by_lending.append((step, item))
                 held.pop(item, None)
-            for item in [item for item, last in held.items() if last == node]:
-                needed[item] = step
-                del held[item]
+            for item in ending.pop(node, ()):
+                if held.get(item) == node:
+                    needed[item] = step
+                    del held[item]
             for hold in starting.get(node, ()):
-                held[hold.item] = max(hold.last, held.get(hold.item, 0))
+                last = held[hold.item] = max(hold.last, held.get(hold.item, 0))
+                ending.setdefault(last, []).append(hold.item)
     copies += [Copy(item, start, needed[item]) for item, start in made.items()]
     memory = _memory(problem, steps, copies, freed_by_lending)
     return Timeline(problem, tuple(steps), tuple(copies), memory, first)
@@ -119,89 +134,10 @@ def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
     wanted: set[int] = set()
     for step in range(len(steps) - 1, -1, -1):
         node = steps[step]
-        if first[node] == step or any(item in wanted for item in problem.makes[node]):
+        made = results_of(problem, node)
+        if (node >= 0 and first[node] == step) or any(item in wanted for item in made):
             kept.append(node)
-            wanted.difference_update(problem.makes[node])
-            wanted.update(problem.reads[node])
+            wanted.difference_update(made)
+            wanted.update(inputs_of(problem, node))
     kept.reverse()
     return kept
-
-
-def to_schedule(line: Timeline, made_by: str) -> Schedule:
-    """The actions of a sequence: what it computes, views again where they are read, frees."""
-    return _Writer(line).write(made_by)
-
-
-class _Writer:
-    def __init__(self, line: Timeline) -> None:
-        self.line = line
-        self.trace = line.problem.trace
-        self.actions: list[Action] = []
-        self.defined = [False] * len(self.trace.values)
-        self.contents: list[list[ValueId]] = [[] for _ in self.trace.storages]
-        for value, storage in enumerate(self.trace.values):
-            self.contents[storage].append(ValueId(value))
-        self.next_op = 0
-
-    def write(self, made_by: str) -> Schedule:
-        problem = self.line.problem
-        steps = self.line.steps
-        frees: list[list[int]] = [[] for _ in steps]
-        for copy in self.line.copies:
-            last = steps[copy.end]
-            lent = self.line.first[last] == copy.end and copy.item in problem.lends[last]
-            replaced = copy.start < copy.end and copy.item in problem.makes[last]
-            if not lent and not replaced:
-                frees[copy.end].append(copy.item)
-        for step, node in enumerate(steps):
-            op, value = problem.op[node], problem.value[node]
-            if value is not None:
-                self._define(value)
-            if op is not None:
-                is_first = bool(self.line.first[node] == step)
-                self._constants_before(op, is_first)
-                self._compute(op, is_first)
-            if step + 1 < len(steps):  # at the end the program may still hold what is there
-                for item in frees[step]:
-                    self._free(problem.storage[item])
-        self._constants_before(OpId(len(self.trace.ops)), True)
-        return Schedule(tuple(self.actions), made_by)
-
-    def _constants_before(self, op: OpId, is_first: bool) -> None:
-        """Parameters are no nodes, but the program makes them in their place."""
-        while is_first and self.next_op < op:
-            self._compute(OpId(self.next_op), True)
-
-    def _compute(self, op_id: OpId, is_first: bool) -> None:
-        op = self.trace.ops[op_id]
-        for value in op.inputs:
-            self._define(value)
-        self.actions.append(Compute(op_id, in_place=is_first and bool(op.overwrites)))
-        for value in op.outputs:
-            self.defined[value] = True
-        if is_first:
-            self.next_op = op_id + 1
-            for _, source in op.overwrites:
-                self._forget(self.trace.values[source])
-
-    def _define(self, value: ValueId) -> None:
-        """Runs the views again through which `value` is reached, if its storage was recomputed."""
-        if self.defined[value]:
-            return
-        if self.trace.is_root(value):
-            raise ValueError(f"value {value} is read while it is gone")
-        op_id = self.trace.maker[value]
-        if not self.trace.ops[op_id].replayable:
-            raise Unsupported(
-                f"op {op_id} ({self.trace.ops[op_id].name}) makes a view that cannot be made again;"
-                " hold its storage in the trace"
-            )
-        self._compute(op_id, False)
-
-    def _free(self, storage: StorageId) -> None:
-        self.actions.append(Free(storage))
-        self._forget(storage)
-
-    def _forget(self, storage: StorageId) -> None:
-        for value in self.contents[storage]:
-            self.defined[value] = False

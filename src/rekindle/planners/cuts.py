@@ -11,6 +11,9 @@ Plans on the way there come from `_repair.py`: solutions with few cuts whose ove
 with the cuts before them fixed, and better plans in the neighbourhood of the best. They matter on
 programs whose relaxation has many solutions of nearly the same cost (ResNets at a low budget).
 
+With a host to swap to, plans that only recompute are where `_swapping.py` begins, and the bound is
+that of the relaxation with copies (`_swap_bound.py`).
+
 Two programs of known optimum do not need all that: keep-all where it fits, and the homogeneous
 chain (`revolve.py`), on which the relaxation is at its weakest.
 """
@@ -18,7 +21,7 @@ chain (`revolve.py`), on which the relaxation is at its weakest.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import final
 
@@ -30,6 +33,10 @@ from rekindle.planners._relaxation import Relaxation, decode
 from rekindle.planners._repair import Repairer, worst_moments
 from rekindle.planners._result import Plan
 from rekindle.planners._sequence import Timeline, timeline
+from rekindle.planners._swapping import Mixer
+from rekindle.planners.given import steps_of
+from rekindle.policies.swap import Swap
+from rekindle.schedule import Schedule
 
 # Prices of memory that is kept for long, as a share of the program's cost for the whole budget
 # kept to the end: from "decides ties" to "rules the choice".
@@ -37,6 +44,7 @@ _PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
 _MARGINS = (1.0, 0.98, 0.93)
 _SHARES = (0.05, 0.1, 0.2, 0.4)
 _MOST_CUTS = 24
+_GAP = 0.001  # of plans that only recompute, where they are but a beginning
 _CLASSICS = 0.01  # share of the time for plans of Chen and Revolve: any plan, for the beginning
 
 
@@ -49,19 +57,26 @@ class Cuts:
     gap: stop when cost and bound are that close, as a share of the cost; 0 wants the proof.
     seed: of the neighbourhoods.
     warm_start: sequences of nodes to begin with, such as a run of DTR (`steps_of`).
+    swap: values may also go to the host and come back; what is waited for counts as cost.
+    known: schedules to begin with where there is a host, such as runs of the online engine. The
+        plan is never slower than the fastest of them.
     """
 
     time_limit: float = 60.0
     gap: float = 0.0
     seed: int = 0
     warm_start: tuple[tuple[int, ...], ...] = ()
+    swap: Swap | None = None
+    known: tuple[Schedule, ...] = ()
 
     @property
     def name(self) -> str:
         return "cuts"
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
-        search = Search(problem, budget, self.name, watch, self.time_limit)
+        search = Search(problem, budget, self.name, watch, self.time_limit, self.swap)
+        if self.swap is not None:
+            return self._mix(search)
         known = revolve.optimum(problem, budget)
         if known is not None:
             search.offer(known, "chain")
@@ -80,6 +95,19 @@ class Cuts:
                 break
         cuts = _Rounds(self, search).run()
         return search.conclude(detail=f"{cuts} cut{'s' * (cuts != 1)}")
+
+    def _mix(self, search: Search) -> Plan:
+        """With a host: the best mixture of recomputing and swapping."""
+        problem = search.problem
+
+        def alone(budget: Bytes, seconds: float) -> tuple[int, ...] | None:
+            """A sequence without copies that fits `budget`."""
+            planner = replace(self, time_limit=seconds, gap=max(self.gap, _GAP), swap=None)
+            plan = planner.plan(problem, budget)
+            return None if plan.schedule is None else steps_of(problem, plan.schedule)
+
+        Mixer(search, alone, self.gap, self.seed).run(self.known, self.warm_start)
+        return search.conclude()
 
 
 class _Rounds:

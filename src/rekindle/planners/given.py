@@ -12,7 +12,8 @@ from rekindle._types import Bytes
 from rekindle.planners._base import Search, Watch
 from rekindle.planners._problem import Problem
 from rekindle.planners._result import Plan, Status
-from rekindle.schedule import Compute, Schedule, verify
+from rekindle.policies.swap import Swap
+from rekindle.schedule import Compute, Free, Schedule, SwapIn, SwapOut, verify
 
 
 @final
@@ -23,16 +24,18 @@ class Given:
     name: str
     schedule: Schedule | None
     smallest_budget: Bytes | None = None
+    swap: Swap | None = None
+    """How fast the copies of the schedule are, if it has any."""
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         search = Search(problem, budget, self.name, watch)
         search.smallest = self.smallest_budget
         if self.schedule is None:
             return search.conclude()
-        cost = verify(problem.trace, self.schedule, budget)
+        cost = verify(problem.trace, self.schedule, budget, swap=self.swap)
         return Plan(
             self.name,
-            Status.FEASIBLE if cost.recompute_ns else Status.OPTIMAL,
+            Status.FEASIBLE if cost.overhead else Status.OPTIMAL,
             budget,
             cost.compute_ns,
             cost.compute_ns,
@@ -41,28 +44,49 @@ class Given:
             cost.recompute_ns,
             cost.peak,
             needed=problem.floor,
+            waiting_ns=cost.waiting_ns,
+            swapped_out=cost.swapped_out,
         )
 
 
 def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """The nodes that a schedule computes, in order; views and constants are no nodes.
+    """The steps of a schedule, in order; views and constants are no nodes.
 
-    Moments at which the program reads follow the node before them.
+    Moments at which the program reads follow the node before them. An item that comes back from the
+    host does so, here, just before it is read.
     """
+    item_of = {storage: item for item, storage in enumerate(problem.storage)}
     node_of = {op: node for node, op in enumerate(problem.op) if op is not None}
     steps: list[int] = []
+    coming: set[int] = set()  # back from the host, and not read since then
     following = 0  # the next node to run for the first time
-    for action in schedule.actions:
-        if not isinstance(action, Compute) or action.op not in node_of:
-            continue
-        node = node_of[action.op]
-        while following < node and problem.op[following] is None:
-            steps.append(following)
-            following += 1
-        if node == following:
-            following += 1
-        elif not problem.makes[node]:
-            continue  # a view made again
+
+    def run(node: int) -> None:
+        for item in problem.reads[node]:
+            if item in coming:
+                coming.remove(item)
+                steps.append(~item)
+        coming.difference_update(problem.makes[node])
         steps.append(node)
-    steps += range(following, len(problem))
+
+    for action in schedule.actions:
+        match action:
+            case SwapIn(storage):
+                coming.add(item_of[storage])
+            case Free(storage) | SwapOut(storage, keep=False):
+                coming.discard(item_of.get(storage, -1))
+            case Compute(op) if op in node_of:
+                node = node_of[op]
+                while following < node and problem.op[following] is None:
+                    run(following)
+                    following += 1
+                if node == following:
+                    following += 1
+                elif not problem.makes[node]:
+                    continue  # a view made again
+                run(node)
+            case _:
+                pass
+    for node in range(following, len(problem)):
+        run(node)
     return tuple(steps)

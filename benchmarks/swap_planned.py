@@ -1,0 +1,101 @@
+"""Recompute, swap, or a planned mixture: on the DTR paper's logs, beside the better of the two.
+
+    scripts/bench swap_planned [--logs FOLDER] [--only NAME ...] [--seconds 60]
+
+Budgets, bandwidths and overheads are those of `swap_simulated.py`, whose three runs are what the
+plan begins with: `recompute`, `swap`, and `hybrid`, the engine's online choice. `planned` is timed
+by the same timeline. `bound`: no run of any kind is faster. Prints a table, writes
+results/swap_planned.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from _common import ROOT, conditions, write
+from swap_simulated import hiding, overhead, run
+
+from rekindle.cli._planners import WarmCuts
+from rekindle.planners import Problem
+from rekindle.policies import Swap
+from rekindle.trace import Trace
+from rekindle.trace.formats import load
+
+RATIOS = (0.5, 0.3)
+SHARES = (0.05, 0.2, 0.5)
+
+
+def planned(problem: Problem, ratio: float, swap: Swap, seconds: float) -> dict[str, Any]:
+    budget = int(ratio * problem.keep_all_peak)
+    plan = WarmCuts(seconds, gap=0.001, swap=swap).plan(problem, budget)
+    if plan.overhead is None:
+        return {"status": plan.status.name.lower(), "bound": round(plan.lower_bound, 4)}
+    return {
+        "status": plan.status.name.lower(),
+        "overhead": round(plan.overhead, 4),
+        "bound": round(plan.lower_bound, 4),
+        "waiting": round(plan.waiting_ns / plan.compute_ns, 4),
+        "swapped_out": round(plan.swapped_out / problem.keep_all_peak, 4),
+        "seconds": round(plan.seconds, 1),
+    }
+
+
+def measure(name: str, trace: Trace, seconds: float) -> list[dict[str, Any]]:
+    problem = Problem.of(trace)
+    rows: list[dict[str, Any]] = []
+    for ratio in RATIOS:
+        plain = run(trace, ratio, None)
+        for share in SHARES:
+            rate = max(1, int(share * hiding(trace)))
+            row: dict[str, Any] = {"log": name, "ratio": ratio, "share": share, "recompute": plain}
+            row["swap"] = run(trace, ratio, Swap(None, rate, rate, only=True))
+            row["hybrid"] = run(trace, ratio, Swap(None, rate, rate))
+            row["planned"] = planned(problem, ratio, Swap(None, rate, rate), seconds)
+            rows.append(row)
+            ends = [overhead(row[way]) for way in ("recompute", "swap", "hybrid", "planned")]
+            shown = "".join(f"{end:>11.3f}" for end in (*ends, row["planned"]["bound"]))
+            print(f"{name:>12} {ratio:>5} {share:>5}{shown}", flush=True)
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the plan does beside the better of the two, and beside the online choice."""
+    pairs = [
+        (overhead(row["planned"]), min(overhead(row["recompute"]), overhead(row["swap"])))
+        for row in rows
+    ]
+    online = [(overhead(row["planned"]), overhead(row["hybrid"])) for row in rows]
+    return {
+        "cases": len(pairs),
+        "planned better than both alone": sum(ours < best for ours, best in pairs),
+        "equal to the better": sum(ours == best for ours, best in pairs),
+        "worse": sum(ours > best for ours, best in pairs),
+        "better than the online choice": sum(ours < other for ours, other in online),
+        "worse than the online choice": sum(ours > other for ours, other in online),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared/reference/logs")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    given = parser.parse_args()
+    about = {**conditions(), "seconds": given.seconds}
+    rows: list[dict[str, Any]] = []
+    print(f"{'log':>12} {'ratio':>5} {'share':>5}", end="")
+    print("".join(f"{way:>11}" for way in ("recompute", "swap", "hybrid", "planned", "bound")))
+    for path in sorted(given.logs.glob("*.log.gz"), key=lambda path: path.stat().st_size):
+        name = path.name.partition(".")[0]
+        if not given.only or name in given.only:
+            rows += measure(name, load(path), given.seconds)
+    figures = {"summary": summary(rows), "rows": rows}
+    print(json.dumps(figures["summary"], indent=1))
+    write("swap_planned", {**about, "figures": figures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Small changes of a sequence: a value comes back by a copy, by its maker, makes room, or stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from rekindle._types import Bytes
+from rekindle.planners._lives import Lives, gaps
+from rekindle.planners._sequence import Timeline
+
+_LONGEST: Final = 64  # computations that may take the place of one copy
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """`instead` takes the place of step `step`. The higher the promise, the sooner it is tried."""
+
+    step: int
+    instead: tuple[int, ...]
+    promise: float
+
+
+def changed(steps: Sequence[int], edits: Iterable[Edit]) -> list[int]:
+    """`steps` with all `edits` made; of two for one step the last one."""
+    instead = {edit.step: edit.instead for edit in edits}
+    return [new for at, step in enumerate(steps) for new in instead.get(at, (step,))]
+
+
+def copy_instead(line: Timeline) -> list[Edit]:
+    """For each node that runs again: what it makes is copied back. Promise: ns saved for a byte.
+
+    Saved is also what runs again for that node alone.
+    """
+    problem = line.problem
+    saved = {
+        step: problem.cost[node]
+        for step, node in enumerate(line.steps)
+        if node >= 0 and step != line.first[node]
+    }
+    lives = Lives.of(line)
+    for step in saved:
+        for life in lives.made.get(step, ()):
+            readers = lives.readers[life]
+            if len(readers) == 1 and readers[0] in saved:
+                saved[readers[0]] += saved[step]
+    edits: list[Edit] = []
+    for step, gain in saved.items():
+        read = [life for life in lives.made.get(step, ()) if lives.readers[life]]
+        items = [line.copies[life].item for life in read]
+        nbytes = sum(problem.nbytes[item] for item in items)
+        edits.append(Edit(step, tuple(~item for item in items), gain / max(1, nbytes)))
+    return edits
+
+
+def compute_instead(line: Timeline) -> list[Edit]:
+    """For each copy back: what came is computed. Promise: bytes for a ns."""
+    problem = line.problem
+    present: set[int] = set()
+    begins, ends = _events(line)
+    edits: list[Edit] = []
+    for step, node in enumerate(line.steps):
+        if node < 0:
+            again = _computations(line, ~node, present)
+            if again:
+                cost = sum(problem.cost[each] for each in again)
+                edits.append(Edit(step, again, problem.nbytes[~node] / max(1, cost)))
+        present.update(begins.get(step, ()))
+        present.difference_update(ends.get(step, ()))
+    return edits
+
+
+def make_room(line: Timeline) -> list[Edit]:
+    """For each value that stays long unread: it comes back by a copy. Promise: bytes times ns."""
+    problem = line.problem
+    clock = [0]
+    for node in line.steps:
+        clock.append(clock[-1] + (problem.cost[node] if node >= 0 else 0))
+    return [
+        Edit(
+            gap.end,
+            (~gap.item, line.steps[gap.end]),
+            float((clock[gap.end] - clock[gap.begin + 1]) * problem.nbytes[gap.item]),
+        )
+        for gap in gaps(line)
+    ]
+
+
+def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
+    """What need not come again, for there is room for it until then; dearest first.
+
+    There is room for all of it together.
+    """
+    problem = line.problem
+    memory = line.memory.copy()
+    before: dict[int, int] = {}  # where the life before of each item ended
+    again: list[tuple[int, int, list[tuple[int, int]]]] = []
+    lives = Lives.of(line)
+    for step, node in enumerate(line.steps):
+        came = [line.copies[life].item for life in lives.made.get(step, ()) if lives.readers[life]]
+        if node < 0 or step != line.first[node]:
+            cost = problem.cost[node] if node >= 0 else 0
+            again.append((cost, step, [(item, before[item]) for item in came]))
+        for life in lives.made.get(step, ()):
+            before[line.copies[life].item] = line.copies[life].end
+    edits: list[Edit] = []
+    for cost, step, items in sorted(again, reverse=True):
+        extra = np.zeros(len(memory), dtype=np.int64)
+        for item, end in items:
+            extra[end + 1 : step] += problem.nbytes[item]
+        if items and (memory + extra).max() <= budget:
+            memory += extra
+            edits.append(Edit(step, (), float(cost)))
+    return edits
+
+
+def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """What is there from each step on, and to each step."""
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for copy in line.copies:
+        begins.setdefault(copy.start, []).append(copy.item)
+        ends.setdefault(copy.end, []).append(copy.item)
+    return begins, ends
+
+
+def _computations(line: Timeline, item: int, present: set[int]) -> tuple[int, ...]:
+    """What computes `item` from what is `present`; nothing if that cannot be."""
+    problem = line.problem
+    order: list[int] = []
+    done: set[int] = set()
+    stack = [problem.maker[item]]
+    while stack:
+        node = stack[-1]
+        missing = [
+            problem.maker[source]
+            for source in problem.reads[node]
+            if source not in present and problem.maker[source] not in done
+        ]
+        if node in done:
+            stack.pop()
+        elif not problem.replayable[node] or len(order) + len(stack) > _LONGEST:
+            return ()
+        elif missing:
+            stack.append(missing[0])
+        else:
+            order.append(node)
+            done.add(stack.pop())
+    return tuple(order)
+
+
+KINDS: Final[Mapping[str, Callable[[Timeline], list[Edit]]]] = {
+    "copy instead": copy_instead,
+    "compute instead": compute_instead,
+    "make room": make_room,
+}

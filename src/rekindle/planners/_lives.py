@@ -1,0 +1,64 @@
+"""The lives of the items in a sequence: who reads them, and for how long nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, final
+
+from rekindle.planners._sequence import Copy, Timeline, inputs_of
+
+
+@final
+@dataclass(frozen=True)
+class Lives:
+    """Of the copies in a timeline, by their index there."""
+
+    made: Mapping[int, Sequence[int]]
+    """What each step makes or brings."""
+    readers: Sequence[Sequence[int]]
+    """The steps that read each."""
+
+    @staticmethod
+    def of(line: Timeline) -> Lives:
+        made: dict[int, list[int]] = {}
+        for life, copy in enumerate(line.copies):
+            made.setdefault(copy.start, []).append(life)
+        readers: list[list[int]] = [[] for _ in line.copies]
+        present: dict[int, int] = {}
+        for step, node in enumerate(line.steps):
+            for item in inputs_of(line.problem, node):
+                readers[present[item]].append(step)
+            for life in made.get(step, ()):
+                present[line.copies[life].item] = life
+        return Lives(made, readers)
+
+
+class Gap(NamedTuple):
+    """Between two steps `item` is there, and neither read nor on hold."""
+
+    item: int
+    begin: int
+    end: int
+
+
+def gaps(line: Timeline) -> list[Gap]:
+    """The longest gap in each life."""
+    lives = Lives.of(line)
+    found: list[Gap] = []
+    for copy, readers in zip(line.copies, lives.readers, strict=True):
+        moments = sorted([copy.start, *readers, *_held(line, copy)])
+        begin, end = max(pairwise(moments), key=lambda pair: pair[1] - pair[0], default=(0, 0))
+        if end - begin > 1 and line.problem.nbytes[copy.item]:
+            found.append(Gap(copy.item, begin, end))
+    return found
+
+
+def _held(line: Timeline, copy: Copy) -> list[int]:
+    """The steps of a life during which its item cannot go."""
+    steps: list[int] = []
+    for hold in line.problem.holds_of.get(copy.item, ()):
+        first, last = int(line.first[hold.first]), int(line.first[hold.last])
+        steps += range(max(first, copy.start), min(last, copy.end) + 1)
+    return steps

@@ -1,0 +1,42 @@
+"""A sequence that needs too much memory, made to fit: what nobody reads for long goes to the host.
+
+Belady's rule (1966): of what could go where memory is short, that goes which is not read for
+longest. In a program whose backward pass retraces its forward pass those are the values made first,
+for whose copies both ways there is most time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rekindle._types import Bytes
+from rekindle.planners._edits import Edit, changed
+from rekindle.planners._lives import Gap, gaps
+from rekindle.planners._sequence import Timeline
+
+
+def squeeze(line: Timeline, budget: Bytes) -> list[int] | None:
+    """The steps with so many copies back that no moment needs more than `budget`.
+
+    None: that cannot be.
+    """
+    problem = line.problem
+    memory = line.memory.copy()
+    clock = np.cumsum([problem.cost[node] if node >= 0 else 0 for node in line.steps])
+    longest = sorted(gaps(line), key=lambda gap: int(clock[gap.begin] - clock[gap.end]))
+    chosen: list[Gap] = []
+    while memory.max(initial=0) > budget:
+        step = int(memory.argmax())
+        gap = next((gap for gap in longest if gap.begin < step < gap.end), None)
+        if gap is None:
+            return None
+        longest.remove(gap)
+        chosen.append(gap)
+        memory[gap.begin + 1 : gap.end] -= problem.nbytes[gap.item]
+    coming: dict[int, list[int]] = {}
+    for gap in chosen:
+        coming.setdefault(gap.end, []).append(~gap.item)
+    return changed(
+        line.steps,
+        [Edit(step, (*items, line.steps[step]), 0.0) for step, items in coming.items()],
+    )

@@ -1,0 +1,168 @@
+"""A sequence written down as a schedule: what it computes, views again, frees, and copies when."""
+
+from __future__ import annotations
+
+from typing import final
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId, ValueId
+from rekindle.planners._carrier import Carrier
+from rekindle.planners._sequence import Timeline
+from rekindle.policies.swap import Swap
+from rekindle.schedule import Action, Compute, Discard, Free, Schedule, SwapIn, SwapOut
+
+
+def to_schedule(
+    line: Timeline, made_by: str, *, budget: Bytes | None = None, swap: Swap | None = None
+) -> Schedule:
+    """The actions of a sequence.
+
+    What the sequence brings back from the host is copied there as soon as the way is idle, and
+    begins to come back as soon as there is room for it within `budget` until it is read.
+    """
+    return timed_schedule(line, made_by, budget=budget, swap=swap)[0]
+
+
+def timed_schedule(
+    line: Timeline, made_by: str, *, budget: Bytes | None, swap: Swap | None
+) -> tuple[Schedule, Nanoseconds]:
+    """Likewise, and when it ends with those copies."""
+    carrier = None if swap is None else Carrier(line, budget, swap)
+    schedule = _Writer(line, carrier).write(made_by)
+    return schedule, carrier.timeline.now if carrier is not None else line.cost
+
+
+@final
+class _Writer:
+    def __init__(self, line: Timeline, carrier: Carrier | None) -> None:
+        self.line = line
+        self.carrier = carrier
+        self.trace = line.problem.trace
+        self.actions: list[Action] = []
+        self.defined = [False] * len(self.trace.values)
+        self.contents: list[list[ValueId]] = [[] for _ in self.trace.storages]
+        for value, storage in enumerate(self.trace.values):
+            self.contents[storage].append(ValueId(value))
+        self.next_op = 0
+
+    def write(self, made_by: str) -> Schedule:
+        problem, steps = self.line.problem, self.line.steps
+        frees = self._frees()
+        for step, node in enumerate(steps):
+            self._copy_ahead(step)
+            if node < 0:
+                self._bring_back(~node)
+            elif (value := problem.value[node]) is not None:
+                self._read(value)
+            elif (op := problem.op[node]) is not None:
+                is_first = bool(self.line.first[node] == step)
+                self._save(problem.lends[node] if is_first else ())
+                self._constants_before(op, is_first)
+                self._compute(op, is_first)
+                if self.carrier is not None and is_first:
+                    self.carrier.made(problem.makes[node])
+            if step + 1 < len(steps):  # at the end the program may still hold what is there
+                for item in frees[step]:
+                    self._free(item)
+        self._constants_before(OpId(len(self.trace.ops)), True)
+        return Schedule(tuple(self.actions), made_by)
+
+    def _frees(self) -> list[list[int]]:
+        """What is let go after each step."""
+        problem, steps = self.line.problem, self.line.steps
+        frees: list[list[int]] = [[] for _ in steps]
+        for copy in self.line.copies:
+            last = steps[copy.end]
+            makes = problem.makes[last] if last >= 0 else ()
+            lends = problem.lends[last] if last >= 0 else ()
+            lent = copy.item in lends and self.line.first[last] == copy.end
+            replaced = copy.start < copy.end and copy.item in makes
+            if not lent and not replaced:
+                frees[copy.end].append(copy.item)
+        return frees
+
+    def _act(self, action: Action) -> None:
+        self.actions.append(action)
+        if self.carrier is not None:
+            self.carrier.follow(action)
+
+    # -- computing ------------------------------------------------------------------------------
+
+    def _constants_before(self, op: OpId, is_first: bool) -> None:
+        """Parameters are no nodes, but the program makes them in their place."""
+        while is_first and self.next_op < op:
+            self._compute(OpId(self.next_op), True)
+
+    def _compute(self, op_id: OpId, is_first: bool) -> None:
+        op = self.trace.ops[op_id]
+        for value in op.inputs:
+            self._define(value)
+        self._act(Compute(op_id, in_place=is_first and bool(op.overwrites)))
+        for value in op.outputs:
+            self.defined[value] = True
+        if is_first:
+            self.next_op = op_id + 1
+            for _, source in op.overwrites:
+                self._forget(self.trace.values[source])
+
+    def _read(self, value: ValueId) -> None:
+        self._define(value)
+        if self.carrier is not None:
+            self.carrier.timeline.need(self.trace.values[value])
+
+    def _define(self, value: ValueId) -> None:
+        """Runs the views again through which `value` is reached, if its storage was recomputed."""
+        if self.defined[value]:
+            return
+        if self.trace.is_root(value):
+            raise ValueError(f"value {value} is read while it is gone")
+        op_id = self.trace.maker[value]
+        if not self.trace.ops[op_id].replayable:
+            raise Unsupported(
+                f"op {op_id} ({self.trace.ops[op_id].name}) makes a view that cannot be made again;"
+                " hold its storage in the trace"
+            )
+        self._compute(op_id, False)
+
+    def _free(self, item: int) -> None:
+        storage = self.line.problem.storage[item]
+        if self.carrier is not None and self.carrier.must_send(item):
+            self._act(SwapOut(storage))
+        else:
+            self._act(Free(storage))
+            if self.carrier is not None and self.carrier.spent(item):
+                self._act(Discard(storage))
+        self._forget(storage)
+
+    def _forget(self, storage: StorageId) -> None:
+        for value in self.contents[storage]:
+            self.defined[value] = False
+
+    # -- copying --------------------------------------------------------------------------------
+
+    def _copy_ahead(self, step: int) -> None:
+        """What begins to be copied before `step`."""
+        carrier = self.carrier
+        if carrier is None:
+            return
+        while (item := carrier.departure(step)) is not None:
+            self._act(SwapOut(self.line.problem.storage[item], keep=True))
+        while (item := carrier.arrival(step)) is not None:
+            self._swap_in(item)
+
+    def _bring_back(self, item: int) -> None:
+        assert self.carrier is not None, "what comes back from a host needs one: give swap"
+        if not self.carrier.came_ahead(item):
+            self._swap_in(item)
+
+    def _swap_in(self, item: int) -> None:
+        storage = self.line.problem.storage[item]
+        self._act(SwapIn(storage))
+        for value in self.contents[storage]:
+            self.defined[value] = self.trace.maker[value] < self.next_op
+
+    def _save(self, items: tuple[int, ...]) -> None:
+        """Copies of what the next operator overwrites, if they are wanted later."""
+        for item in items:
+            if self.carrier is not None and self.carrier.must_send(item):
+                self._act(SwapOut(self.line.problem.storage[item], keep=True))

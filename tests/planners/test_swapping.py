@@ -1,0 +1,202 @@
+"""Plans that recompute and swap: valid, timed by the one timeline, no slower than their start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.engine import NoRoom
+from rekindle.planners import Problem, Status
+from rekindle.planners._lives import Gap, gaps
+from rekindle.planners._relaxation import Bandwidth
+from rekindle.planners._sequence import prune, timeline
+from rekindle.planners._squeeze import squeeze
+from rekindle.planners._writer import timed_schedule
+from rekindle.planners.cuts import Cuts
+from rekindle.planners.given import steps_of
+from rekindle.policies import DTR, Swap
+from rekindle.schedule import Free, Record, Schedule, SwapIn, SwapOut, verify
+from rekindle.simulator import replay
+from rekindle.trace import Trace, TraceBuilder, chain
+from tests.engine.test_swap import BYTE_PER_NS, swaps
+from tests.planners.fastest import fastest
+from tests.planners.helpers import problem_of, small_graphs
+from tests.strategies import problems
+
+PER_US = 1_000_000  # bytes per second
+RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
+
+
+def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
+    """By recomputing alone, by swapping alone, by choosing online."""
+    runs: list[Record] = []
+    for way in (None, replace(swap, only=True), replace(swap, only=False)):
+        try:
+            runs.append(replay(trace, budget=budget, policy=DTR(), swap=way))
+        except NoRoom:
+            continue
+    return runs
+
+
+@given(problem=problems(), swap=swaps())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_plan_is_valid_and_no_slower_than_any_run_that_it_began_with(
+    problem: tuple[Trace, int], swap: Swap
+) -> None:
+    trace, budget = problem
+    runs = _runs(trace, budget, swap)
+    known = tuple(run.schedule for run in runs)
+    plan = Cuts(time_limit=2, swap=swap, known=known).plan(Problem.of(trace), budget)
+    if plan.schedule is None:
+        assert not runs
+        return
+    cost = verify(trace, plan.schedule, budget, swap=swap)
+    assert (plan.cost_ns, plan.waiting_ns) == (cost.total_ns, cost.waiting_ns)
+    assert (plan.peak, plan.swapped_out) == (cost.peak, cost.swapped_out)
+    for run in runs:
+        assert cost.total_ns <= run.compute_ns + run.recompute_ns + run.waiting_ns
+    assert plan.bound_ns <= cost.total_ns
+
+
+@given(problem=problems(), swap=swaps())
+@settings(max_examples=60, deadline=None)
+def test_a_run_written_anew_is_valid_and_its_time_is_the_verifiers(
+    problem: tuple[Trace, int], swap: Swap
+) -> None:
+    trace, budget = problem
+    distilled = Problem.of(trace)
+    for run in _runs(trace, budget, swap):
+        steps = prune(distilled, steps_of(distilled, run.schedule))
+        line = timeline(distilled, steps)
+        budget = max(budget, line.peak)
+        schedule, end = timed_schedule(line, "anew", budget=budget, swap=swap)
+        cost = verify(trace, schedule, budget, swap=replace(swap, host=None))
+        assert cost.total_ns == end
+        assert cost.peak <= budget
+
+
+@given(small_graphs(most=4), RATES, RATES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_plan_of_a_small_graph_is_faster_than_the_fastest(
+    drawn: tuple[Problem, int], out: int, back: int
+) -> None:
+    problem, budget = drawn
+    plan = Cuts(time_limit=2, swap=Swap(None, out, back)).plan(problem, budget)
+    best = fastest(problem, budget, Bandwidth(out, back))
+    if plan.cost_ns is not None:
+        assert best is not None
+        assert plan.bound_ns <= best <= plan.cost_ns
+
+
+@pytest.mark.parametrize(
+    ("rate", "end"),
+    [(100 * PER_US, 13_040), (PER_US, 20_000), (PER_US // 100, 23_000)],
+)
+def test_the_faster_the_host_the_more_is_swapped(rate: int, end: int) -> None:
+    """The first of three is wanted last; all are of 4 bytes, and only two fit."""
+    problem = problem_of((10, 4, []), (1, 4, []), (1, 4, [1]), (1, 0, [0]))
+    plan = Cuts(time_limit=2, swap=Swap(None, rate, rate)).plan(problem, 8)
+    assert plan.cost_ns == end
+    assert plan.swapped_out == (4 if end < 23_000 else 0)
+
+
+def _dear() -> tuple[Trace, int, Swap]:
+    """A chain whose values are dear to compute and hidden in copying, and half of its memory."""
+    trace = chain(16, nbytes=10, cost=1000)
+    problem = Problem.of(trace)
+    return trace, problem.keep_all_peak // 2, Swap(None, BYTE_PER_NS // 50, BYTE_PER_NS // 50)
+
+
+def test_what_is_hidden_costs_nothing_and_is_proven_the_best() -> None:
+    trace, budget, swap = _dear()
+    plan = Cuts(time_limit=5, swap=swap).plan(Problem.of(trace), budget)
+    assert plan.status is Status.OPTIMAL
+    assert plan.overhead == 0
+    assert plan.swapped_out > 0
+    assert plan.schedule is not None
+    kinds = {type(action) for action in plan.schedule.actions}
+    assert {SwapOut, SwapIn} <= kinds
+
+
+def test_a_host_without_room_is_not_used() -> None:
+    trace, budget, swap = _dear()
+    problem = Problem.of(trace)
+    plan = Cuts(time_limit=2, swap=replace(swap, host=0)).plan(problem, budget)
+    assert plan.swapped_out == 0
+    assert plan.cost_ns == Cuts(time_limit=2).plan(problem, budget).cost_ns
+
+
+def test_a_host_with_little_room_takes_no_more_than_that() -> None:
+    trace, budget, swap = _dear()
+    plan = Cuts(time_limit=2, swap=replace(swap, host=20)).plan(Problem.of(trace), budget)
+    assert plan.schedule is not None
+    assert 0 < verify(trace, plan.schedule, budget).host_peak <= 20
+
+
+def test_where_nothing_fits_the_status_says_so() -> None:
+    trace, _, swap = _dear()
+    plan = Cuts(time_limit=2, swap=swap).plan(Problem.of(trace), 9)
+    assert plan.status is Status.INFEASIBLE
+    assert plan.schedule is None
+
+
+def test_the_longest_gap_goes_first() -> None:
+    problem = problem_of((1, 4, []), (1, 4, [0]), (1, 4, [1]), (1, 4, [1, 2]), (1, 0, [0, 3]))
+    line = timeline(problem, range(5))
+    assert gaps(line) == [Gap(0, 1, 4)]
+    assert squeeze(line, 12) == [0, 1, 2, 3, ~0, 4]
+    assert squeeze(line, 8) is None
+
+
+def test_what_comes_back_has_to_have_been_there() -> None:
+    problem = problem_of((1, 4, []), (1, 0, [0]))
+    with pytest.raises(ValueError, match="not on the host"):
+        timeline(problem, [~0, 0, 1])
+
+
+def test_the_same_search_again_gives_the_same_plan() -> None:
+    trace, budget, swap = _dear()
+    plans = [Cuts(time_limit=60, swap=swap).plan(Problem.of(trace), budget) for _ in range(2)]
+    assert plans[0].schedule == plans[1].schedule
+    assert isinstance(plans[0].schedule, Schedule)
+
+
+def _until_the_first_eviction(record: Record) -> list[object]:
+    names: list[object] = []
+    for action in record.actions:
+        names.append(action)
+        if isinstance(action, Free | SwapOut):
+            break
+    return names
+
+
+def test_a_plan_does_what_no_online_choice_can() -> None:
+    """Two programs that begin alike: in one what has to go is wanted again, in the other it is not.
+
+    Who swaps it loses in the one, who lets go of it in the other, and at that moment nobody who has
+    not seen the rest can tell which it is.
+    """
+    swap = Swap(None, BYTE_PER_NS, BYTE_PER_NS)
+    budget = 8
+    lost = 0
+    for wanted in (True, False):
+        builder = TraceBuilder()
+        (first,) = builder.call("first", 1000, (), [8])
+        (second,) = builder.call("second", 10, (), [8])
+        builder.release(second)
+        builder.call("backward", 10, [first] if wanted else [], [], replayable=False)
+        builder.release(first)
+        trace = builder.build()
+        recompute, only, online = _runs(trace, budget, swap)
+        assert (recompute.overhead > only.overhead) == wanted
+        begun = [_until_the_first_eviction(run) for run in (recompute, only)]
+        assert begun[0][:-1] == begun[1][:-1]
+        assert _until_the_first_eviction(online) in begun
+        better = min(recompute.overhead, only.overhead)
+        lost += online.overhead > better
+        plan = Cuts(time_limit=2, swap=swap).plan(Problem.of(trace), budget)
+        assert plan.overhead == better
+    assert lost == 1
