@@ -97,12 +97,12 @@ def namespace() -> dict[str, Any]:
 
 
 def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
-    """Runs the lines up to the first that raises what PyTorch raises; its text."""
-    for line in lines:
+    """Runs the lines up to the first that raises what PyTorch raises; which one, and its text."""
+    for number, line in enumerate(lines, start=1):
         try:
             exec(line, space)
         except REFUSED as error:
-            return f"{type(error).__name__}: {_start(str(error))}"
+            return f"line {number}: {type(error).__name__}: {_start(str(error))}"
     return ""
 
 
