@@ -65,6 +65,21 @@ class Several(torch.autograd.Function):
         return first * ctx.factor + third
 
 
+class Scribbles(torch.autograd.Function):
+    """Writes in its backward pass into what it saved, and maybe others too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        result = x.square()
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, result = ctx.saved_tensors
+        return gradient * x.mul_(2) + 0 * result
+
+
 @dataclass(frozen=True)
 class Program:
     """`build` runs before there is a budget, `step` within it. Names at its end are its results."""
