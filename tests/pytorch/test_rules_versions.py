@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.policies import LRU
 from rekindle.pytorch import Run
+from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 ROOMY = 1_000 * 4 * WIDTH
@@ -283,8 +285,11 @@ class _Writes(_Reads):
         return gradient * y.mul_(2), None
 
 
+@pytest.mark.parametrize("evict", ["saved", "anything"])
 @pytest.mark.parametrize("kept", ["nowhere", "a leaf", "an intermediate", "a part of one"])
-def test_a_backward_pass_that_writes_what_another_one_saved(kept: str) -> None:
+def test_a_backward_pass_that_writes_what_another_one_saved(
+    kept: str, evict: Literal["saved", "anything"]
+) -> None:
     """PyTorch gives the tensor itself to the backward pass; what we give shares its counter."""
 
     def step() -> Tensor:
@@ -303,5 +308,10 @@ def test_a_backward_pass_that_writes_what_another_one_saved(kept: str) -> None:
 
     with pytest.raises(RuntimeError, match=NOTICED):
         step()
-    with rekindle.budget(ROOMY), pytest.raises(RuntimeError, match=NOTICED):
+    with rekindle.budget(ROOMY, evict=evict) as run:
+        with pytest.raises(RuntimeError, match=NOTICED):
+            step()
+        run._driver.engine.check()
+    budget = rekindle.budget(ROOMY, evict=evict)
+    with letting_go_of_everything(), budget, pytest.raises(RuntimeError, match=NOTICED):
         step()
