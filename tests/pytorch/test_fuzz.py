@@ -102,6 +102,11 @@ PINNED = {
         "v2 = Scribbles.apply(v1) + Scribbles.apply(v1)",
         "v2.sum().backward()",
     ),
+    "numbers as below any mode, and versions that no other mode counts": (
+        "with torch.autograd.graph.save_on_cpu(): v1 = w2.median()",
+        "torch._foreach_mul_([v1, v1], 0.9)",
+        "v1.exp().backward()",
+    ),
     "statistics that were written and loaded": (
         "norm.running_mean.copy_(torch.zeros(6))",
         "v0 = norm(w1)",
