@@ -90,12 +90,13 @@ PINNED = {
         "with torch.no_grad(): torch.cat([w2, w1], out=v1)",
     ),
     "memory that another tensor gets": ("b4.set_(w1.data)", "v0 = w2.exp()"),
-    "what was saved gets other memory, and nobody is left to tell": (
-        "v1 = w2.exp()",
-        "v2 = v1.exp()",
-        "with torch.no_grad(): v1.set_(b1)",
-        "del v1",
-        "v2.sum().backward()",
+    "a result gets its own memory again, and is made again": (
+        "v1 = w1[0].flatten().outer(index.float())",
+        "v1.set_(v1)",
+        "v2 = torch.empty_like(v1).copy_(v1)",
+        "loss = v2.abs().sum() + w1[0].abs().sum()",
+        "del v1, v2",
+        "loss.backward(retain_graph=True)",
     ),
     "a backward pass writes what another saved": (
         "v1 = w2.exp()",

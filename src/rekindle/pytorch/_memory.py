@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar, final
+from typing import Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -143,16 +143,6 @@ def share_version(origin: Tensor, target: Tensor) -> bool:
     shared = origin._version != before
     torch._C._autograd._unsafe_set_version_counter((target,), (version,))  # type: ignore[attr-defined]
     return shared
-
-
-def with_counter_of(tensor: Tensor) -> Tensor:
-    """A tensor with the version counter of `tensor`, and without memory."""
-    # Below autograd, as within a dispatch mode, `detach` would give it a counter of its own.
-    shares: Any = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
-    with shares, torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-        witness = tensor.detach()
-        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return witness
 
 
 @final

@@ -34,7 +34,6 @@ from rekindle.pytorch._memory import (
     site,
     unread,
     version_of,
-    with_counter_of,
 )
 from rekindle.pytorch._operators import (
     COUNT_BYTES,
@@ -158,11 +157,7 @@ class Runtime:
         """Runs `set_`: a tensor moves to other memory, which maybe no operator made, as that of a
         batch from another process."""
         driver = self.driver
-        left: Memory = driver.known(args[0]).payload
-        origin = left.program_tensor()
-        if left.witness is None and origin is not None:  # which goes on counting, elsewhere
-            left.witness = with_counter_of(origin)
-        left.version = -1  # the counter moves, but what is there does not
+        driver.known(args[0]).payload.version = -1  # its counter moves, but what is there does not
         source = kwargs.get("source", args[1] if len(args) > 1 else None)
         home = source.untyped_storage() if isinstance(source, Tensor) else source
         if home is None or driver.table.lives(home._cdata):
@@ -400,7 +395,7 @@ class Runtime:
             self.driver.retain(storage)
             if memory.witness is None and not storage.replayable:
                 origin = memory.program_tensor()
-                memory.witness = with_counter_of(tensor if origin is None else origin)
+                memory.witness = _with_counter_of(tensor if origin is None else origin)
                 if origin is None:  # another counter from now on
                     memory.version = version_of(memory.witness)
             version = memory.current_version()
@@ -410,7 +405,7 @@ class Runtime:
             if memory.program_tensor() is tensor:
                 handle.saved = memory.origin
             if memory.flags & COUNTERS:
-                handle.witness = witness = with_counter_of(tensor)
+                handle.witness = witness = _with_counter_of(tensor)
                 handle.version = witness._version
             return handle
 
@@ -492,3 +487,11 @@ def _kept(tensor: Tensor) -> tuple[Tensor, int]:
     An alias of it: a result in its own graph would be a cycle that nobody can collect.
     """
     return tensor.detach(), version_of(tensor)
+
+
+def _with_counter_of(tensor: Tensor) -> Tensor:
+    """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        witness = tensor.detach()
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness

@@ -26,7 +26,7 @@ MODE = "as below a mode that does nothing, not as without one"
 #: `detach_` takes the graph away from a saved tensor; hooks were told of the graph when it was.
 DETACHED = "detach_() of what was saved is no error below hooks that do nothing"
 #: Its counter moved with writes elsewhere. Hooks that make no check of versions show what is right.
-EXCHANGED = ".data = left what was saved unharmed, as hooks that do nothing show"
+EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do nothing show"
 #: PyTorch finds it when it asks such a view for its graph, which hooks never do. At the same line.
 VIEWS = "a write to one of several views is noticed by its version"
 
@@ -61,13 +61,16 @@ class Wanted:
         plain = self.plain["error"]
         if "detached in-place" in plain:
             return DETACHED, self._below_hooks(check=True)
-        exchanges = any(".data = " in line for line in self.program.step)
-        if NOTICED in plain and NOTICED not in error and exchanges:
+        if NOTICED in plain and NOTICED not in error and self._exchanges():
             return EXCHANGED, self._below_hooks(check=False)
         same_line = error.partition(": ")[0] == plain.partition(": ")[0]
         if NOTICED in error and "is a view and its base or another" in plain and same_line:
             return VIEWS, {**self.below, "error": error}
         return "", {}
+
+    def _exchanges(self) -> bool:
+        lines = self.program.step
+        return any(word in line for line in lines for word in (".set_(", ".data = "))
 
     def _below_hooks(self, *, check: bool) -> dict[str, Any]:
         return left_behind(self.program, _doing_nothing(check=check))[0]
