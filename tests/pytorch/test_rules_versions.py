@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.policies import LRU
 from rekindle.pytorch import Run
+from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
 
 ROOMY = 1_000 * 4 * WIDTH
@@ -283,24 +285,33 @@ class _Writes(_Reads):
         return gradient * y.mul_(2), None
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [
-        False,
-        pytest.param(True, marks=pytest.mark.xfail(reason="looks like a write through .data")),
-    ],
-)
-def test_a_backward_pass_that_writes_what_another_one_saved(kept: bool) -> None:
-    """PyTorch gives the tensor itself to the backward pass; what we give has its own counter."""
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+@pytest.mark.parametrize("kept", ["nowhere", "a leaf", "an intermediate", "a part of one"])
+def test_a_backward_pass_that_writes_what_another_one_saved(
+    kept: str, evict: Literal["saved", "anything"]
+) -> None:
+    """PyTorch gives the tensor itself to the backward pass; what we give shares its counter."""
 
     def step() -> Tensor:
         weight = vector(True)
-        saved = weight if kept else torch.ones(WIDTH)
+        makers = {
+            "nowhere": lambda: torch.ones(WIDTH),
+            "a leaf": lambda: weight,
+            "an intermediate": lambda: weight * 1,
+            "a part of one": lambda: torch.unsafe_chunk(weight.detach().repeat(2), 2)[1],
+        }
+        saved = makers[kept]()
         x = _Writes.apply(_Reads.apply(weight, saved), saved)
-        del saved
+        if kept == "nowhere":
+            del saved
         return torch.autograd.grad(x.sum(), weight)[0]
 
     with pytest.raises(RuntimeError, match=NOTICED):
         step()
-    with rekindle.budget(ROOMY), pytest.raises(RuntimeError, match=NOTICED):
+    with rekindle.budget(ROOMY, evict=evict) as run:
+        with pytest.raises(RuntimeError, match=NOTICED):
+            step()
+        run._driver.engine.check()
+    budget = rekindle.budget(ROOMY, evict=evict)
+    with letting_go_of_everything(), budget, pytest.raises(RuntimeError, match=NOTICED):
         step()

@@ -115,10 +115,10 @@ class Engine(Ledger):
                 self._unlock(made)
         useless = [storage]
         while useless:
-            bereft: list[Storage] = []
+            known = len(self._bereft)
             for call in list(useless.pop().consumers):
-                yield from self._free(self._lose_recipe(call, bereft))
-            useless += [source for source in bereft if source.useless]
+                yield from self._free(self._lose_recipe(call))
+            useless += [source for source in self._bereft[known:] if source.useless]
 
     def seal(self, storage: Storage) -> Iterator[Action]:
         """Nobody knows how the content of `storage`, which is resident, came about: it is kept."""

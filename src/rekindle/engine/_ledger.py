@@ -37,7 +37,7 @@ class Ledger:
         self.recompute_ns: Nanoseconds = 0  #: all others
         self.subject: Storage | Call | None = None  #: what the action just yielded is about
         self.idle: list[Storage] = []  #: held, but nothing that was made from them remains
-        self._stranded: list[Storage] = []  # what others are made from, and lost its own recipe
+        self._bereft: list[Storage] = []  # in memory or on the host, and their recipe is lost
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
@@ -367,39 +367,37 @@ class Ledger:
                 unneeded += parents
         return freed
 
-    def _lose_recipe(self, call: Call, bereft: list[Storage] | None = None) -> list[Storage]:
+    def _lose_recipe(self, call: Call) -> list[Storage]:
         """`call` can never run again, nor what can only be had through it.
 
-        Adds to `bereft` what is in memory and was made so: it is a source now.
+        What it made and is there is bereft: a source from now on.
         """
         freed: list[Storage] = []
         lost = [call]
         while lost:
             call = lost.pop()
             for storage in call.disown():
-                if not (storage.resident or storage.on_host):
+                if storage.resident or storage.on_host:
+                    self._bereft.append(storage)
+                else:
                     lost.extend(storage.consumers)
                     if storage.replayable:
                         self._chooser.forgotten(storage)
-                elif bereft is not None:
-                    bereft.append(storage)
                 storage.replayable = False
                 if self.host is not None:
                     self._renew(storage)
                 self._classify(storage)
                 freed += self._prune(storage)
-                if storage.consumers and storage.resident:
-                    self._stranded.append(storage)
             for value in call.inputs:
                 freed += self._prune(value.storage)
         return freed
 
-    def take_stranded(self) -> list[Storage]:
-        """What is a source since this was last asked: others are made from it, and it is there."""
-        if not self._stranded:
+    def take_bereft(self) -> list[Storage]:
+        """What became a source since this was last asked, and others are made from."""
+        if not self._bereft:
             return []
-        stranded, self._stranded = self._stranded, []
-        return [storage for storage in stranded if storage.consumers and storage.resident]
+        bereft, self._bereft = self._bereft, []
+        return [storage for storage in bereft if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:

@@ -442,7 +442,7 @@ class Driver:
                     shortage, self.engine, self.table, self.optimizers, name
                 ) from None
             if action is None:
-                for storage in self.engine.take_stranded():  # kept like a source from now on
+                for storage in self.engine.take_bereft():  # kept like a source from now on
                     self.own(storage)
                 return
             subject = self.engine.subject

@@ -54,7 +54,7 @@ class Handle:
         if watch is not None and watch.address == tensor.untyped_storage()._cdata:
             return None
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-            return tensor.data
+            return tensor.detach()
 
     def __del__(self) -> None:
         self.released.announce(self.storage)

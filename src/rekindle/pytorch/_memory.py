@@ -99,9 +99,13 @@ class Memory:
         origin = self.program_tensor()
         return origin is None or origin.untyped_storage()._cdata == home._cdata
 
+    def counted(self) -> Tensor | None:
+        """What has the version counter that handles depend on, if anything is left that has."""
+        return self.witness if self.witness is not None else self.program_tensor()
+
     def current_version(self) -> int:
-        """The version counter now; negative if no tensor of the program is left to tell."""
-        origin = self.witness if self.witness is not None else self.program_tensor()
+        """That version counter now; negative if no tensor of the program is left to tell."""
+        origin = self.counted()
         return -1 if origin is None else version_of(origin)
 
 

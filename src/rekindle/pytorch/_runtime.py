@@ -338,7 +338,7 @@ class Runtime:
         after: Memory = new.payload
         self.driver.succeed(old, new)
         after.origin, after.witness, after.version = before.origin, before.witness, -1
-        origin = before.program_tensor()
+        origin = before.counted()
         parts = before.flags & COUNTERS
         noticed = not hidden and (not parts if origin is None else share_version(origin, target))
         if noticed and not parts:
@@ -391,7 +391,7 @@ class Runtime:
             if memory.alias is None or memory.aliased is not geometry:
                 memory.aliased = geometry
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-                    memory.alias = tensor.data
+                    memory.alias = tensor.detach()
             self.driver.retain(storage)
             if memory.witness is None and not storage.replayable:
                 origin = memory.program_tensor()
@@ -429,10 +429,17 @@ class Runtime:
                 self.driver.use(storage)
             home = memory.home()
             alias = memory.alias if memory.aliased is handle.geometry else None
+            # What a node writes there others are to notice: it shares the counter that they ask.
+            counted = handle.witness
             with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-                if alias is not None and home.nbytes() == storage.nbytes:
-                    return alias.data
-                return handle.geometry.of(home)
+                if alias is None or home.nbytes() != storage.nbytes:
+                    alias = handle.geometry.of(home)
+                    counted = counted if counted is not None else memory.counted()
+                if counted is None:
+                    return alias.detach()
+                lent = counted.detach()
+                lent.data = alias
+                return lent
 
     def _check_version(self, handle: Handle, storage: Storage) -> None:
         """Autograd's own check is off under hooks (R7)."""

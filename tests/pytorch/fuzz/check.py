@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from rekindle import OutOfBudget, budget
 from rekindle.pytorch import Run
 from rekindle.pytorch._runtime import Runtime
-from tests.pytorch.fuzz.program import NOTICED, Program, left_behind
-from tests.pytorch.harsh import MOST_ATTEMPTS, differing
+from tests.pytorch.fuzz.program import Program, left_behind
+from tests.pytorch.fuzz.wanted import Wanted, alive
+from tests.pytorch.harsh import MOST_ATTEMPTS
 from tests.pytorch.tracker import Tracker
 
 ROOMY = 1 << 30
 MOST_SHORTENINGS = 400
-
-
-#: What programs with it are excepted from; PyTorch's own errors are meant.
-HOOKS = "saved-tensor hooks refuse a function's result that is written without them"
-MODE = "as below a mode that does nothing, not as without one"
-EXCHANGED = "after set_ or .data = an error for saved values that are unharmed: they are used"
-PARTS = "a write to a part made by unsafe_chunk is noticed, which PyTorch does not"
-VIEWS = "a write is noticed at another of the tensors that see it"
 
 
 def complaint(program: Program, tightness: float, excepted: Counter[str] | None = None) -> str:
@@ -34,25 +26,13 @@ def complaint(program: Program, tightness: float, excepted: Counter[str] | None 
     It runs plainly, then so that all that may be let go is let go before every operator, then
     within a budget. `tightness` 1.0: the smallest that is feasible; 0.0: the plain peak.
     """
-    plain, _ = left_behind(program, nullcontext())
-    tracker = Tracker()
-    below, space = left_behind(program, tracker)
-    # Under any dispatch mode some derivatives (of `prod`, `cumprod`) have other formulas, with
-    # other last bits, foreach kernels count no versions, and views made in inference mode are none.
-    # Each thing is to be as in the run below a mode that does nothing, or as in the one without.
-    wanted = (plain, below)
-    peak = tracker.peak
-    space.clear()
-    plain["memory afterwards"] = below["memory afterwards"] = _alive(tracker)
+    wanted = Wanted(program)
     excepted = Counter() if excepted is None else excepted
-    if any("detached in-place" in each["error"] for each in wanted):
-        excepted[HOOKS] += 1
-        return ""
     with letting_go_of_everything():
         found = _complaint_within(program, ROOMY, wanted, excepted)
     if found is not None:
         return f"everything let go at once: {found}"
-    nbytes = max(1, int(peak * (1 - tightness)))
+    nbytes = max(1, int(wanted.peak * (1 - tightness)))
     for _ in range(MOST_ATTEMPTS):
         try:
             found = _complaint_within(program, nbytes, wanted, Counter())
@@ -89,7 +69,7 @@ class Watched:
 
 
 def _complaint_within(
-    program: Program, nbytes: int, wanted: tuple[dict[str, Any], ...], excepted: Counter[str]
+    program: Program, nbytes: int, wanted: Wanted, excepted: Counter[str]
 ) -> str | None:
     context = Watched(nbytes)
 
@@ -103,23 +83,16 @@ def _complaint_within(
         return f"{type(error).__name__}: {error}"
     peak = context.tracker.peak
     space.clear()
-    left = _alive(context.tracker)
-    plain = wanted[0]["memory afterwards"]
-    # Less is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the graph.
-    excused = plain or not left or got["error"]
-    got["memory afterwards"] = plain if excused else left
-    if reason := _excuse(program, got["error"], wanted[0]["error"]):
-        excepted[reason] += 1
-        return None
-    same_names = [each for each in wanted if each.keys() == got.keys()]
-    if not same_names:
-        return f"other names: {sorted(got.keys() ^ wanted[0].keys())}, {got['error']!r}"
-    names = set.intersection(*({*differing(got, each)} for each in same_names))
+    left = alive(context.tracker)
+    names, reason = wanted.differing(got)
     if names:
-        told = [name for name in ("error", "facts", "memory afterwards") if name in names]
-        which = [f"{name}: {same_names[0][name]!r} became {got[name]!r}" for name in told]
-        return f"differing: {sorted(names)} {'; '.join(which)}"
-    excepted[MODE] += wanted[0].keys() != got.keys() or bool(differing(got, wanted[0]))
+        told = [name for name in ("error", "facts") if name in names]
+        which = [f"{name}: {wanted.plain[name]!r} became {got[name]!r}" for name in told]
+        return f"differing: {names} {'; '.join(which)}"
+    excepted[reason] += bool(reason)
+    # Less is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the graph.
+    if left and not wanted.memory_afterwards and not got["error"]:
+        return f"{left} bytes stay"
     if peak > nbytes:
         return f"the peak was {peak}"
     run = context.run
@@ -127,25 +100,6 @@ def _complaint_within(
     if not left and list(run._driver.engine.storages):
         return f"bookkeeping stays: {list(run._driver.engine.storages)}"
     return None
-
-
-def _excuse(program: Program, got: str, plain: str) -> str:
-    """Why another error than PyTorch's, or none, is no complaint; empty if it is one."""
-    if got == plain:
-        return ""
-    exchanged = any(word in line for line in program.step for word in (".set_(", ".data = "))
-    if exchanged and not got and NOTICED in plain:
-        return EXCHANGED
-    if NOTICED in got and any("unsafe_chunk" in line for line in program.step):
-        return PARTS
-    return VIEWS if NOTICED in got and "is a view and its base or another" in plain else ""
-
-
-def _alive(tracker: Tracker) -> int:
-    """Bytes of what a program left. It may make cycles, also such as nobody can collect."""
-    if tracker.alive:
-        gc.collect()
-    return tracker.alive
 
 
 @contextmanager

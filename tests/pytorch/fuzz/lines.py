@@ -304,6 +304,7 @@ MODULES = (
     "{new} = F.batch_norm({x}, b1[0], b1[1], training=True)",
     "{new} = Twice.apply({x})",
     "{new} = Dirty.apply({x})",
+    "{new} = Scribbles.apply({x})",
 )
 BACKWARD = (
     "{x}.sum().backward()",

@@ -65,6 +65,21 @@ class Several(torch.autograd.Function):
         return first * ctx.factor + third
 
 
+class Scribbles(torch.autograd.Function):
+    """Writes in its backward pass into what it saved, and maybe others too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        result = x.square()
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, result = ctx.saved_tensors
+        return gradient * x.mul_(2) + 0 * result
+
+
 @dataclass(frozen=True)
 class Program:
     """`build` runs before there is a budget, `step` within it. Names at its end are its results."""
@@ -97,12 +112,12 @@ def namespace() -> dict[str, Any]:
 
 
 def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
-    """Runs the lines up to the first that raises what PyTorch raises; its text."""
-    for line in lines:
+    """Runs the lines up to the first that raises what PyTorch raises; which one, and its text."""
+    for number, line in enumerate(lines, start=1):
         try:
             exec(line, space)
         except REFUSED as error:
-            return f"{type(error).__name__}: {_start(str(error))}"
+            return f"line {number}: {type(error).__name__}: {_start(str(error))}"
     return ""
 
 
