@@ -1,10 +1,10 @@
 """What an operator costs, how many bytes it makes and what it aliases: asked of the device itself.
 
 Each signature (operator, geometry of its tensors, plain arguments) is run on real tensors of those
-shapes, a few times, and the least time is its price. Before each run the caches are filled with
-something else: in a step, an operator reads what was written long ago. Where memory comes from is
-seen from the same run: a result that lies in the storage of an argument is a view, whatever the
-schema says.
+shapes, a few times. In a step an operator reads some of what was written just before, and some from
+long ago: its price is halfway between the least time with warm caches and the least after they were
+filled with something else. Where memory comes from is seen from the same run: a result that lies in
+the storage of an argument is a view, whatever the schema says.
 
 Prices are kept in a file for each device and version of torch, so that the second plan of a model
 starts at once: `$REKINDLE_CACHE`, else `$XDG_CACHE_HOME/rekindle`, else `~/.cache/rekindle`.
@@ -31,9 +31,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from rekindle._types import Bytes, Nanoseconds
 
-FEWEST_RUNS, MOST_RUNS = 3, 12
+FEWEST_RUNS, MOST_RUNS = 2, 6  #: warm and cold
 ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
-CACHE_BYTES = 40 << 20  #: written before each run: as much as a last-level cache holds
+CACHE_BYTES = 40 << 20  #: written before a cold run: as much as a last-level cache holds
 SMALL_BYTES = 1 << 16  #: what reads less costs its call, wherever it lies
 UNPRICED_BYTES_PER_NS = 4  #: what could not be run alone costs what moving its bytes takes
 
@@ -193,16 +193,15 @@ def _run(node: fx.Node) -> Price:
     del made
     if results and all(result.alias >= 0 for result in results):
         return Price(0, results)  # a view
-    least, total, runs = 0, 0, 0
+    warm: list[Nanoseconds] = []
+    cold: list[Nanoseconds] = []
     is_small = sum(leaf.untyped_storage().nbytes() for leaf in given) < SMALL_BYTES
     something_else = torch.zeros(0 if is_small else CACHE_BYTES, dtype=torch.uint8, device=device)
-    while runs < FEWEST_RUNS or (total < ENOUGH_NS and runs < MOST_RUNS):
+    while len(cold) < FEWEST_RUNS or (sum(warm + cold) < ENOUGH_NS and len(cold) < MOST_RUNS):
+        warm.append(_time(node, args, kwargs, device))
         something_else.add_(1)
-        elapsed = _time(node, args, kwargs, device)
-        least = min(least, elapsed) if runs else elapsed
-        total += elapsed
-        runs += 1
-    return Price(least, results)
+        cold.append(_time(node, args, kwargs, device))
+    return Price((min(warm) + min(cold)) // 2, results)
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
