@@ -176,9 +176,7 @@ def test_what_was_written_in_place_is_let_go() -> None:
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 def test_models_train_the_same(case: Case, fraction: float) -> None:
     if case.name == "lstm" and fraction < 1:
-        pytest.skip(
-            "takes more than five minutes: thousands of small values that the program holds"
-        )
+        pytest.skip("takes minutes: what the backward pass needs is computed again over and over")
     plain = plainly(case)
     budget = plain.measured.budget(fraction)
     for _ in range(12):
@@ -300,6 +298,16 @@ def test_a_running_mean_does_not_remember_everything(monkeypatch: pytest.MonkeyP
             mean = 0.9 * mean + 0.1 * torch.full((10,), float(number))
             counts.append(len(list(run._driver.engine.storages)))
     assert max(counts[200:]) <= max(counts[:200])
+
+
+def test_after_the_longest_chain_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shells, "LONGEST_CHAIN", 10)
+    with rekindle.budget(1 << 30, evict="anything") as run, torch.no_grad():
+        results = [torch.ones(10)]
+        for _ in range(44):
+            results.append(results[-1] + 1)
+        kept = [i for i, x in enumerate(results) if not run._driver.known(x).replayable]
+    assert kept == [10, 21, 32, 43]
 
 
 def test_batches_that_only_recomputation_needs_are_given_up() -> None:

@@ -50,11 +50,12 @@ class Geometry:
         self.span = dtype.itemsize * count if offset == 0 and reach == count else -1
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
-        """The tensor of this geometry in `storage`."""
-        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
-        tensor = self.marked(tensor)
-        return tensor.requires_grad_() if self.requires_grad else tensor
+        """The tensor of this geometry in `storage`; no dispatch mode sees how it is made."""
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+            tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
+            tensor = self.marked(tensor)
+            return tensor.requires_grad_() if self.requires_grad else tensor
 
     def marked(self, tensor: Tensor) -> Tensor:
         """`tensor` with the marks that change what its memory means."""
