@@ -19,10 +19,11 @@ from rekindle.planners import (
     RecomputeAll,
     Revolve,
     Rotor,
+    Status,
 )
 from rekindle.planners._base import Watch
 from rekindle.planners.given import steps_of
-from rekindle.policies import DTR, Policy, Swap
+from rekindle.policies import DTR, MSPS, Policy, Swap, Thrifty
 from rekindle.schedule import Schedule
 from rekindle.simulator import replay, smallest_budget
 
@@ -70,7 +71,7 @@ class Online:
 @final
 @dataclass(frozen=True)
 class WarmCuts:
-    """The cut relaxation, begun with a run of DTR.
+    """The cut relaxation, begun with a run of DTR; and what other policies do where it fails.
 
     With `swap` begun with three: one that recomputes, one that swaps, one that chooses. The plan is
     never slower than any of them.
@@ -85,8 +86,15 @@ class WarmCuts:
         return "cuts"
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
-        from rekindle.planners.cuts import Cuts
+        plan = self._begun_by_dtr(problem, budget, watch)
+        if plan.status is Status.NOT_FOUND and self.swap is None:
+            runs = [Online(each).schedule(problem, budget) for each in (Thrifty(), MSPS())]
+            warm = tuple(steps_of(problem, run) for run in runs if run is not None)
+            if warm:
+                return self._cuts(warm, ()).plan(problem, budget, watch=watch)
+        return plan
 
+    def _begun_by_dtr(self, problem: Problem, budget: Bytes, watch: Watch | None) -> Plan:
         if self.swap is not None:
             ways = None, replace(self.swap, only=True), replace(self.swap, only=False)
             runs = [Online(DTR(), way, _LONGEST).schedule(problem, budget) for way in ways]
@@ -94,8 +102,12 @@ class WarmCuts:
             runs = [Online(DTR()).schedule(problem, budget)]
         warm = () if runs[0] is None else (steps_of(problem, runs[0]),)
         known = () if self.swap is None else tuple(run for run in runs if run is not None)
-        planner = Cuts(self.time_limit, self.gap, warm_start=warm, swap=self.swap, known=known)
-        return planner.plan(problem, budget, watch=watch)
+        return self._cuts(warm, known).plan(problem, budget, watch=watch)
+
+    def _cuts(self, warm: tuple[tuple[int, ...], ...], known: tuple[Schedule, ...]) -> Planner:
+        from rekindle.planners.cuts import Cuts
+
+        return Cuts(self.time_limit, self.gap, warm_start=warm, swap=self.swap, known=known)
 
 
 def _checkmate(time_limit: float) -> Planner:

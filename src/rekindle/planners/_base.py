@@ -11,7 +11,7 @@ from typing import Protocol, final
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Problem
 from rekindle.planners._result import Plan, Progress, Status
-from rekindle.planners._sequence import Timeline, prune, timeline
+from rekindle.planners._sequence import Timeline, prune, settle, timeline
 from rekindle.planners._writer import timed_schedule, to_schedule
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Cost, Schedule, verify
@@ -81,7 +81,7 @@ class Search:
 
     def offer(self, steps: Iterable[int], note: str = "") -> Timeline:
         """Takes a sequence: kept if it fits and is the cheapest so far. Returns its timeline."""
-        line = timeline(self.problem, prune(self.problem, list(steps)))
+        line = settle(timeline(self.problem, prune(self.problem, list(steps))))
         peak = line.peak
         if self.smallest is None or peak < self.smallest:
             self.smallest = peak

@@ -15,13 +15,13 @@ random few open, solve, repair. Small programs again, and each answer is a plan 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
 
 from rekindle._types import Bytes
-from rekindle.planners._fill import fill
+from rekindle.planners._fitting import Squeezer
 from rekindle.planners._milp import Floats
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
@@ -32,12 +32,13 @@ _MOST_ROUNDS = 25
 
 @final
 class Repairer:
-    """Turns solutions into plans for one problem and one budget. `left()` is the time left."""
+    """Turns solutions into plans for one problem and one budget, those of `squeezer`."""
 
-    def __init__(self, problem: Problem, budget: Bytes, left: Callable[[], float]) -> None:
+    def __init__(self, problem: Problem, squeezer: Squeezer) -> None:
         self.problem = problem
-        self.budget = budget
-        self.left = left
+        self.squeezer = squeezer
+        self.budget = squeezer.budget
+        self.left = squeezer.left
 
     def lean(self, cuts: list[int], price: float, margin: float) -> Timeline | None:
         """A plan, or None, from the relaxation with a price on what is kept late.
@@ -96,21 +97,23 @@ class Repairer:
         most: float = float("inf"),
     ) -> Timeline | None:
         problem, tight = self.problem, set[tuple[int, int]]()
+        plan: Timeline | None = None
         for _ in range(_MOST_ROUNDS):
             steps = decode(problem, relaxation.decisions(values))
             line = timeline(problem, prune(problem, steps))
-            if line.peak <= self.budget:
-                return timeline(problem, fill(line, self.budget))
-            if line.cost >= most or self.left() <= 0:
-                return None
+            squeezed = self.squeezer.squeeze(line, most)
+            if squeezed is not None:
+                plan, most = squeezed, squeezed.cost
+            if line.peak <= self.budget or line.cost >= most or self.left() <= 0:
+                break
             added = worst_moments(line, relaxation.cuts, budget, tight)
             if not added:
-                return None
+                break
             found = self._refine(line, relaxation.cuts, added, budget, price, tight)
             if found is None:
-                return None
+                break
             relaxation, values = found
-        return None
+        return plan
 
     def _refine(
         self,

@@ -141,3 +141,25 @@ def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
             wanted.update(inputs_of(problem, node))
     kept.reverse()
     return kept
+
+
+def settle(line: Timeline) -> Timeline:
+    """The program reads as soon as what it reads is there: it does not wait for recomputations.
+
+    (That matters where the program holds from then on what it has read.)
+    """
+    problem = line.problem
+    for node, op in enumerate(problem.op):
+        before, at = (int(line.first[node - 1]), int(line.first[node])) if node else (0, 0)
+        if op is not None or at <= before + 1:
+            continue
+        spans = [
+            [range(copy.start, copy.end + 1) for copy in line.copies if copy.item == item]
+            for item in problem.reads[node]
+        ]
+        for step in range(before, at - 1):
+            if all(any(step in span for span in each) for each in spans):
+                steps = [*line.steps[:at], *line.steps[at + 1 :]]
+                line = timeline(problem, [*steps[: step + 1], node, *steps[step + 1 :]])
+                break
+    return line

@@ -7,9 +7,10 @@ not fit, the worst moments become cuts, and the next round begins. K starts at o
 keep-all, and ends between 1 and about 15: that is why programs of thousands of operators are
 planned in seconds, where a program with all moments (Checkmate) takes hours.
 
-Plans on the way there come from `_repair.py`: solutions with few cuts whose overshoots are repaired
-with the cuts before them fixed, and better plans in the neighbourhood of the best. They matter on
-programs whose relaxation has many solutions of nearly the same cost (ResNets at a low budget).
+Plans on the way there come from `_fitting.py`, which makes keep-all and solutions that do not fit
+fit by letting go of more, and from `_repair.py`: overshoots repaired by more cuts, with those
+before them fixed, and better plans in the neighbourhood of the best. They matter on programs whose
+relaxation has many solutions of nearly the same cost, and where recomputations have little room.
 
 With a host to swap to, plans that only recompute are where `_swapping.py` begins, and the bound is
 that of the relaxation with copies (`_swap_bound.py`).
@@ -28,6 +29,7 @@ from typing import final
 from rekindle._types import Bytes
 from rekindle.planners import chen, revolve
 from rekindle.planners._base import Search, Watch, recompute_all
+from rekindle.planners._fitting import Squeezer
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
 from rekindle.planners._repair import Repairer, worst_moments
@@ -43,9 +45,28 @@ from rekindle.schedule import Schedule
 _PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
 _MARGINS = (1.0, 0.98, 0.93)
 _SHARES = (0.05, 0.1, 0.2, 0.4)
+_SHAKES, _SHAKING = 10, 2.0  # tries between two neighbourhoods, and their seconds
 _MOST_CUTS = 24
 _GAP = 0.001  # of plans that only recompute, where they are but a beginning
+_ASIDE = 0.25  # share of the time, beside it, for a budget that would do, where this one does not
 _CLASSICS = 0.01  # share of the time for plans of Chen and Revolve: any plan, for the beginning
+
+
+def _smaller(search: Search, seconds: float) -> None:
+    """Where there is no plan: looks for the smallest budget for which there would be one."""
+    problem, until = search.problem, search.seconds + seconds
+    if search.best is not None or search.smallest is None:
+        return
+    everything = timeline(problem, range(len(problem)))
+    low = max(search.budget, problem.floor - 1)
+    while search.smallest - low > 0.01 * search.smallest and search.seconds < until:
+        middle = (low + search.smallest) // 2
+        squeezer = Squeezer(problem, middle, lambda: until - search.seconds)
+        line = squeezer.squeeze(everything)
+        if line is None:
+            low = middle
+        else:  # not its peak: whoever plans for that one might not find the same
+            search.smallest = middle
 
 
 @final
@@ -84,17 +105,26 @@ class Cuts:
                 search.raise_bound(search.best.cost, "chain")
                 return search.conclude(detail="a homogeneous chain: solved by its recurrence")
         search.offer(range(len(problem)), "keep all")
-        if search.solved or search.impossible:
-            search.offer(recompute_all(problem))
+        if search.solved:
             return search.conclude()
+        if search.impossible:
+            return self._give_up(search)
         for steps in self.warm_start:
             search.offer(steps, "warm start")
+        rounds = _Rounds(self, search)
+        rounds.begin()
         for steps in chain(chen.sequences(problem), revolve.sequences(problem)):
             search.offer(steps, "classic")
             if search.seconds > self.time_limit * _CLASSICS and search.best is not None:
                 break
-        cuts = _Rounds(self, search).run()
-        return search.conclude(detail=f"{cuts} cut{'s' * (cuts != 1)}")
+        cuts = rounds.run()
+        detail = f"{cuts} cut{'s' * (cuts != 1)}"
+        return search.conclude(detail=detail) if search.best else self._give_up(search, detail)
+
+    def _give_up(self, search: Search, detail: str = "") -> Plan:
+        search.offer(recompute_all(search.problem), "recompute all")
+        _smaller(search, self.time_limit * _ASIDE)
+        return search.conclude(detail=detail)
 
     def _mix(self, search: Search) -> Plan:
         """With a host: the best mixture of recomputing and swapping."""
@@ -122,7 +152,25 @@ class _Rounds:
         self.tight: set[tuple[int, int]] = set()
         self.rng = random.Random(planner.seed)
         self.until = float("inf")  # when looking for better plans has to end, to prove some more
-        self.repairer = Repairer(self.problem, search.budget, self._left)
+        self.squeezer = Squeezer(self.problem, search.budget, self._left)
+        self.repairer = Repairer(self.problem, self.squeezer)
+
+    def begin(self) -> None:
+        """Keep-all, made to fit; where that fails, into a little less, for chance is in it."""
+        everything = timeline(self.problem, range(len(self.problem)))
+        for margin in _MARGINS:
+            budget = int(self.search.budget * margin)
+            line = Squeezer(self.problem, budget, self._left).squeeze(everything)
+            if line is not None:
+                self.search.offer(line.steps, "squeezed")
+                break
+
+    def squeeze(self, line: Timeline) -> None:
+        """Offers the plan that `line` becomes when it is made to fit."""
+        best = self.search.best
+        plan = self.squeezer.squeeze(line, best.cost if best else float("inf"))
+        if plan is not None:
+            self.search.offer(plan.steps, "squeezed")
 
     def run(self) -> int:
         search = self.search
@@ -168,8 +216,8 @@ class _Rounds:
             self._raise_bound(solution.bound, note)
             if solution.values is not None:
                 start = solution.values
-                line = search.offer(decode(problem, relaxation.decisions(start)), note)
-                best = line
+                best = search.offer(decode(problem, relaxation.decisions(start)), note)
+                self.squeeze(best)
                 if solution.objective - solution.bound < 1:
                     return best
             seed, seconds = seed + 1, seconds * 2
@@ -208,9 +256,23 @@ class _Rounds:
         search = self.search
         self.until = search.seconds + seconds
         while search.best is not None and self._left() > 0 and not self._close_enough():
+            self._shake(search.best)
+            if self._left() <= 0:
+                return
             line = self.repairer.neighbour(search.best, self.rng, self.rng.choice(_SHARES))
             if line is not None:
                 search.offer(line.steps, "neighbour")
+
+    def _shake(self, best: Timeline) -> None:
+        """As long as a neighbour takes, if it takes its time."""
+        until = self.search.seconds + _SHAKING
+        for _ in range(_SHAKES):
+            line = self.squeezer.shake(best, self.rng)
+            if line is not None:
+                self.search.offer(line.steps, "shaken")
+                best = line
+            if self.search.seconds > until or self._left() <= 0:
+                return
 
     def _add_cuts(self, line: Timeline) -> bool:
         """The worst moments become cuts; whether there was anything to add."""

@@ -24,10 +24,11 @@ from rekindle._units import format_bytes
 from rekindle.planners._result import Plan
 from rekindle.pytorch._boxed import boxed
 from rekindle.pytorch._joint import Joint
+from rekindle.pytorch._late_slices import copy_late_slices
 from rekindle.pytorch._partition import Partition
 from rekindle.pytorch._plain_kernels import plain_kernels
-from rekindle.pytorch._prices import Prices, Report
-from rekindle.trace import Trace
+from rekindle.pytorch._prices import Price, Prices, Report
+from rekindle.trace import Trace, keep_all_peak
 
 PlanTrace = Callable[[Trace, Bytes], Plan]
 Inner = Literal["inductor", "eager"]
@@ -155,12 +156,10 @@ class Backend:
         self, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         with _disable_current_modes():
-            joint = Joint(
-                module,
-                num_fwd_outputs,
-                lambda nodes: self._prices.of(nodes, self._report),
-                besides=self._besides,
-            )
+            joint = self._joint(module, num_fwd_outputs)
+            room = self._budget_left() - self._disorder
+            if keep_all_peak(joint.trace) > room and copy_late_slices(module):
+                joint = self._joint(module, num_fwd_outputs)
             plan = self._plan(joint.trace)
         self.last = Planned(plan, joint.trace, 0, *self._sizes)
         if plan.schedule is None:
@@ -172,6 +171,12 @@ class Backend:
             plan, joint.trace, saved, *self._sizes, partition.spared
         )
         return partition.modules()
+
+    def _joint(self, module: fx.GraphModule, forward_outputs: int) -> Joint:
+        def prices(nodes: list[fx.Node]) -> dict[fx.Node, Price]:
+            return self._prices.of(nodes, self._report)
+
+        return Joint(module, forward_outputs, prices, besides=self._besides)
 
     def _plan(self, trace: Trace) -> Plan:
         """Within what is left, less what Inductor's order takes more; or in the least there is."""
