@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rekindle
+from rekindle import _facade
 from rekindle.planners import KeepAll, Problem, Status
 from rekindle.trace import chain
 from rekindle.trace.formats import native
@@ -74,3 +75,24 @@ def test_who_cannot_swap_says_so() -> None:
         rekindle.plan(chain(4), budget="1GB", swap=swap, planner=KeepAll())
     with pytest.raises(rekindle.Unsupported, match=r"rekindle\.budget\(\.\.\., swap=\.\.\.\)"):
         rekindle.plan(object(), (), budget="1GB", swap=swap)
+
+
+def test_what_takes_long_says_so_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the third second on, and each task from its own beginning."""
+    now = [100.0]
+    monkeypatch.setattr(_facade.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = _facade._Progress()
+    for done in (1, 2, 3):
+        now[0] += 1.5
+        progress.stages(done, 4)
+    shown = capsys.readouterr().err
+    assert "measuring stages: 3 of 4" in shown
+    assert "measuring stages: 1 of 4" not in shown
+    progress.stages(4, 4)
+    assert capsys.readouterr().err == "\r\x1b[K"
+    now[0] += 60
+    progress("the next")
+    assert capsys.readouterr().err == ""

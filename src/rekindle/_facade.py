@@ -72,6 +72,7 @@ def sequential(
     line = "rekindle.sequential(model, sample, {})"
     plan = partial(_plan_chain, budget=parse_bytes(budget, line=line))
     others = parse_bytes(beside, line="rekindle.sequential(..., beside={})") if beside else 0
+    watch = watch or _Progress().stages
     return Chained(model, sample, plan, loss=loss, beside=others, reshape=reshape, watch=watch)
 
 
@@ -239,7 +240,8 @@ def backend(
     >>> model = torch.compile(model, backend=rekindle.backend("6GiB"))  # doctest: +SKIP
 
     inner: "inductor" compiles the planned forward and backward graphs: what is kept between them is
-        as planned, the order inside a graph is Inductor's own. "eager" runs them operator by
+        as planned, the order inside a graph is Inductor's own, and less is planned where that would
+        take more than the budget. "eager" runs them operator by
         operator: the peak is as planned, and the numbers are those of eager PyTorch, bit for bit.
     The other arguments are those of `rekindle.plan`; of parameters and buffers those count that the
     graph reads. A larger budget never gets a slower plan than a smaller one did, with the same
@@ -248,12 +250,14 @@ def backend(
     """
     from rekindle.pytorch._backend import Backend
 
+    progress = _Progress()
     return Backend(
         parse_bytes(budget, line="rekindle.backend({})"),
-        _Plans(planner, None),
+        _Plans(planner, progress),
         inner=inner,
         shapes=shapes,
         reserve=_reserve(reserve),
+        report=progress,
     )
 
 
@@ -285,7 +289,7 @@ _MOST_KNOWN = 16
 class _Plans:
     """A planner with a memory: the best plan that it ever found for the program, and that fits."""
 
-    def __init__(self, planner: Planner | None, progress: _Progress | None) -> None:
+    def __init__(self, planner: Planner | None, progress: _Progress) -> None:
         self._planner = planner
         self._progress = progress
 
@@ -295,10 +299,12 @@ class _Plans:
         progress = self._progress
 
         def watch(step: Progress) -> None:
-            if progress is not None:
-                progress(f"{planner.name}: {step.note}")
+            progress(f"{planner.name}: {step.note}")
 
-        found = planner.plan(problem, budget, watch=watch)
+        try:
+            found = planner.plan(problem, budget, watch=watch)
+        finally:
+            progress.done()
         key = trace, planner
         while len(_known) >= _MOST_KNOWN and key not in _known:
             del _known[next(iter(_known))]
@@ -323,17 +329,27 @@ class _Progress:
     """One line on a terminal that says what takes so long, after two seconds."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began: float | None = None
         self._shown = 0.0
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
+        if self._began is None:
+            self._began = now
         if now - self._began > 2 and now - self._shown > 0.2 and sys.stderr.isatty():
             self._shown = now
             sys.stderr.write(f"\r\x1b[Krekindle: {text[:100]}")
             sys.stderr.flush()
 
+    def stages(self, done: int, stages: int) -> None:
+        if done < stages:
+            self(f"measuring stages: {done} of {stages}")
+        else:
+            self.done()
+
     def done(self) -> None:
+        """The next word begins something else."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+        self._began, self._shown = None, 0.0
