@@ -112,7 +112,9 @@ def export(
 
     The result has `.apply(model)`, `.code()` to paste, and `.policy(block)` for selective
     checkpointing; where whole blocks cannot reach the budget, `.fits` is False and `.excess` says
-    by how much. Raises `Unsupported` where there are no blocks.
+    by how much. The peak is a prediction, and not kept to as that of `plan` is: where a block's
+    Python code holds what it computes, as residual convolutional blocks do, it is up to a tenth too
+    low. Raises `Unsupported` where there are no blocks.
     """
     from rekindle.planners._blocks import blocks_of
     from rekindle.pytorch._export import Export, candidates
