@@ -64,7 +64,7 @@ class Wanted:
         if NOTICED in plain and NOTICED not in error and self._exchanges():
             return EXCHANGED, self._below_hooks(check=False)
         same_line = error.partition(": ")[0] == plain.partition(": ")[0]
-        if NOTICED in error and "is a view and its base or another" in plain and same_line:
+        if NOTICED in error and "and its base or another" in plain and same_line:
             return VIEWS, {**self.below, "error": error}
         return "", {}
 
