@@ -28,8 +28,8 @@ import torch
 from _common import ROOT, conditions, spread, write
 from _methods import Point, points
 from _workloads import WORKLOADS, Workload
+from tests.pytorch.allocations import allocated
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "method", "setting")  #: what tells the rows of the results apart
@@ -89,14 +89,8 @@ def activations(trainer: Trainer, device: str) -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     trainer.step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
-        trainer.step()
-    events = [e for e in observed.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return peak - alive
+    peak, left = allocated(trainer.step)
+    return peak - left
 
 
 def block(step: Callable[[], None], count: int, device: str) -> float:

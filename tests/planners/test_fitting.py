@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from rekindle.cli._planners import Online, WarmCuts
 from rekindle.planners import Cuts, Problem, Search
 from rekindle.planners._base import recompute_all
-from rekindle.planners._fitting import Squeezer
+from rekindle.planners._fitting import Fitter
 from rekindle.planners._sequence import Timeline, prune, timeline
 from rekindle.planners._writer import to_schedule
 from rekindle.policies import DTR, MSPS, Thrifty
@@ -18,9 +18,9 @@ from tests.planners.helpers import exhaustive, problem_of, small_graphs, unit_ch
 from tests.strategies import problems
 
 
-def squeezed(problem: Problem, budget: int, steps: list[int] | None = None) -> Timeline | None:
+def fitted(problem: Problem, budget: int, steps: list[int] | None = None) -> Timeline | None:
     line = timeline(problem, prune(problem, steps or list(range(len(problem)))))
-    return Squeezer(problem, budget, lambda: 60.0).squeeze(line)
+    return Fitter(problem, budget, lambda: 60.0).fit(line)
 
 
 def deep(blocks: int) -> Problem:
@@ -76,10 +76,10 @@ def unet(levels: int) -> Problem:
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
-    line = squeezed(problem, budget)
+    line = fitted(problem, budget)
     if line is None:
         return
-    cost = verify(problem.trace, to_schedule(line, "squeezed"), budget)
+    cost = verify(problem.trace, to_schedule(line, "fitted"), budget)
     assert cost.peak == line.peak <= budget
     best = exhaustive(problem, budget)
     assert best is not None
@@ -91,9 +91,9 @@ def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int])
 def test_views_writes_in_place_and_holds(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
-    line = squeezed(problem, budget)
+    line = fitted(problem, budget)
     if line is not None:
-        search = Search(problem, budget, "squeezed")
+        search = Search(problem, budget, "fitted")
         search.offer(line.steps)
         assert search.conclude().peak <= budget  # judged by the verifier within
 
@@ -103,7 +103,7 @@ def test_views_writes_in_place_and_holds(drawn) -> None:
     ("budget", "optimum"), [(135, 297), (104, 305), (73, 337), (50, 360), (35, 385)]
 )
 def test_residual_blocks_come_back_whole(budget: int, optimum: int) -> None:
-    line = squeezed(deep(16), budget)
+    line = fitted(deep(16), budget)
     assert line is not None
     assert line.cost == optimum * 1000
 
@@ -112,7 +112,7 @@ def test_finds_room_in_a_chain_where_the_policies_find_none() -> None:
     problem = deep(16)
     assert (problem.floor, problem.keep_all_peak) == (12, 166)
     for budget in range(16, 20):
-        assert squeezed(problem, budget) is not None
+        assert fitted(problem, budget) is not None
         for policy in (DTR(), Thrifty(), MSPS()):
             assert Online(policy).schedule(problem, budget) is None
 
@@ -120,24 +120,24 @@ def test_finds_room_in_a_chain_where_the_policies_find_none() -> None:
 @pytest.mark.parametrize("levels", [3, 4, 5])
 def test_finds_room_down_to_the_floor_where_skips_are_long(levels: int) -> None:
     problem = unet(levels)
-    line = squeezed(problem, problem.floor)
+    line = fitted(problem, problem.floor)
     assert line is not None
     assert line.cost < 1.7 * problem.compute_ns
 
 
 def test_gives_up_where_there_is_nothing_to_find() -> None:
     problem = unit_chain(8)
-    assert squeezed(problem, problem.floor - 1) is None
+    assert fitted(problem, problem.floor - 1) is None
 
 
 def test_no_dearer_than_asked() -> None:
     problem = deep(8)
     budget = (problem.floor + problem.keep_all_peak) // 2
     line = timeline(problem, range(len(problem)))
-    squeezer = Squeezer(problem, budget, lambda: 60.0)
-    found = squeezer.squeeze(line)
+    fitter = Fitter(problem, budget, lambda: 60.0)
+    found = fitter.fit(line)
     assert found is not None
-    assert squeezer.squeeze(line, most=found.cost - 1) is None
+    assert fitter.fit(line, most=found.cost - 1) is None
 
 
 def test_the_smallest_budget_that_is_named_has_a_plan() -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch.profiler import ProfilerActivity, profile
 
 import rekindle
 from rekindle.planners import Cuts, KeepAll, RecomputeAll
 from rekindle.pytorch._boxed import boxed
+from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned import Onlooker
 
@@ -236,16 +236,6 @@ def test_compiled_by_inductor_the_peak_is_within_the_budget() -> None:
     compiled = torch.compile(model, backend=rekindle.backend(budget, planner=Cuts(time_limit=3)))
     compiled(x).backward()
     model.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
-        compiled(x).backward()
-    events = [
-        (event.start_ns(), event.nbytes())
-        for event in observed.profiler.kineto_results.events()
-        if event.name() == "[memory]"
-    ]
     given = sum(each.nbytes for each in [x, *model.parameters(), *model.buffers()])
-    now = peak = given
-    for _, nbytes in sorted(events, key=lambda event: event[0]):
-        now += nbytes
-        peak = max(peak, now)
+    peak = given + allocated(lambda: compiled(x).backward()).peak
     assert given < peak <= budget

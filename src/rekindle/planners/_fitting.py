@@ -41,7 +41,7 @@ _MOMENTS = 12  # at which a recomputation without room is tried
 
 
 @final
-class Squeezer:
+class Fitter:
     """For one problem and one budget. `left()` is the time left, in seconds."""
 
     def __init__(self, problem: Problem, budget: Bytes, left: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class Squeezer:
         self.budget = budget
         self.left = left
 
-    def squeeze(
+    def fit(
         self, line: Timeline, most: float = float("inf"), rng: random.Random | None = None
     ) -> Timeline | None:
         """A plan that begins with what `line` recomputes; None: none found that costs less than
@@ -83,7 +83,7 @@ class Squeezer:
             line = timeline(self.problem, prune(self.problem, steps))
         except ValueError:  # an item of these is lent to an in-place write between
             return None
-        return self.squeeze(line, best.cost, rng)
+        return self.fit(line, best.cost, rng)
 
 
 @final
@@ -112,8 +112,9 @@ class _Gaps:
     def close(self) -> tuple[int, Timeline] | None:
         """The item whose gap is the cheapest for its relief, and the sequence without it there."""
         least, chosen = np.inf, None
-        reads = self._reads()
-        for copy in self._present():
+        present = self._present()
+        reads = self._reads(present)
+        for copy in present:
             start, end = self._gap(copy, reads.get(copy.item, ()))
             if end < 0 or self._held(copy.item, start, end):
                 continue
@@ -147,8 +148,9 @@ class _Gaps:
             and problem.nbytes[copy.item]
         ]
 
-    def _reads(self) -> dict[int, list[int]]:
-        present = {copy.item for copy in self._present()}
+    def _reads(self, copies: list[Copy]) -> dict[int, list[int]]:
+        """The steps that read what there are `copies` of."""
+        present = {copy.item for copy in copies}
         found: dict[int, list[int]] = {}
         for step, node in enumerate(self.line.steps):
             for item in self.problem.reads[node]:

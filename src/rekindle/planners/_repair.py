@@ -21,7 +21,7 @@ from typing import final
 import numpy as np
 
 from rekindle._types import Bytes
-from rekindle.planners._fitting import Squeezer
+from rekindle.planners._fitting import Fitter
 from rekindle.planners._milp import Floats
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
@@ -32,13 +32,13 @@ _MOST_ROUNDS = 25
 
 @final
 class Repairer:
-    """Turns solutions into plans for one problem and one budget, those of `squeezer`."""
+    """Turns solutions into plans for one problem and one budget, those of `fitter`."""
 
-    def __init__(self, problem: Problem, squeezer: Squeezer) -> None:
+    def __init__(self, problem: Problem, fitter: Fitter) -> None:
         self.problem = problem
-        self.squeezer = squeezer
-        self.budget = squeezer.budget
-        self.left = squeezer.left
+        self.fitter = fitter
+        self.budget = fitter.budget
+        self.left = fitter.left
 
     def lean(self, cuts: list[int], price: float, margin: float) -> Timeline | None:
         """A plan, or None, from the relaxation with a price on what is kept late.
@@ -101,9 +101,9 @@ class Repairer:
         for _ in range(_MOST_ROUNDS):
             steps = decode(problem, relaxation.decisions(values))
             line = timeline(problem, prune(problem, steps))
-            squeezed = self.squeezer.squeeze(line, most)
-            if squeezed is not None:
-                plan, most = squeezed, squeezed.cost
+            fitted = self.fitter.fit(line, most)
+            if fitted is not None:
+                plan, most = fitted, fitted.cost
             if line.peak <= self.budget or line.cost >= most or self.left() <= 0:
                 break
             added = worst_moments(line, relaxation.cuts, budget, tight)

@@ -2,7 +2,7 @@
 
 Only a bound, no plan: nothing is decoded from its solution. What it leaves out makes it smaller,
 never wrong: when within an interval a copy runs, limits of the host's memory, and memory between
-the cuts. `Cuts(swap=...)` begins with the same cuts.
+the cuts.
 """
 
 from __future__ import annotations
@@ -25,16 +25,12 @@ def swap_bound(
 
     `cuts`: so many moments at which memory counts, the peak of keep-all and others spread evenly.
     """
-    relaxation = Relaxation(problem, spread(problem, cuts), budget, bandwidth=bandwidth)
+    memory = timeline(problem, range(len(problem))).memory
+    spread = (len(problem) * number // cuts for number in range(1, cuts))
+    chosen = {int(memory.argmax()), *spread}
+    relaxation = Relaxation(problem, sorted(chosen), budget, bandwidth=bandwidth)
     solution = relaxation.model.solve(time_limit=time_limit)
     if solution.infeasible:
         return None
     late = max(0.0, solution.bound) * relaxation.tick
     return problem.compute_ns + int(late * (1 - 1e-6))
-
-
-def spread(problem: Problem, cuts: int) -> list[int]:
-    """The moment of the keep-all peak, and others spread evenly."""
-    memory = timeline(problem, range(len(problem))).memory
-    evenly = (len(problem) * number // cuts for number in range(1, cuts))
-    return sorted({int(memory.argmax()), *evenly})

@@ -12,21 +12,19 @@ from rekindle.policies.swap import Swap
 from rekindle.schedule import Action, Compute, Discard, Free, Schedule, SwapIn, SwapOut
 
 
-def to_schedule(
-    line: Timeline, made_by: str, *, budget: Bytes | None = None, swap: Swap | None = None
-) -> Schedule:
-    """The actions of a sequence.
-
-    What the sequence brings back from the host is copied there as soon as the way is idle, and
-    begins to come back as soon as there is room for it within `budget` until it is read.
-    """
-    return timed_schedule(line, made_by, budget=budget, swap=swap)[0]
+def to_schedule(line: Timeline, made_by: str) -> Schedule:
+    """The actions of a sequence that brings nothing back from a host."""
+    return timed_schedule(line, made_by, budget=None, swap=None)[0]
 
 
 def timed_schedule(
     line: Timeline, made_by: str, *, budget: Bytes | None, swap: Swap | None
 ) -> tuple[Schedule, Nanoseconds]:
-    """Likewise, and when it ends with those copies."""
+    """The actions of a sequence, and when it ends.
+
+    What it brings back from the host is copied there as soon as the way is idle, and begins to come
+    back as soon as there is room for it within `budget` until it is read.
+    """
     carrier = None if swap is None else Carrier(line, budget, swap)
     schedule = _Writer(line, carrier).write(made_by)
     return schedule, carrier.timeline.now if carrier is not None else line.cost

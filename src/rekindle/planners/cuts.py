@@ -29,7 +29,7 @@ from typing import final
 from rekindle._types import Bytes
 from rekindle.planners import chen, revolve
 from rekindle.planners._base import Search, Watch, recompute_all
-from rekindle.planners._fitting import Squeezer
+from rekindle.planners._fitting import Fitter
 from rekindle.planners._problem import Problem
 from rekindle.planners._relaxation import Relaxation, decode
 from rekindle.planners._repair import Repairer, worst_moments
@@ -61,8 +61,7 @@ def _smaller(search: Search, seconds: float) -> None:
     low = max(search.budget, problem.floor - 1)
     while search.smallest - low > 0.01 * search.smallest and search.seconds < until:
         middle = (low + search.smallest) // 2
-        squeezer = Squeezer(problem, middle, lambda: until - search.seconds)
-        line = squeezer.squeeze(everything)
+        line = Fitter(problem, middle, lambda: until - search.seconds).fit(everything)
         if line is None:
             low = middle
         else:  # not its peak: whoever plans for that one might not find the same
@@ -152,25 +151,25 @@ class _Rounds:
         self.tight: set[tuple[int, int]] = set()
         self.rng = random.Random(planner.seed)
         self.until = float("inf")  # when looking for better plans has to end, to prove some more
-        self.squeezer = Squeezer(self.problem, search.budget, self._left)
-        self.repairer = Repairer(self.problem, self.squeezer)
+        self.fitter = Fitter(self.problem, search.budget, self._left)
+        self.repairer = Repairer(self.problem, self.fitter)
 
     def begin(self) -> None:
         """Keep-all, made to fit; where that fails, into a little less, for chance is in it."""
         everything = timeline(self.problem, range(len(self.problem)))
         for margin in _MARGINS:
             budget = int(self.search.budget * margin)
-            line = Squeezer(self.problem, budget, self._left).squeeze(everything)
+            line = Fitter(self.problem, budget, self._left).fit(everything)
             if line is not None:
-                self.search.offer(line.steps, "squeezed")
+                self.search.offer(line.steps, "made to fit")
                 break
 
-    def squeeze(self, line: Timeline) -> None:
+    def fit(self, line: Timeline) -> None:
         """Offers the plan that `line` becomes when it is made to fit."""
         best = self.search.best
-        plan = self.squeezer.squeeze(line, best.cost if best else float("inf"))
+        plan = self.fitter.fit(line, best.cost if best else float("inf"))
         if plan is not None:
-            self.search.offer(plan.steps, "squeezed")
+            self.search.offer(plan.steps, "made to fit")
 
     def run(self) -> int:
         search = self.search
@@ -217,7 +216,7 @@ class _Rounds:
             if solution.values is not None:
                 start = solution.values
                 best = search.offer(decode(problem, relaxation.decisions(start)), note)
-                self.squeeze(best)
+                self.fit(best)
                 if solution.objective - solution.bound < 1:
                     return best
             seed, seconds = seed + 1, seconds * 2
@@ -267,7 +266,7 @@ class _Rounds:
         """As long as a neighbour takes, if it takes its time."""
         until = self.search.seconds + _SHAKING
         for _ in range(_SHAKES):
-            line = self.squeezer.shake(best, self.rng)
+            line = self.fitter.shake(best, self.rng)
             if line is not None:
                 self.search.offer(line.steps, "shaken")
                 best = line

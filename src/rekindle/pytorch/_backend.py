@@ -152,13 +152,16 @@ class Backend:
     def _budget_left(self) -> Bytes:
         return max(self.budget - self.reserve - self._elsewhere(), 0)
 
+    def _room(self) -> Bytes:
+        """What may be planned: what is left, less what Inductor's order takes more."""
+        return max(self._budget_left() - self._disorder, 0)
+
     def _partition(
         self, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         with _disable_current_modes():
             joint = self._joint(module, num_fwd_outputs)
-            room = self._budget_left() - self._disorder
-            if keep_all_peak(joint.trace) > room and copy_late_slices(module):
+            if keep_all_peak(joint.trace) > self._room() and copy_late_slices(module):
                 joint = self._joint(module, num_fwd_outputs)
             plan = self._plan(joint.trace)
         self.last = Planned(plan, joint.trace, 0, *self._sizes)
@@ -179,9 +182,9 @@ class Backend:
         return Joint(module, forward_outputs, prices, besides=self._besides)
 
     def _plan(self, trace: Trace) -> Plan:
-        """Within what is left, less what Inductor's order takes more; or in the least there is."""
+        """Within the room there is; or, where that is too little, the least that will do."""
+        plan = self._plan_trace(trace, self._room())
         left = self._budget_left()
-        plan = self._plan_trace(trace, max(left - self._disorder, 0))
         smallest = plan.smallest_budget
         refused = left - self._disorder_before
         if plan.schedule is None and smallest is not None and smallest < refused:

@@ -1,0 +1,27 @@
+"""What the CPU's allocator gives out, by its own events: workspace and compiled code, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch.profiler import ProfilerActivity, profile
+
+
+class Allocated(NamedTuple):
+    """In bytes, above what was there before."""
+
+    peak: int
+    left: int
+
+
+def allocated(step: Callable[[], object]) -> Allocated:
+    """What `step` allocates: the most at once, and what remains."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
+        step()
+    events = [e for e in observed.profiler.kineto_results.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return Allocated(peak, alive)
