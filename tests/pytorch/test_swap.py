@@ -6,9 +6,11 @@ does not depend on how fast this machine's disk is.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -295,17 +297,39 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fork_goes_on_by_recomputing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["written", "being written", "just about to be done"])
+def test_a_fork_goes_on_by_recomputing(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork has none of the threads, and a lock that one of them held there stays locked."""
+    write = os.pwrite
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.1)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", slow)
     weight = vector(True)
     wanted = gradient(weight)
     with swapping(tmp_path) as run:
         loss = deeper(weight, 20).sum()
         assert swapped(run).out > 0
+        (*_, last) = run._driver.swapper._leaving.values()
+        assert not last.way.ended()
+        condition = last.way._future._condition
+        if when == "written":
+            while not last.way.ended():
+                time.sleep(0.01)
+        elif when == "just about to be done":
+            thread = threading.Thread(target=condition.acquire)
+            thread.start()
+            thread.join()
         child = os.fork()
         if not child:
             good = False
             try:
-                with warnings.catch_warnings(record=True) as seen:  # of writes under way, too
+                faulthandler.dump_traceback_later(60, exit=True)  # a lock that nobody will open
+                with warnings.catch_warnings(record=True) as seen:
                     warnings.simplefilter("always")
                     (got,) = torch.autograd.grad(loss, weight)
                 told = any("before a fork" in str(each.message) for each in seen)
@@ -313,6 +337,8 @@ def test_a_fork_goes_on_by_recomputing(tmp_path: Path) -> None:
             finally:  # or the child would go on with the tests
                 os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0
+        if when == "just about to be done":
+            condition._lock._release_save()  # whoever holds it
         (got,) = torch.autograd.grad(loss, weight)
     assert torch.equal(got, wanted)
     check(run)

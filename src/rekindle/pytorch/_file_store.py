@@ -36,6 +36,7 @@ from rekindle.pytorch._store import Lost, Store, Transfer
 _PIECE = 8 * 2**14
 """Bytes that PyTorch adds up without asking other threads to help."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
+_FORKED = "what was swapped out before a fork belongs to the process it was forked from"
 
 
 @final
@@ -83,9 +84,7 @@ class FileStore(Store):
 
     def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
         if not self.here:
-            raise Lost(
-                "what was swapped out before a fork belongs to the process it was forked from"
-            )
+            raise Lost(_FORKED)
         assert isinstance(key, _Block)
         return self._start(self._back, _read, key, home)
 
@@ -131,6 +130,7 @@ class _Job(Transfer):
         self._home: torch.UntypedStorage | None = home
         self._moving = moving
         self._store = weakref.ref(store)
+        self._process = os.getpid()
         self._ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
 
@@ -142,13 +142,20 @@ class _Job(Transfer):
     def waiting_ns(self) -> Nanoseconds:
         return self._waiting_ns
 
+    @property
+    def _forked(self) -> bool:
+        """In a fork the thread is gone, and the lock of its future may be held for good."""
+        return os.getpid() != self._process
+
     def ended(self) -> bool:
-        return self._future.done()
+        return self._forked or self._future.done()
 
     def wait(self) -> None:
+        if self._forked:
+            raise Lost(_FORKED)
         store, start = self._store(), time.perf_counter_ns()
         if not self._future.done() and (store is None or not store.here):
-            raise Lost("it was on its way when the process was forked, or its file was closed")
+            raise Lost("its file was closed while it was on its way")
         try:
             error = self._future.exception()  # not raised: its traceback would keep the memory
         except CancelledError:
