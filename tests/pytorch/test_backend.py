@@ -217,9 +217,11 @@ def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPat
 def test_a_peak_that_stays_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Residual(), torch.randn(1024, WIDTH)
     monkeypatch.setattr(COMPILE, pretending(1 << 30))
+    backend = rekindle.backend("1MB", planner=Cuts(time_limit=2))
     with pytest.raises(Exception, match="what Inductor's order needs more") as caught:
-        torch.compile(model, backend=rekindle.backend("1MB", planner=Cuts(time_limit=2)))(x)
+        torch.compile(model, backend=backend)(x)
     assert isinstance(getattr(caught.value, "inner_exception", None), rekindle.OutOfBudget)
+    assert backend.graphs == {}  # what was planned meanwhile takes nothing from other graphs
 
 
 @pytest.mark.slow

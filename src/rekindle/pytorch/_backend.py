@@ -101,7 +101,11 @@ class Backend:
         )
         self._disorder, self._disorder_before, self._given = 0, 0, None
         compile_inner = self._eagerly if self.inner == "eager" else self._by_inductor
-        compiled = compile_inner(module, inputs)
+        try:
+            compiled = compile_inner(module, inputs)
+        except BaseException:
+            self.graphs.pop(_frame(), None)  # it will never run: its memory is free for others
+            raise
 
         def run(*args: Any) -> Any:
             if self.rehearsing:
