@@ -26,6 +26,8 @@ WITHOUT_CONTENT = {
     "empty_like",
     "empty_permuted",
     "empty_strided",
+    "linalg.lstsq",  # LAPACK reads rows that nobody wrote: the last bits differ from run to run
+    "linalg.lstsq.grad_oriented",
     "new_empty",
     "new_empty_strided",
 }
@@ -73,9 +75,9 @@ NOTHING_TO_RECOMPUTE = {
     "new_empty": _EMPTY,
     "new_empty_strided": _EMPTY,
     "new_zeros": _ZEROS,
+    "nn.functional.pad.circular": _EMPTY,
     "resize_": "what changes the size of memory is kept",
     "resize_as_": "what changes the size of memory is kept",
-    "searchsorted": "an integer that routes is kept",
     "zeros": _ZEROS,
     "zeros_like": _ZEROS,
 }
@@ -91,6 +93,7 @@ _CHUNKED = "other kernels multiply its chunks while any dispatch mode is active"
 OPINFO: dict[str, Exempt] = {
     "cumprod": Exempt(_ANY_MODE, "float64 sample 0 twice", _COMPOSED),
     "linalg.det": Exempt(_ANY_MODE, "complex128 sample 2 twice", _COMPOSED),
+    "linalg.eig": Exempt(_ANY_MODE, "float64 sample 0 twice", _COMPOSED),
     "linalg.eigh": Exempt(_ANY_MODE, "complex128 sample 0 twice", _COMPOSED),
     "linalg.lstsq": Exempt(_ANY_MODE, "complex128 sample 0", _CONJUGATED),
     "linalg.lstsq.grad_oriented": Exempt(_ANY_MODE, "complex128 sample 0", _CONJUGATED),
