@@ -267,7 +267,9 @@ def _reserve(reserve: str | int) -> Bytes:
     return 0 if reserve == 0 else parse_bytes(reserve, line="reserve={}")
 
 
-def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
+def _planner(
+    planner: Planner | None, swap: Swap | None = None, seconds: float | None = None
+) -> Planner:
     if planner is not None:
         return planner
     from rekindle.cli._planners import WarmCuts
@@ -277,7 +279,7 @@ def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
             "the default planner needs highspy: write pip install 'rekindle[plan]', or "
             "planner=rekindle.planners.ChenGreedy(), which does without"
         )
-    return WarmCuts(time_limit=TIME_LIMIT, gap=GAP, swap=swap)
+    return WarmCuts(time_limit=seconds or TIME_LIMIT, gap=GAP, swap=swap)
 
 
 TIME_LIMIT = 30.0  #: seconds of the default planner
@@ -295,8 +297,8 @@ class _Plans:
         self._planner = planner
         self._progress = progress
 
-    def __call__(self, trace: Trace, budget: Bytes) -> Plan:
-        planner = _planner(self._planner)
+    def __call__(self, trace: Trace, budget: Bytes, refused: int = 0) -> Plan:
+        planner = _planner(self._planner, seconds=TIME_LIMIT / min(2**refused, 4))
         problem = Problem.of(trace)
         progress = self._progress
 
@@ -307,7 +309,7 @@ class _Plans:
             found = planner.plan(problem, budget, watch=watch)
         finally:
             progress.done()
-        key = trace, planner
+        key = trace, _planner(self._planner)
         while len(_known) >= _MOST_KNOWN and key not in _known:
             del _known[next(iter(_known))]
         plans = _known.setdefault(key, [])

@@ -13,7 +13,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
 import rekindle
-from rekindle.planners import Cuts, KeepAll, RecomputeAll
+from rekindle import _facade
+from rekindle.cli._planners import WarmCuts
+from rekindle.planners import Cuts, KeepAll, Plan, RecomputeAll
 from rekindle.pytorch._boxed import boxed
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
@@ -200,9 +202,10 @@ def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPat
     backend = rekindle.backend(budget)
     plan_trace = backend._plan_trace
 
-    def watched(trace: Any, within: int) -> Any:
+    def watched(trace: Any, within: int, refused: int) -> Any:
+        assert refused == len(planned)
         planned.append(within)
-        return plan_trace(trace, within)
+        return plan_trace(trace, within, refused)
 
     monkeypatch.setattr(backend, "_plan_trace", watched)
     torch.compile(model, backend=backend)(x).backward()
@@ -211,6 +214,24 @@ def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPat
     assert len(planned) > 1
     assert backend.last is not None
     assert backend.last.plan.peak + 300_000 <= budget
+
+
+def test_a_plan_after_one_that_was_refused_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def noted(planner: WarmCuts, *arguments: Any, **options: Any) -> Plan:
+        limits.append(planner.time_limit)
+        return plan(planner, *arguments, **options)
+
+    plan = WarmCuts.plan
+    monkeypatch.setattr(WarmCuts, "plan", noted)
+    trace = rekindle.capture(lambda: Residual()(torch.randn(8, WIDTH)).backward())
+    plans = _facade._Plans(None, _facade._Progress())
+    found = [plans(trace, 1 << 30, refused) for refused in range(4)]
+    assert limits == [30.0, 15.0, 7.5, 7.5]
+    assert len({plan.cost_ns for plan in found}) == 1
+    plans = _facade._Plans(Cuts(time_limit=2), _facade._Progress())
+    assert plans(trace, 1 << 30, 3).planner == "cuts"  # whoever names a planner says how long
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

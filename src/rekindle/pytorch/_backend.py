@@ -30,7 +30,8 @@ from rekindle.pytorch._plain_kernels import plain_kernels
 from rekindle.pytorch._prices import Price, Prices, Report
 from rekindle.trace import Trace, keep_all_peak
 
-PlanTrace = Callable[[Trace, Bytes], Plan]
+#: A program, bytes, and how many plans were refused before: the more, the less time for this one.
+PlanTrace = Callable[[Trace, Bytes, int], Plan]
 Inner = Literal["inductor", "eager"]
 MOST_ATTEMPTS = 6  #: at a plan whose peak is still within the budget in Inductor's order
 Shapes = Literal["replan", "error"]
@@ -89,6 +90,7 @@ class Backend:
         #: What Inductor's order takes above the planned one, as far as it was seen.
         self._disorder: Bytes = 0
         self._disorder_before: Bytes = 0  #: at the attempt before
+        self._plans = 0  #: for the present graph
         #: What the graph finds in memory, and leaves there; None where nothing is planned.
         self._given: Bytes | None = None
 
@@ -187,14 +189,18 @@ class Backend:
 
     def _plan(self, trace: Trace) -> Plan:
         """Within the room there is; or, where that is too little, the least that will do."""
-        plan = self._plan_trace(trace, self._room())
+        plan = self._plan_within(trace, self._room())
         left = self._budget_left()
         smallest = plan.smallest_budget
         refused = left - self._disorder_before
         if plan.schedule is None and smallest is not None and smallest < refused:
             self._disorder = left - smallest
-            return self._plan_trace(trace, smallest)
+            return self._plan_within(trace, smallest)
         return plan
+
+    def _plan_within(self, trace: Trace, room: Bytes) -> Plan:
+        self._plans += 1
+        return self._plan_trace(trace, room, self._plans - 1)
 
     def _out_of_budget(self, plan: Plan) -> OutOfBudget:
         held = {
