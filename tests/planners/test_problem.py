@@ -60,6 +60,20 @@ def test_views_live_in_their_storage_and_are_made_again() -> None:
     assert cost.peak == 12
 
 
+def test_a_source_that_the_program_drops_before_it_begins() -> None:
+    """It is no parameter, and those that come after it are made while it is still held."""
+    builder = TraceBuilder()
+    batch = builder.source(16, held=True)
+    weight = builder.source(100, held=True)
+    builder.drop(batch)
+    (x,) = builder.call("x", 1, [weight], [8])
+    builder.call("y", 1, [x], [8])
+    problem = Problem.of(builder.build())
+    assert (problem.fixed, len(problem)) == (100, 3)
+    cost = verify(problem.trace, to_schedule(timeline(problem, range(3)), "test"), 116)
+    assert cost.peak == 116
+
+
 @given(traces())
 @settings(max_examples=80, deadline=None)
 def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:

@@ -40,6 +40,22 @@ PINNED = {
         "v0 = F.rrelu(w2 - 0.5, training=True)",
         "v0.abs().sum().backward()",
     ),
+    "a function writes a part of what was saved whole": (
+        "v1 = w1.relu()",
+        "v1, v2 = torch.unsafe_chunk(v1, 2)",
+        "v3 = Dirty.apply(v1)",
+        "loss = v3.abs().sum() + v2.abs().sum()",
+        "loss.backward()",
+    ),
+    "an operator fails when it has written the first of two": (
+        "v1 = w3.tanh()",
+        "v2 = torch.addcmul(v1, v1, w1, value=0.3)",
+        "v3 = v1[..., 0]",
+        "try: torch._foreach_add_([v1, v2], [v2, v3])\nexcept RuntimeError: pass",
+        "del v1, v3",
+        "loss = v2.abs().sum()",
+        "loss.backward()",
+    ),
     "a value is written that lost its recipe to a write before": (
         "v1 = w2.exp()",
         "w2.data.add_(1)",

@@ -42,10 +42,12 @@ class _Writer:
         for value, storage in enumerate(self.trace.values):
             self.contents[storage].append(ValueId(value))
         self.next_op = 0
+        self.nodes = {op for op in line.problem.op if op is not None}
 
     def write(self, made_by: str) -> Schedule:
         problem, steps = self.line.problem, self.line.steps
         frees = self._frees()
+        self._constants()
         for step, node in enumerate(steps):
             self._copy_ahead(step)
             if node < 0:
@@ -55,14 +57,13 @@ class _Writer:
             elif (op := problem.op[node]) is not None:
                 is_first = bool(self.line.first[node] == step)
                 self._save(problem.lends[node] if is_first else ())
-                self._constants_before(op, is_first)
                 self._compute(op, is_first)
                 if self.carrier is not None and is_first:
                     self.carrier.made(problem.makes[node])
+                self._constants()
             if step + 1 < len(steps):  # at the end the program may still hold what is there
                 for item in frees[step]:
                     self._free(item)
-        self._constants_before(OpId(len(self.trace.ops)), True)
         return Schedule(tuple(self.actions), made_by)
 
     def _frees(self) -> list[list[int]]:
@@ -86,9 +87,12 @@ class _Writer:
 
     # -- computing ------------------------------------------------------------------------------
 
-    def _constants_before(self, op: OpId, is_first: bool) -> None:
-        """Parameters are no nodes, but the program makes them in their place."""
-        while is_first and self.next_op < op:
+    def _constants(self) -> None:
+        """Parameters are no nodes, but the program makes them in their place.
+
+        What it drops when they are there is held until then.
+        """
+        while self.next_op < len(self.trace.ops) and self.next_op not in self.nodes:
             self._compute(OpId(self.next_op), True)
 
     def _compute(self, op_id: OpId, is_first: bool) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rekindle.engine import Storage
 from rekindle.pytorch._geometry import Geometry
-from rekindle.pytorch._memory import Obituaries
+from rekindle.pytorch._memory import Obituaries, version_of
 
 
 @final
@@ -58,3 +58,32 @@ class Handle:
 
     def __del__(self) -> None:
         self.released.announce(self.storage)
+
+
+def modified(
+    dtype: torch.dtype, size: torch.Size, maker: str, now: int, expected: int
+) -> RuntimeError:
+    """PyTorch's own complaint about a saved tensor."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{dtype} {list(size)}], which is output of {maker}, is at version {now}; "
+        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
+        "operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def kept(tensor: Tensor) -> tuple[Tensor, int]:
+    """What cannot be rebuilt stays as it is, and its version.
+
+    An alias of it: a result in its own graph would be a cycle that nobody can collect.
+    """
+    return tensor.detach(), version_of(tensor)
+
+
+def with_counter_of(tensor: Tensor) -> Tensor:
+    """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        witness = tensor.detach()
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness

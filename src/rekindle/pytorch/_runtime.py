@@ -21,7 +21,7 @@ from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._geometry import geometry_of, is_exotic
-from rekindle.pytorch._handle import Handle
+from rekindle.pytorch._handle import Handle, kept, modified, with_counter_of
 from rekindle.pytorch._memory import (
     COUNTERS,
     EXOTIC,
@@ -133,6 +133,10 @@ class Runtime:
                     result = self._priced(signature, args, kwargs)
             except torch.OutOfMemoryError as out:
                 result = driver.rescue(partial(operator.func, *args, **kwargs), out)
+            except BaseException:
+                if invocation.written:  # a part of it, maybe: what is there is what counts
+                    self._written_over(invocation, False, hidden=True)
+                raise
             self._register(invocation, recording, result)
             return result
 
@@ -262,7 +266,7 @@ class Runtime:
             signature.learn(positions, nbytes, exotic=bool(exotic))
         cost = signature.cost
         if invocation.written:
-            if self._written_over(invocation, recording):
+            if self._written_over(invocation, recording, hidden=operator.statistics):
                 cost = 0  # the engine knows
             # Results beside what was written: the call cannot be run again for them.
             recording &= operator.statistics
@@ -290,8 +294,8 @@ class Runtime:
             driver.table.settle(storage, home, home._cdata)
         driver.admit(call)
 
-    def _written_over(self, invocation: Invocation, recording: bool) -> bool:
-        """The values that were written are other values now (R3).
+    def _written_over(self, invocation: Invocation, recording: bool, *, hidden: bool) -> bool:
+        """The values that were written are other values now (R3); `hidden`: no counter tells.
 
         A source that nothing was made from just stays a source. Returns whether the engine was told
         of a call.
@@ -319,8 +323,8 @@ class Runtime:
             new = driver.new_storage(call, old.nbytes)
             overwrites.append((new.values[0], old.values[0]))
             new.payload.flags = operator.content | (old.payload.flags & COUNTERS)
-            hidden = operator.statistics or (operator.name in UNTAGGED_RANDOM and position > 0)
-            self._move(old, new, invocation.tensors[position], hidden=hidden)
+            untold = hidden or (operator.name in UNTAGGED_RANDOM and position > 0)
+            self._move(old, new, invocation.tensors[position], hidden=untold)
         call.overwrites = overwrites
         if recording:
             self._link(call, invocation, ())
@@ -373,7 +377,7 @@ class Runtime:
         if self.interrupted is not None:
             self.interrupted()
         if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-            return _kept(tensor)
+            return kept(tensor)
         with self.driver.lock:
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -381,7 +385,7 @@ class Runtime:
             memory: Memory = storage.payload
             if memory.flags:
                 if memory.flags & EXOTIC:
-                    return _kept(tensor)
+                    return kept(tensor)
                 if memory.flags & (UNWRITTEN | ZEROED):
                     self.driver.seal(storage)
                     memory.flags &= ~(UNWRITTEN | ZEROED)
@@ -393,19 +397,20 @@ class Runtime:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     memory.alias = tensor.detach()
             self.driver.retain(storage)
-            if memory.witness is None and not storage.replayable:
-                origin = memory.program_tensor()
-                memory.witness = _with_counter_of(tensor if origin is None else origin)
+            origin = memory.program_tensor()
+            unknown = origin is None and memory.flags & COUNTERS  # there are several counters
+            if memory.witness is None and not (storage.replayable or unknown):
+                memory.witness = with_counter_of(tensor if origin is None else origin)
                 if origin is None:  # another counter from now on
                     memory.version = version_of(memory.witness)
             version = memory.current_version()
             if memory.version < 0:
                 memory.version = max(0, version)
             handle = Handle(self.driver.table.released, storage, geometry, version)
-            if memory.program_tensor() is tensor:
+            if origin is tensor:
                 handle.saved = memory.origin
             if memory.flags & COUNTERS:
-                handle.witness = witness = _with_counter_of(tensor)
+                handle.witness = witness = with_counter_of(tensor)
                 handle.version = witness._version
             return handle
 
@@ -414,7 +419,7 @@ class Runtime:
         if type(handle) is not Handle:
             tensor, version = handle
             if version_of(tensor) != version:
-                raise _modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
+                raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
             return tensor
         with self.driver.lock:
             if self.driver.table.deaths or self.driver.table.released:
@@ -449,7 +454,7 @@ class Runtime:
         noticed = memory.overwritten or (witness is None and memory.flags & NOTICED)
         if noticed or (handle.version >= 0 and now not in (-1, handle.version)):
             geometry = handle.geometry
-            raise _modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
+            raise modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
 
 
 def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:
@@ -467,31 +472,3 @@ def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.Untyped
                 seen.append(address)
                 made.append((position, tensor, home))
     return made
-
-
-def _modified(
-    dtype: torch.dtype, size: torch.Size, maker: str, now: int, expected: int
-) -> RuntimeError:
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{dtype} {list(size)}], which is output of {maker}, is at version {now}; "
-        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
-        "operation that failed to compute its gradient, with "
-        "torch.autograd.set_detect_anomaly(True)."
-    )
-
-
-def _kept(tensor: Tensor) -> tuple[Tensor, int]:
-    """What cannot be rebuilt stays as it is, and its version.
-
-    An alias of it: a result in its own graph would be a cycle that nobody can collect.
-    """
-    return tensor.detach(), version_of(tensor)
-
-
-def _with_counter_of(tensor: Tensor) -> Tensor:
-    """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-        witness = tensor.detach()
-        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return witness

@@ -47,7 +47,7 @@ def random_dag(
     """A random program of `length` operators with everything that real ones have.
 
     Operators with several outputs, views, in-place writes, values that the program holds for a
-    while, zero-byte storages, early releases, and (with `backward`) a second half that uses what
+    while, zero-byte storages, early releases, sources that are dropped at once, and (with `backward`) a second half that uses what
     is left in reverse order. `rng` decides; hypothesis can drive it through `st.randoms()`.
     """
     builder = TraceBuilder("random")
@@ -59,6 +59,8 @@ def random_dag(
         nbytes = rng.randint(0, largest)
         parameters.append(builder.source(nbytes, held=True))
         sizes[parameters[-1]] = nbytes
+    if sources > 1 and rng.random() < 0.2:  # left over from the step before: no parameter
+        builder.drop(parameters.pop(0))
     storages: dict[ValueId, int] = {}
 
     def forget(value: ValueId) -> None:
