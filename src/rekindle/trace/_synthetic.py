@@ -47,8 +47,9 @@ def random_dag(
     """A random program of `length` operators with everything that real ones have.
 
     Operators with several outputs, views, in-place writes, values that the program holds for a
-    while, zero-byte storages, early releases, sources that are dropped at once, and (with `backward`) a second half that uses what
-    is left in reverse order. `rng` decides; hypothesis can drive it through `st.randoms()`.
+    while, zero-byte storages, early releases, sources that are dropped at once, and (with
+    `backward`) a second half that uses what is left in reverse order. `rng` decides; hypothesis can
+    drive it through `st.randoms()`.
     """
     builder = TraceBuilder("random")
     alive: list[ValueId] = []  # with one reference each, their storage not overwritten
