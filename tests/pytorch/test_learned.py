@@ -146,6 +146,25 @@ def test_a_plan_is_made_in_another_process() -> None:
     assert 0 <= shape.route.bound_ns <= shape.route.recompute_ns > 0
 
 
+@pytest.mark.usefixtures("for_real")
+def test_a_step_whose_variables_go_when_it_is_over() -> None:
+    """The batch and the loss outlive the optimizer's step, where the next one begins."""
+    training = Training()
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=True)
+
+    def step(number: int) -> None:
+        training.optimizer.zero_grad()
+        batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+        loss = training.model(batch)
+        loss.backward()
+        training.optimizer.step()
+
+    with rekindle.budget(budget_of(), learn="wait") as run:
+        for number in range(4):
+            step(number)
+    assert (run.steps_followed, run.steps_left) == (1, 0)
+
+
 def learned(run: Run) -> Lessons:
     assert run.budget is not None
     return lessons_for(run.budget, torch.device("cpu"))
