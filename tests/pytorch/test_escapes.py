@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils.dlpack import from_dlpack
 
 import rekindle
@@ -111,6 +113,37 @@ KEEPS: dict[str, Look] = {
     "detached": lambda x: x.detach(),
     "data": lambda x: x.data,
 }
+
+
+def packed(sizes: Tensor) -> Any:
+    """Rows of sequences, so many at each time."""
+    return PackedSequence(torch.ones(5, 2), sizes)
+
+
+def recurrent(sizes: Tensor) -> Any:
+    torch.manual_seed(1)
+    return torch.nn.GRU(2, 3)(packed(sizes))[1].tolist()
+
+
+#: Composed functions that read lengths and indices before any operator runs: these stay.
+COUNTS: dict[str, Look] = {
+    "tensor_split": lambda n: [part.tolist() for part in torch.arange(4).tensor_split(n)],
+    "torch.tensor_split": lambda n: torch.tensor_split(torch.arange(4), n)[0].tolist(),
+    "ctc_loss": lambda n: F.ctc_loss(torch.zeros(4, 3, 5), torch.ones(3, 2).long(), n, n).item(),
+    "pad_packed_sequence": lambda n: pad_packed_sequence(packed(n))[0].tolist(),
+    "recurrent": recurrent,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_lengths_and_indices(name: str) -> None:
+    base = torch.tensor([2, 2, 1])
+    wanted = COUNTS[name](base)
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        n, other = base * 1, base * 1.0
+        _everything.let_go(run)
+        assert HOME(other).nbytes() == 0
+        assert COUNTS[name](n) == wanted
 
 
 def plain(value: Any) -> Any:

@@ -31,6 +31,9 @@ LONGEST_CHAIN = 1_000
 #: The same in a backward pass. Measured: with 1000 an LSTM at half of its memory recomputes twice
 #: as much; with 50 a U-Net needs more memory.
 LONGEST_CHAIN_OF_GRADIENTS = 100
+#: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
+#: `pad_packed_sequence`) read it before any of them runs.
+LENGTHS = (torch.int64, torch.int32)
 #: With grad mode off: looked at is whether batches that the program has dropped take a quarter of
 #: the budget, for they are kept only to recompute from.
 OPERATORS_BETWEEN_LOOKS = 16
@@ -156,6 +159,9 @@ class Shells:
         for tensor in tensors:
             storage = self._storage_of(tensor)
             if storage is None or storage.returns or self._paused:
+                continue
+            if tensor.dtype in LENGTHS:
+                self._driver.pin(storage)
                 continue
             if without_grad and self._hangs_on_too_much(storage, longest):
                 self._driver.seal(storage)

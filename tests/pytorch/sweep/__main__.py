@@ -36,7 +36,7 @@ class Job:
         torch.set_num_threads(1)
         exempt = getattr(_exceptions, self.database.upper())
         cases = entries_of(self.database)[self.entry](self.few)
-        return tally(self.entry, cases, exempt, every=self.few is None)
+        return tally(self.entry, cases, exempt, every=self.few is None, evict=self.evict)
 
 
 def entries_of(database: str) -> Entries:

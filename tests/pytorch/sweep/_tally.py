@@ -68,7 +68,12 @@ def _text(value: object) -> str:
 
 
 def tally(
-    entry: str, cases: Iterable[Case], exempt: Mapping[str, Exempt], *, every: bool = True
+    entry: str,
+    cases: Iterable[Case],
+    exempt: Mapping[str, Exempt],
+    *,
+    every: bool = True,
+    evict: str = "saved",
 ) -> Tally:
     """Runs the cases of one entry; are they `every` one?"""
     found = Tally()
@@ -84,11 +89,13 @@ def tally(
         found.refused.add(entry)
     elif not found.again:
         found.idle.add(entry)
-    found.failures += [f"{entry}: {complaint}" for complaint in _unlisted(entry, found, every)]
+    found.failures += [
+        f"{entry}: {complaint}" for complaint in _unlisted(entry, found, every, evict)
+    ]
     return found
 
 
-def _unlisted(entry: str, found: Tally, every: bool) -> Iterator[str]:
+def _unlisted(entry: str, found: Tally, every: bool, evict: str) -> Iterator[str]:
     """A sample that does not run, or in which nothing is recomputed, shows nothing."""
     if found.refused and every and entry not in NOT_HERE:
         yield "PyTorch refuses every sample"
@@ -96,5 +103,5 @@ def _unlisted(entry: str, found: Tally, every: bool) -> Iterator[str]:
         yield "a sample runs: take it from NOT_HERE"
     if found.idle and every and entry not in NOTHING_TO_RECOMPUTE:
         yield "nothing was ever recomputed"
-    if found.again and entry in NOTHING_TO_RECOMPUTE:
+    if found.again and entry in NOTHING_TO_RECOMPUTE and evict == "saved":
         yield "something was recomputed: take it from NOTHING_TO_RECOMPUTE"
