@@ -283,7 +283,10 @@ def sweeps() -> str:
 
 
 def share(row: dict[str, Any] | None) -> str:
-    return "" if row is None else f"{row['fraction']:.0%} ({row['recomputed']:.0%})"
+    if row is None:
+        return ""
+    most = "" if row.get("bisected", True) else "at most "  # nothing less was tried to its end
+    return f"{most}{row['fraction']:.0%} ({row['recomputed']:.0%})"
 
 
 def outcome(row: dict[str, Any]) -> str:
