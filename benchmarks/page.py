@@ -44,10 +44,7 @@ def peers() -> str:
         "Time of a step over plain PyTorch, at the fastest setting that stays within that share of",
         "the activation memory (measured by allocator events, for all alike).",
     ]
-    commits = dict.fromkeys(row["commit"][:10] for row in found["rows"])
-    if len(commits) > 1:
-        told = ", ".join(f"`{commit}`" for commit in commits)
-        parts += [f"Measured in several runs, at the commits {told}."]
+    parts += several_runs(found["rows"])
     for model in dict.fromkeys(row["model"] for row in rows):
         table = []
         for method in methods:
@@ -202,6 +199,7 @@ def mixtures() -> str:
         f"in {counts['planned better than both alone']}, worse in {counts['worse']}; beside the",
         f"online choice better in {counts['better than the online choice']},",
         f"worse in {counts['worse than the online choice']}.",
+        *several_runs(found["figures"]["rows"]),
     ]
     rows = [
         [
@@ -285,7 +283,10 @@ def sweeps() -> str:
 
 
 def share(row: dict[str, Any] | None) -> str:
-    return "" if row is None else f"{row['fraction']:.0%} ({row['recomputed']:.0%})"
+    if row is None:
+        return ""
+    most = "" if row.get("bisected", True) else "at most "  # nothing less was tried to its end
+    return f"{most}{row['fraction']:.0%} ({row['recomputed']:.0%})"
 
 
 def outcome(row: dict[str, Any]) -> str:
@@ -304,6 +305,13 @@ def said(found: dict[str, Any]) -> str:
         f"`{found['command']}`, {machine['cpu']}, {machine['cores']} cores, "
         f"torch {versions['torch']}, commit `{found['commit'][:9]}`."
     )
+
+
+def several_runs(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """The commits of rows that were not all measured at the same one."""
+    commits = dict.fromkeys(row["commit"][:10] for row in rows)
+    told = ", ".join(f"`{commit}`" for commit in commits)
+    return [f"Measured in several runs, at the commits {told}."] if len(commits) > 1 else []
 
 
 def table_of(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -5,7 +5,8 @@
 Budgets, bandwidths and overheads are those of `swap_simulated.py`, whose three runs are what the
 plan begins with: `recompute`, `swap`, and `hybrid`, the engine's online choice. `planned` is timed
 by the same timeline. `bound`: no run of any kind is faster. Prints a table, writes
-results/swap_planned.json.
+results/swap_planned.json after each log; the rows of logs that are not measured again stay, each
+with its commit.
 """
 
 from __future__ import annotations
@@ -78,6 +79,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def former() -> list[dict[str, Any]]:
+    """What was measured before."""
+    path = ROOT / "benchmarks" / "results" / "swap_planned.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [{"commit": found["commit"], **row} for row in found["figures"]["rows"]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared/reference/logs")
@@ -85,16 +95,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     about = {**conditions(), "seconds": given.seconds}
-    rows: list[dict[str, Any]] = []
+    here = {"commit": about["commit"]}
+    rows = former()
     print(f"{'log':>12} {'ratio':>5} {'share':>5}", end="")
     print("".join(f"{way:>11}" for way in ("recompute", "swap", "hybrid", "planned", "bound")))
     for path in sorted(given.logs.glob("*.log.gz"), key=lambda path: path.stat().st_size):
         name = path.name.partition(".")[0]
         if not given.only or name in given.only:
-            rows += measure(name, load(path), given.seconds)
-    figures = {"summary": summary(rows), "rows": rows}
-    print(json.dumps(figures["summary"], indent=1))
-    write("swap_planned", {**about, "figures": figures})
+            rows = [row for row in rows if row["log"] != name]
+            rows += [row | here for row in measure(name, load(path), given.seconds)]
+            write("swap_planned", {**about, "figures": {"summary": summary(rows), "rows": rows}})
+    print(json.dumps(summary(rows), indent=1))
 
 
 if __name__ == "__main__":

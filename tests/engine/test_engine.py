@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rekindle._types import StorageId
-from rekindle.engine import Engine, NoRoom
+from rekindle._types import OpId, StorageId
+from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.policies import DTR, LRU, Chooser, Policy
 from rekindle.schedule import Compute, Free, verify
 from rekindle.simulator import replay
@@ -178,6 +178,33 @@ def test_hold_and_drop_decide_what_may_be_let_go() -> None:
     builder.call("other", 1, (), [8])
     record = replay(builder.build(), budget=8, policy=DTR(), watch=_check)
     assert Free(StorageId(0)) in record.actions
+
+
+def test_the_reserve_is_let_go_when_nothing_else_is_left() -> None:
+    engine = Engine(16, LRU())
+
+    def made(number: int) -> Storage:
+        call = Call(OpId(number), "make", 1, ())
+        value = call.makes(StorageId(number), 4)
+        for _ in engine.call(call, held=True):
+            pass
+        return value.storage
+
+    stores = [made(number) for number in range(4)]
+    for number, storage in enumerate(stores):
+        engine.let_return(storage, True, last=number < 2)
+    for room, there in [(4, {0, 1, 3}), (8, {0, 1}), (12, {1})]:
+        for _ in engine.make_room(room):
+            pass
+        engine.check()
+        assert {storage.id for storage in stores if storage.resident} == there
+    assert engine.reserve == {}
+    engine.let_return(stores[1], True, last=True)
+    for storage in stores:
+        for _ in engine.drop(storage):
+            pass
+    engine.check()
+    assert (engine.memory, engine.reserve) == (0, {})
 
 
 class Eager(Policy):

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from torch import Tensor
 
 import rekindle
 from rekindle.policies import Swap
-from rekindle.pytorch import Run
+from rekindle.pytorch import Run, _host_memory
+from rekindle.pytorch._bandwidth import LATENCY, Pace
 from rekindle.pytorch._file_store import FileStore
+from rekindle.pytorch._store import Bandwidth
 from rekindle.pytorch._swapping_driver import SwappingDriver
 from tests.pytorch.harsh import WIDTH, vector
 from tests.pytorch.test_swap import ONLY, VECTOR, check, gradient, hoard, swapped
@@ -83,6 +86,52 @@ def test_a_disk_that_takes_no_more(
     assert tracker.peak <= TIGHT
     assert run.recomputations > 0
     check(run)
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("call", ["pwrite", "preadv"])
+def test_a_disk_that_became_slow(
+    call: str, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured at the beginning is corrected, what was given is believed."""
+    quick = 10**12
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return plain(*arguments)
+
+    weight = vector(True)
+    wanted = gradient(weight)
+    plain = getattr(os, call)
+    monkeypatch.setattr(_host_memory, "bandwidth_of", lambda *_: Bandwidth(quick, quick))
+    with Tracker() as tracker:
+        swap = Swap(out_bytes_per_s=quick, in_bytes_per_s=quick) if given else "1GiB"
+        with swapping(tmp_path, swap=swap) as run:
+            assert torch.equal(gradient(weight), wanted)
+            assert run.recomputations == 0
+            monkeypatch.setattr(os, call, slow)
+            out = [swapped(run).out]
+            for _ in range(3):
+                assert torch.equal(gradient(weight), wanted)
+                out.append(swapped(run).out)
+    each = [after - before for before, after in pairwise(out)]
+    if given:
+        assert run.recomputations == 0
+        assert each == [out[0]] * 3
+    else:
+        assert run.recomputations > 0
+        assert each[1:] == [0, 0]
+    assert tracker.peak <= TIGHT
+    check(run)
+
+
+def test_a_way_is_slower_by_four_transfers_together() -> None:
+    pace = Pace(1_000_000_000)
+    usual, slow = (1_000_000, LATENCY + 1_000_000), (1_000_000, LATENCY + 97_000_000)
+    assert [pace.slower(*each) for each in (usual, usual, usual, slow)] == [None] * 3 + [40_000_000]
+    assert [pace.slower(*slow) for _ in range(4)] == [None] * 4  # no more than four times slower
+    small = (1_000, LATENCY)  # takes long for its bytes, but not because of them
+    assert [pace.slower(*small) for _ in range(4)] == [None] * 4
 
 
 def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ class Ledger:
             self._chooser = Asleep(self._chooser)
         self.host = None if swap is None else HostMemory(swap)
         self.discarded: list[Storage] = []  #: nobody needs their copies on the host any more
+        self.reserve: dict[Storage, None] = {}  #: while held, let go when nothing else is left
         self._order = 0
         self._storages: dict[Storage, None] = {}  # all that are in the graph or resident
 
@@ -59,6 +60,9 @@ class Ledger:
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
         """Lets go until `nbytes` more fit. Raises `NoRoom` when nothing is left to let go."""
         yield from self.shrink(self.budget - nbytes)
+        if self.memory + nbytes > self.budget and self.reserve:
+            self._give_up_reserve()
+            yield from self.shrink(self.budget - nbytes)
         if self.memory + nbytes > self.budget:
             raise NoRoom(nbytes, self.memory, int(self.budget), call)
 
@@ -75,6 +79,12 @@ class Ledger:
                 yield from self._evict(victim)
             else:
                 return
+
+    def _give_up_reserve(self) -> None:
+        """From now on it may be let go like everything else."""
+        reserve, self.reserve = self.reserve, {}
+        for storage in reserve:
+            self._classify(storage)
 
     def _choose(self) -> Storage | None:
         """What the policy lets go next."""
@@ -322,6 +332,7 @@ class Ledger:
     def _leave_graph(self, storage: Storage) -> list[Storage]:
         """Returns what one thing less needs."""
         del self._storages[storage]
+        self.reserve.pop(storage, None)
         if storage.resident:
             self.memory -= storage.nbytes
             self._vanish(storage)
@@ -413,9 +424,12 @@ class Ledger:
         if storage.locks == 1:
             self._classify(storage)
 
-    def let_return(self, storage: Storage, returns: bool) -> None:
-        """Whether `storage` may be let go while the program holds it."""
+    def let_return(self, storage: Storage, returns: bool, *, last: bool = False) -> None:
+        """Whether `storage` may be let go while the program holds it; `last`: if nothing else is
+        left to let go."""
         storage.returns = returns
+        if last:
+            self.reserve[storage] = None
         self._classify(storage)
 
     def lock(self, storage: Storage) -> None:
@@ -444,7 +458,7 @@ class Ledger:
             storage.resident
             and (storage.replayable or self._swappable(storage))
             and storage.locks == 0
-            and (storage.returns or not storage.held)
+            and (not storage.held or (storage.returns and storage not in self.reserve))
             and not storage.pinned
             and (storage.nbytes > 0 or self.rules.quirks)  # the authors' let go nothing, too
         )

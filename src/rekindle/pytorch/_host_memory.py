@@ -72,11 +72,13 @@ class HostMemory:
     def driver(self, budget: Bytes | None, policy: Policy) -> SwappingDriver:
         """Opens the store. Raises `Unsupported` where it cannot be."""
         store, place = self._open()
-        swap = self._swap
+        swap, believed = self._swap, None
         if not isinstance(swap, Swap):
-            found = bandwidth_of(store, place, store.limit if budget is None else budget // 8)
-            swap = Swap(store.limit, found.out, found.back)
-        return SwappingDriver(budget, policy, self._device, replace(swap, host=store.limit), store)
+            most = store.limit if budget is None else budget // 8
+            believed = bandwidth_of(store, place, most)
+            swap = Swap(store.limit, believed.out, believed.back)
+        swap = replace(swap, host=store.limit)
+        return SwappingDriver(budget, policy, self._device, swap, store, believed)
 
     def _open(self) -> tuple[Store, Hashable]:
         limit = ANY if self._limit is None else self._limit  # the host itself says when it is full

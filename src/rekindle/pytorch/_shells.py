@@ -28,9 +28,6 @@ from rekindle.pytorch._threads import Threads
 #: the next chain begins with it. There nothing else bounds it: a running mean would remember
 #: everything that it ever was the mean of.
 LONGEST_CHAIN = 1_000
-#: The same in a backward pass. Measured: with 1000 an LSTM at half of its memory recomputes twice
-#: as much; with 50 a U-Net needs more memory.
-LONGEST_CHAIN_OF_GRADIENTS = 100
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
 #: `pad_packed_sequence`) read it before any of them runs.
 LENGTHS = (torch.int64, torch.int32)
@@ -150,12 +147,16 @@ class Shells:
                 self._driver.pin(storage)
 
     def made(self, tensors: Iterable[Tensor]) -> None:
-        """An operator of the program made or wrote `tensors`: those too can be let go."""
+        """An operator of the program made or wrote `tensors`: those too can be let go.
+
+        Gradients only if nothing else is left. To have one again takes what the backward pass is
+        about to do without, and those before it: sums over time, as large as the weights and each
+        the next one's operand, were let go first and computed again from the start at every step.
+        """
         without_grad = not torch.is_grad_enabled()
         backward = _in_backward()
         if without_grad and not backward:
             self._look_at_sources()
-        longest = LONGEST_CHAIN_OF_GRADIENTS if backward else LONGEST_CHAIN
         for tensor in tensors:
             storage = self._storage_of(tensor)
             if storage is None or storage.returns or self._paused:
@@ -163,12 +164,13 @@ class Shells:
             if tensor.dtype in LENGTHS:
                 self._driver.pin(storage)
                 continue
-            if without_grad and self._hangs_on_too_much(storage, longest):
+            if without_grad and self._hangs_on_too_much(storage):
                 self._driver.seal(storage)
-            else:
-                self._driver.engine.let_return(storage, True)
-                if without_grad and backward:
-                    self._gradients.append(storage)
+                continue
+            gradient = without_grad and backward
+            self._driver.engine.let_return(storage, True, last=gradient)
+            if gradient:
+                self._gradients.append(storage)
 
     def stays(self, tensor: Tensor) -> None:
         """Autograd got `tensor` for the node that it is at; kernels may read it unseen."""
@@ -210,6 +212,7 @@ class Shells:
                 driver.engine.let_return(storage, False)
                 left.append(storage)
         self._gradients.clear()
+        driver.engine.reserve.clear()
         for storage in left:
             if _may_forget(storage):
                 driver.seal(storage)
@@ -235,11 +238,11 @@ class Shells:
                     self._driver.engine.let_return(storage, not pause)
 
     @staticmethod
-    def _hangs_on_too_much(storage: Storage, longest: int) -> bool:
+    def _hangs_on_too_much(storage: Storage) -> bool:
         call = storage.makers[0]
         recipe: Recipe = call.payload
         recipe.depth = 1 + max((_depth(value.storage) for value in call.inputs), default=0)
-        return recipe.depth > longest
+        return recipe.depth > LONGEST_CHAIN
 
     def give_up_sources(self) -> bool:
         """Lets go of what only recomputation needs, once what needs it is there; whether it helped.
@@ -333,6 +336,7 @@ class Shells:
     def abandon(self) -> None:
         """Nothing is let go any more; what is empty stays so."""
         self.open = False
+        self._driver.engine.reserve.clear()
         self._driver.table.shells = None
 
 

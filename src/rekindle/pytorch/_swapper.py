@@ -9,7 +9,8 @@ The engine knows which storages are in memory, on the host, or both. What it doe
   wanted. It counts likewise, and whoever needs the room gets it.
 - What cannot be computed again is let go only when its copy is there.
 
-So what is done depends on the engine alone, and only how long it takes depends on the machine.
+So what is done depends on the engine alone, and only how long it takes depends on the machine; but
+where the bandwidth was measured and not given, the engine hears if it falls.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import torch
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 from rekindle.engine import Engine, Storage
+from rekindle.pytorch._bandwidth import Pace
 from rekindle.pytorch._memory import Memory, Table, site
-from rekindle.pytorch._store import Lost, Store, Transfer
+from rekindle.pytorch._store import Bandwidth, Lost, Store, Transfer
 
 READS_AHEAD = 2
 """Begun before they are asked for, at once: one arrives while the one before is computed with."""
@@ -43,12 +45,25 @@ class _Moving(NamedTuple):
     way: Transfer
 
 
+class _Moved(NamedTuple):
+    """A transfer that was waited for, and by what its way is judged, if it is."""
+
+    nbytes: Bytes
+    way: Transfer
+    pace: Pace | None
+
+
 @final
 class Swapper:
     """The copies on the host for one engine, and what is on its way there and back."""
 
-    def __init__(self, engine: Engine, table: Table, store: Store) -> None:
+    def __init__(
+        self, engine: Engine, table: Table, store: Store, believed: Bandwidth | None
+    ) -> None:
+        """The engine hears when a way becomes much slower than `believed`; None: it is not told."""
         self.store = store
+        self._out = None if believed is None else Pace(believed.out)
+        self._back = None if believed is None else Pace(believed.back)
         self._engine = engine
         self._table = table
         self._keys: dict[Storage, object] = {}  # of copies that are there, or on their way
@@ -58,7 +73,7 @@ class Swapper:
         self._wanted: Storage | None = None  # what came back last
         self._amid = False  # an event is being acted on
         self._counted: Bytes = 0  # by the engine for us, between events
-        self._moved: list[Transfer] = []  # waited for, not yet added up
+        self._moved: list[_Moved] = []  # waited for, not yet added up
         self._transfer_ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
         self._complaint = ""  # the first
@@ -79,21 +94,35 @@ class Swapper:
         return self._waiting_ns
 
     def _add_up(self) -> None:
-        under_way: list[Transfer] = []
-        for way in self._moved:
-            if way.ended():
-                self._transfer_ns += way.ns
-                self._waiting_ns += way.waiting_ns
+        under_way: list[_Moved] = []
+        for moved in self._moved:
+            if moved.way.ended():
+                self._transfer_ns += moved.way.ns
+                self._waiting_ns += moved.way.waiting_ns
+                self._watch(moved)
             else:
-                under_way.append(way)
+                under_way.append(moved)
         self._moved = under_way
 
-    def _wait(self, way: Transfer) -> None:
+    def _watch(self, moved: _Moved) -> None:
+        """What became slow is used less: the engine decides by what transfers take now."""
+        nbytes, way, pace = moved
+        host = self._engine.host
+        slower = pace.slower(nbytes, way.ns) if pace is not None and way.ns else None
+        if slower is not None and host is not None:
+            if pace is self._out:
+                host.measured(out_bytes_per_s=slower)
+            else:
+                host.measured(in_bytes_per_s=slower)
+
+    def _wait(self, moving: _Moving, pace: Pace | None) -> None:
         """Raises `Lost`."""
-        self._moved.append(way)
-        if len(self._moved) > MOST_NOT_ADDED:
-            self._add_up()
-        way.wait()
+        self._moved.append(_Moved(moving.home.nbytes(), moving.way, pace))
+        try:
+            moving.way.wait()
+        finally:
+            if pace is not None or len(self._moved) > MOST_NOT_ADDED:
+                self._add_up()
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -185,9 +214,9 @@ class Swapper:
 
     def _ended(self, storage: Storage) -> bool:
         """Waits for the write of `storage`; whether the copy is good."""
-        _, way = self._leaving.pop(storage)
+        moving = self._leaving.pop(storage)
         try:
-            self._wait(way)
+            self._wait(moving, self._out)
         except Lost as lost:
             self._forget(storage, f"written: {lost}")
             return False
@@ -209,12 +238,12 @@ class Swapper:
             if storage not in self._coming:
                 self.wait_for(storage.nbytes)
                 self._read(storage)
-            home, way = self._coming.pop(storage)
-            self._wait(way)
+            moving = self._coming.pop(storage)
+            self._wait(moving, self._back)
         except Lost as lost:
             self._forget(storage, f"read back: {lost}")
             return None
-        return home
+        return moving.home
 
     def hang(self, storage: Storage, home: torch.UntypedStorage) -> None:
         """`storage` is in `home` from now on."""
@@ -263,9 +292,9 @@ class Swapper:
 
     def _give_up(self, storage: Storage) -> None:
         """What was read ahead makes room: it will be read again."""
-        _, way = self._coming.pop(storage)
+        moving = self._coming.pop(storage)
         try:
-            self._wait(way)
+            self._wait(moving, self._back)
         except Lost:  # likewise
             return
 

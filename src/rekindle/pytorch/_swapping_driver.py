@@ -15,7 +15,7 @@ from rekindle.engine import Call, Engine, Storage
 from rekindle.policies import Policy, Swap
 from rekindle.pytorch._driver import Driver, Result
 from rekindle.pytorch._memory import site
-from rekindle.pytorch._store import Store
+from rekindle.pytorch._store import Bandwidth, Store
 from rekindle.pytorch._swapper import Swapper
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
@@ -31,10 +31,12 @@ class SwappingDriver(Driver):
         device: torch.device,
         swap: Swap,
         store: Store,
+        believed: Bandwidth | None = None,
     ) -> None:
+        """`believed`: the bandwidth in `swap` was measured, and is corrected if it falls."""
         super().__init__(budget, policy, device)
         self.engine = Engine(budget, policy, swap=swap)
-        self.swapper = Swapper(self.engine, self.table, store)
+        self.swapper = Swapper(self.engine, self.table, store, believed)
 
     # -- memory ---------------------------------------------------------------------------------
 
