@@ -317,10 +317,9 @@ def test_a_fork_goes_on_by_recomputing(
         (*_, last) = run._driver.swapper._leaving.values()
         assert not last.way.ended()
         condition = last.way._future._condition
-        if when == "written":
-            while not last.way.ended():
-                time.sleep(0.01)
-        elif when == "just about to be done":
+        while when == "written" and not last.way.ended():
+            time.sleep(0.01)
+        if when == "just about to be done":
             thread = threading.Thread(target=condition.acquire)
             thread.start()
             thread.join()
@@ -335,7 +334,7 @@ def test_a_fork_goes_on_by_recomputing(
                 told = any("before a fork" in str(each.message) for each in seen)
                 good = told and torch.equal(got, wanted)
             finally:  # or the child would go on with the tests
-                os._exit(0 if good else 1)
+                os._exit(not good)
         assert os.waitpid(child, 0)[1] == 0
         if when == "just about to be done":
             condition._lock._release_save()  # whoever holds it
