@@ -25,7 +25,7 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        peers, runtime, learned, prediction, accuracy, anything, swap, mixtures, planners, zoo,
+        peers, largest_batch, runtime, learned, prediction, accuracy, anything, swap, mixtures, planners, zoo,
         sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
@@ -44,10 +44,7 @@ def peers() -> str:
         "Time of a step over plain PyTorch, at the fastest setting that stays within that share of",
         "the activation memory (measured by allocator events, for all alike).",
     ]
-    commits = dict.fromkeys(row["commit"][:10] for row in found["rows"])
-    if len(commits) > 1:
-        told = ", ".join(f"`{commit}`" for commit in commits)
-        parts += [f"Measured in several runs, at the commits {told}."]
+    parts += commits_of(found["rows"])
     for model in dict.fromkeys(row["model"] for row in rows):
         table = []
         for method in methods:
@@ -67,6 +64,55 @@ def peers() -> str:
         if (picture := PAGE.parent / "images" / f"peers_{model}.png").exists():
             parts += ["", f"![Time against memory, {model}](images/{picture.name})"]
     return "\n".join(parts) + "\n"
+
+
+def largest_batch() -> str:
+    """Batches in the memory of the plain run, and the throughput there."""
+    found = load("largest_batch")
+    if not found:
+        return ""
+    parts = ["## The largest batch in the memory of the plain run", "", said(found), ""]
+    parts += [
+        "Samples a second over plain PyTorch at the base batch, its largest within that memory:",
+        "median (least-most). Plain beyond 1x takes more memory: what larger batches alone bring.",
+        f"Plans got {found['seconds_for_a_plan']:.0f} seconds each. Published for DTR on GPUs: 2x at",
+        "94.3 % (BERT-base) and 96.5 % (BERT-large), 3x at 93.2 % (GPT-2)",
+        "([source](https://marisa.moe/dtr.html)).",
+    ]
+    parts += commits_of(found["rows"])
+    for model in dict.fromkeys(row["model"] for row in found["rows"]):
+        methods: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in found["rows"]:
+            if row["model"] == model:
+                methods.setdefault(row["method"], {})[row["at"]] = row
+        table = [
+            [method, *(throughput(at.get(each)) for each in ("1x", "2x", "3x")), most(at)]
+            for method, at in methods.items()
+        ]
+        heads = [model, "1x", "2x", "3x", "largest: throughput"]
+        parts += ["", *table_of(heads, table)]
+        for method, reason in failures(found["rows"], model).items():
+            parts += ["", f"{method} fails: `{reason}`"]
+    if (picture := PAGE.parent / "images" / "largest_batch.png").exists():
+        parts += ["", f"![Throughput over the batch](images/{picture.name})"]
+    return "\n".join(parts) + "\n"
+
+
+def throughput(row: dict[str, Any] | None) -> str:
+    return spread(row["throughput"]) if row and "throughput" in row else ""
+
+
+def most(at: dict[str, dict[str, Any]]) -> str:
+    """The largest batch as a multiple, and the throughput there."""
+    row = at.get("largest", {})
+    return f"{row['multiple']:g}x: {throughput(row)}" if "throughput" in row else ""
+
+
+def commits_of(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """A line where the rows are of several commits."""
+    commits = dict.fromkeys(row["commit"][:10] for row in rows)
+    told = ", ".join(f"`{commit}`" for commit in commits)
+    return [f"Measured in several runs, at the commits {told}."] if len(commits) > 1 else []
 
 
 def failures(rows: Iterable[dict[str, Any]], model: str) -> dict[str, str]:
