@@ -25,8 +25,8 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        peers, largest_batch, runtime, learned, prediction, accuracy, anything, swap, mixtures, planners, zoo,
-        sweeps,
+        peers, largest_batch, runtime, learned, prediction, accuracy, anything, swap, mixtures,
+        planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
@@ -75,9 +75,9 @@ def largest_batch() -> str:
     parts += [
         "Samples a second over plain PyTorch at the base batch, its largest within that memory:",
         "median (least-most). Plain beyond 1x takes more memory: what larger batches alone bring.",
-        f"Plans got {found['seconds_for_a_plan']:.0f} seconds each. Published for DTR on GPUs: 2x at",
-        "94.3 % (BERT-base) and 96.5 % (BERT-large), 3x at 93.2 % (GPT-2)",
-        "([source](https://marisa.moe/dtr.html)).",
+        f"Plans got {found['seconds_for_a_plan']:.0f} seconds each. Published for DTR on GPUs",
+        "([source](https://marisa.moe/dtr.html)): 2x at 94.3 % (BERT-base) and 96.5 %",
+        "(BERT-large), 3x at 93.2 % (GPT-2).",
     ]
     parts += commits_of(found["rows"])
     for model in dict.fromkeys(row["model"] for row in found["rows"]):
@@ -290,6 +290,22 @@ def planners() -> str:
     about = found["about"]
     command = f"`{about['command']}`, {about['cpu']}, {about['cores']} cores."
     return "\n".join(["## Planners", "", command, "", *table_of(heads, rows)]) + "\n"
+
+
+def scale() -> str:
+    """What an eviction costs, by how many values there are to choose from."""
+    found = load("simulator_scale")
+    if not found:
+        return ""
+    rows = [
+        [f"{row['resident_values']:,}", row["evictions"], row["microseconds_per_eviction"]]
+        for row in found["rows"]
+    ]
+    heads = ["resident values", "evictions", "us for each"]
+    parts = ["## Cost of an eviction", "", said(found), "", *table_of(heads, rows)]
+    if (picture := PAGE.parent / "images" / "simulator_scale.png").exists():
+        parts += ["", f"![Cost of an eviction over the resident values](images/{picture.name})"]
+    return "\n".join(parts) + "\n"
 
 
 def zoo() -> str:
