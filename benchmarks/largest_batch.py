@@ -290,7 +290,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 x, y = zip(*curve, strict=True)
                 _plot.line(axes, x, y, label=label, number=number - 1, style=style)
         for multiple, share in PUBLISHED.get(model, ()):
-            axes.plot([multiple], [share], "k*", markersize=10)
+            axes.plot([multiple], [share], "*", color="gold", mec="black", ms=14, zorder=5)
         axes.set_title(model)
         axes.set_xlabel("batch / plain's largest (star: published for DTR)")
         axes.set_ylabel("throughput / plain")
