@@ -8,7 +8,9 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,42 @@ def write(name: str, results: dict[str, Any], path: Path | None = None) -> None:
     path = path or ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def earlier(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The rows of the last run: what is not measured again stays, with its own commit."""
+    if not path.exists():
+        return {}
+    results = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        tuple(row[name] for name in key): {"commit": results["commit"]} | row
+        for row in results["rows"]
+    }
+
+
+def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, Any]]:
+    """What a process prints, a JSON object a line, as it comes; at last {"failed": why}, if so."""
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        timer = threading.Timer(most_seconds, process.kill)
+        timer.start()
+        said = False
+        try:
+            for line in process.stdout or ():
+                if line.startswith("{"):
+                    said = True
+                    yield json.loads(line)
+            code = process.wait()
+        finally:
+            in_time = timer.is_alive()
+            timer.cancel()
+            process.kill()
+            process.communicate()
+        if not in_time:
+            yield {"failed": f"took more than {most_seconds:.0f} s"}
+        elif code or not said:
+            errors.seek(0)
+            yield {"failed": (errors.read().strip().splitlines() or ["no output"])[-1][:200]}
 
 
 def _cpu() -> str:

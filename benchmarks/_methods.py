@@ -6,7 +6,7 @@ wrap a step in. Names are those of the plots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +44,14 @@ class Point:
     """Steps before anything is measured: compilers and learners need some."""
 
 
-def points(workload: Workload, device: str, *, quick: bool = False) -> Iterator[Point]:
-    """Every point to measure for a workload."""
-    fractions = FRACTIONS[1:4:2] if quick else FRACTIONS  # a half and a quarter
+def points(
+    workload: Workload, fractions: Sequence[float] = FRACTIONS, *, quick: bool = False
+) -> Iterator[Point]:
+    """Every point to measure for a workload; of a method, those of most memory come first.
+
+    fractions: of the activation memory of the plain run, for methods that are given bytes.
+    """
+    fractions = fractions[1:4:2] if quick else fractions  # a half and a quarter
     for fraction in fractions:
         yield Point("rekindle online", f"{fraction:.0%}", around=_budget(fraction, learn=False))
     for fraction in fractions:
@@ -54,10 +59,10 @@ def points(workload: Workload, device: str, *, quick: bool = False) -> Iterator[
             "rekindle learned", f"{fraction:.0%}", around=_budget(fraction, learn=True), warm_up=6
         )
     if workload.name != "tree_lstm":  # recursion over objects: nothing to wrap without a rewrite
-        for every in (1, 2, 3):
+        for every in (3, 2, 1):
             yield Point("checkpoint", f"1 in {every}", prepare=partial(_checkpointed, every=every))
             yield Point("torch_remat", f"1 in {every}", prepare=partial(_remat, every=every))
-        for every in (1, 2):
+        for every in (2, 1):
             yield Point("selective", f"1 in {every}", prepare=partial(_selective, every=every))
     if not workload.dynamic:
         for fraction in fractions:

@@ -25,8 +25,8 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        peers, runtime, learned, prediction, accuracy, anything, swap, mixtures, planners, zoo,
-        sweeps,
+        peers, largest_batch, runtime, learned, prediction, accuracy, anything, swap, mixtures,
+        planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
@@ -64,6 +64,48 @@ def peers() -> str:
         if (picture := PAGE.parent / "images" / f"peers_{model}.png").exists():
             parts += ["", f"![Time against memory, {model}](images/{picture.name})"]
     return "\n".join(parts) + "\n"
+
+
+def largest_batch() -> str:
+    """Batches in the memory of the plain run, and the throughput there."""
+    found = load("largest_batch")
+    if not found:
+        return ""
+    parts = ["## The largest batch in the memory of the plain run", "", said(found), ""]
+    parts += [
+        "Samples a second over plain PyTorch at the base batch, its largest within that memory:",
+        "median (least-most). Plain beyond 1x takes more memory: what larger batches alone bring.",
+        f"Plans got {found['seconds_for_a_plan']:.0f} seconds each. Published for DTR on GPUs",
+        "([source](https://marisa.moe/dtr.html)): 2x at 94.3 % (BERT-base) and 96.5 %",
+        "(BERT-large), 3x at 93.2 % (GPT-2).",
+    ]
+    parts += several_runs(found["rows"])
+    for model in dict.fromkeys(row["model"] for row in found["rows"]):
+        methods: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in found["rows"]:
+            if row["model"] == model:
+                methods.setdefault(row["method"], {})[row["at"]] = row
+        table = [
+            [method, *(throughput(at.get(each)) for each in ("1x", "2x", "3x")), most(at)]
+            for method, at in methods.items()
+        ]
+        heads = [model, "1x", "2x", "3x", "largest: throughput"]
+        parts += ["", *table_of(heads, table)]
+        for method, reason in failures(found["rows"], model).items():
+            parts += ["", f"{method} fails: `{reason}`"]
+    if (picture := PAGE.parent / "images" / "largest_batch.png").exists():
+        parts += ["", f"![Throughput over the batch](images/{picture.name})"]
+    return "\n".join(parts) + "\n"
+
+
+def throughput(row: dict[str, Any] | None) -> str:
+    return spread(row["throughput"]) if row and "throughput" in row else ""
+
+
+def most(at: dict[str, dict[str, Any]]) -> str:
+    """The largest batch as a multiple, and the throughput there."""
+    row = at.get("largest", {})
+    return f"{row['multiple']:g}x: {throughput(row)}" if "throughput" in row else ""
 
 
 def failures(rows: Iterable[dict[str, Any]], model: str) -> dict[str, str]:
@@ -242,6 +284,22 @@ def planners() -> str:
     about = found["about"]
     command = f"`{about['command']}`, {about['cpu']}, {about['cores']} cores."
     return "\n".join(["## Planners", "", command, "", *table_of(heads, rows)]) + "\n"
+
+
+def scale() -> str:
+    """What an eviction costs, by how many values there are to choose from."""
+    found = load("simulator_scale")
+    if not found:
+        return ""
+    rows = [
+        [f"{row['resident_values']:,}", row["evictions"], row["microseconds_per_eviction"]]
+        for row in found["rows"]
+    ]
+    heads = ["resident values", "evictions", "us for each"]
+    parts = ["## Cost of an eviction", "", said(found), "", *table_of(heads, rows)]
+    if (picture := PAGE.parent / "images" / "simulator_scale.png").exists():
+        parts += ["", f"![Cost of an eviction over the resident values](images/{picture.name})"]
+    return "\n".join(parts) + "\n"
 
 
 def zoo() -> str:

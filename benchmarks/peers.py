@@ -15,21 +15,16 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import json
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import ROOT, conditions, spread, write
+from _common import ROOT, answers, conditions, earlier, spread, write
 from _methods import Point, points
+from _trainer import Trainer, activations, block, in_turn, warm
 from _workloads import WORKLOADS, Workload
-from tests.pytorch.allocations import allocated
-from torch import nn
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "method", "setting")  #: what tells the rows of the results apart
@@ -40,68 +35,6 @@ MOST_SECONDS = 300.0  # of a point
 
 
 # One point, in a process of its own.
-
-
-class Trainer:
-    """A model, its optimizer and the same batch again and again."""
-
-    def __init__(self, workload: Workload, device: str) -> None:
-        torch.manual_seed(20)
-        self.workload = workload
-        sizes = workload.sizes(device)
-        self.model = workload.build(**sizes)
-        self.batch = workload.batch(**sizes)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.called: nn.Module = self.model
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.workload.loss(self.called, self.batch).backward()
-        self.optimizer.step()
-
-    def constants(self) -> int:
-        """Bytes of parameters, buffers, gradients and optimizer state."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        tensors += [each.grad for each in self.model.parameters() if each.grad is not None]
-        return _bytes(tensors) + self.state()
-
-    def state(self) -> int:
-        """Bytes of the optimizer's state."""
-        return _bytes(
-            each
-            for state in self.optimizer.state.values()
-            for each in state.values()
-            if isinstance(each, torch.Tensor)
-        )
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    homes = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
-    return sum(homes.values())
-
-
-def activations(trainer: Trainer, device: str) -> int:
-    """Peak of a step above what remains at its end."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        trainer.step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    trainer.step()
-    peak, left = allocated(trainer.step)
-    return peak - left
-
-
-def block(step: Callable[[], None], count: int, device: str) -> float:
-    """Seconds a step."""
-    gc.collect()
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / count
 
 
 def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
@@ -115,37 +48,24 @@ def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
     about["inputs"] = changed.batch
     changed.called = point.prepare(changed.model, workload, about)
     count = max(2, int(SECONDS / block(plain.step, 1, device)))
-    with point.around(constants, peak) as run:
-        for _ in range(point.warm_up):
-            changed.step()
-        if hasattr(run, "wait_for_plan"):
-            run.wait_for_plan(60.0)
-            for _ in range(2):
-                changed.step()
+    with warm(point, changed, constants, peak):
         used = constants + activations(changed, device)
-    ratios: list[float] = []
-    seconds: list[float] = []
-    for _ in range(ROUNDS):
-        free = block(plain.step, count, device)
-        with point.around(constants, peak):
-            if point.method.startswith("rekindle"):
-                for _ in range(3):  # a new context meets the parameters, and finds its plan
-                    changed.step()
-            seconds.append(block(changed.step, count, device))
-        ratios.append(seconds[-1] / free)
+    pairs = in_turn(
+        (plain, count), (changed, count), (point, constants, peak), rounds=ROUNDS, device=device
+    )
     return {
         "peak": used,
         "plain_peak": peak,
         "constants": constants,
         "memory": round((used - constants) / (peak - constants), 4),
-        "time": spread(ratios, 3),
-        "seconds": spread(seconds),
+        "time": spread([taken / free for free, taken in pairs], 3),
+        "seconds": spread([taken for _, taken in pairs]),
     }
 
 
 def worker(workload: Workload, name: str, device: str) -> dict[str, Any]:
     torch.set_default_device(device)
-    point = next(p for p in points(workload, device) if f"{p.method}:{p.setting}" == name)
+    point = next(p for p in points(workload) if f"{p.method}:{p.setting}" == name)
     try:
         return measure(workload, point, device)
     except ImportError as error:
@@ -162,16 +82,7 @@ def worker(workload: Workload, name: str, device: str) -> dict[str, Any]:
 def run(workload: Workload, point: Point, device: str) -> dict[str, Any]:
     name = f"{point.method}:{point.setting}"
     command = [sys.executable, __file__, "--worker", workload.name, name, "--device", device]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took more than {MOST_SECONDS:.0f} s"}
-    last = done.stdout.strip().splitlines()[-1:]
-    if done.returncode or not last:
-        return {"failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}
-    return json.loads(last[0])
+    return [*answers(command, MOST_SECONDS)][-1]
 
 
 def show(row: dict[str, Any]) -> None:
@@ -236,10 +147,10 @@ def main() -> None:
     now = conditions()
     suffix = "" if options.device == "cpu" else f"_{options.device}"
     out = options.out or RESULTS / f"peers{suffix}.json"
-    rows = earlier(out)
+    rows = earlier(out, KEY)
     for name in options.models:
         workload = WORKLOADS[name]
-        for point in points(workload, options.device, quick=options.quick):
+        for point in points(workload, quick=options.quick):
             if options.methods and point.method not in options.methods:
                 continue
             key = (name, point.method, point.setting)
@@ -249,17 +160,6 @@ def main() -> None:
         mine = [row for key, row in rows.items() if key[0] == name]
         plot(name, mine, PICTURES / f"{out.stem}_{name}.png")
         save(now, [*rows.values()], out)
-
-
-def earlier(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The rows of the last run: what is not measured again stays, with its own commit."""
-    if not path.exists():
-        return {}
-    results = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        tuple(row[name] for name in KEY): {"commit": results["commit"]} | row
-        for row in results["rows"]
-    }
 
 
 def save(now: dict[str, Any], rows: list[dict[str, Any]], out: Path) -> None:

@@ -1,5 +1,8 @@
 """Cost per eviction against the number of resident values: python benchmarks/simulator_scale.py
 
+Writes results/simulator_scale.json and docs/images/simulator_scale.png; `--draw` only the latter,
+from the results that are there.
+
 A synthetic program makes n values, each from an earlier one chosen at random nearby, with random
 sizes and costs; all fit. Then 2000 more, each of which has to make room. Policy h_DTR.
 """
@@ -7,16 +10,23 @@ sizes and costs; all fit. Then 2000 more, each of which has to make room. Policy
 from __future__ import annotations
 
 import gc
+import json
 import random
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
-from _common import conditions, write
+from _common import ROOT, conditions, write
 
 from rekindle._types import OpId, StorageId
 from rekindle.engine import Call, Engine, Value
 from rekindle.policies import DTR
+from rekindle.report import _plot
 
 MORE = 2000
+RESULTS = ROOT / "benchmarks" / "results" / "simulator_scale.json"
+PICTURE = ROOT / "docs" / "images" / "simulator_scale.png"
 
 
 def measure(resident: int) -> dict[str, float]:
@@ -53,8 +63,36 @@ def measure(resident: int) -> dict[str, float]:
     }
 
 
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Microseconds over resident values, beside growth in proportion."""
+    resident = [row["resident_values"] for row in rows]
+    cost = [row["microseconds_per_eviction"] for row in rows]
+    figure, (axes,) = _plot.grid(1, width=6, height=4)
+    _plot.line(axes, resident, cost, label="measured", number=0)
+    proportional = [cost[0] * count / resident[0] for count in resident]
+    _plot.line(
+        axes,
+        resident,
+        proportional,
+        label="growth in proportion, for comparison",
+        number=6,
+        style=":",
+    )
+    axes.set(xscale="log", yscale="log", xlabel="resident values", ylabel="us for an eviction")
+    axes.set_ylim(10, 100 * max(cost))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    _plot.save(figure, path)
+
+
+def main() -> None:
+    if sys.argv[1:] != ["--draw"]:
+        rows = [measure(10**power) for power in range(3, 7)]
+        for row in rows:
+            print(row)
+        write(RESULTS.stem, {**conditions(), "rows": rows})
+    plot(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"], PICTURE)
+
+
 if __name__ == "__main__":
-    rows = [measure(10**power) for power in range(3, 7)]
-    for row in rows:
-        print(row)
-    write("simulator_scale", {**conditions(), "rows": rows})
+    main()

@@ -125,13 +125,13 @@ def max_batch(
             return fits(at_batch(two, four, batch), limit, policy) is not None
 
         feasible = simulates
-    found = _largest(feasible, at_most)
+    found = largest(feasible, at_most)
     if found:
         return found
     raise shortages[0] if shortages else _not_even_one(limit)
 
 
-def _largest(feasible: Callable[[int], bool], at_most: int) -> int:
+def largest(feasible: Callable[[int], bool], at_most: int) -> int:
     """The largest number from 1 to `at_most` that is feasible, as all below it are; 0: none."""
     yes, no = 0, 1
     while no <= at_most and feasible(no):

@@ -1,0 +1,114 @@
+"""Training steps that are compared: what they take, and how long, beside the plain model's."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from _methods import Point
+from _workloads import Workload
+from tests.pytorch.allocations import allocated
+from torch import nn
+
+
+class Trainer:
+    """A model, its optimizer and the same batch again and again."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        torch.manual_seed(20)
+        self.workload = workload
+        sizes = workload.sizes(device)
+        self.model = workload.build(**sizes)
+        self.batch = workload.batch(**sizes)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.called: nn.Module = self.model
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.workload.loss(self.called, self.batch).backward()
+        self.optimizer.step()
+
+    def constants(self) -> int:
+        """Bytes of parameters, buffers, gradients and optimizer state."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [each.grad for each in self.model.parameters() if each.grad is not None]
+        return nbytes(tensors) + self.state()
+
+    def state(self) -> int:
+        """Bytes of the optimizer's state."""
+        return nbytes(
+            each
+            for state in self.optimizer.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        )
+
+
+def nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the memory of all of them, shared memory once."""
+    homes = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+    return sum(homes.values())
+
+
+def activations(trainer: Trainer, device: str) -> int:
+    """Peak of a step above what remains at its end."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        trainer.step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    trainer.step()
+    peak, left = allocated(trainer.step)
+    return peak - left
+
+
+def block(step: Callable[[], None], count: int, device: str) -> float:
+    """Seconds a step."""
+    gc.collect()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+@contextmanager
+def warm(point: Point, changed: Trainer, constants: int, peak: int) -> Iterator[None]:
+    """Inside of what the point wraps steps in, when nothing is new to it any more."""
+    with point.around(constants, peak) as run:
+        for _ in range(point.warm_up):
+            changed.step()
+        if hasattr(run, "wait_for_plan"):
+            run.wait_for_plan(60.0)
+            for _ in range(2):
+                changed.step()
+        yield
+
+
+def in_turn(
+    plain: tuple[Trainer, int],
+    changed: tuple[Trainer, int],
+    around: tuple[Point, int, int],
+    *,
+    rounds: int,
+    device: str,
+) -> list[tuple[float, float]]:
+    """Seconds of a plain and of a changed step, block by block (A B A B), so many steps each.
+
+    around: the point, and the constants and the peak that it is given.
+    """
+    point, constants, peak = around
+    found: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        free = block(plain[0].step, plain[1], device)
+        with point.around(constants, peak):
+            if point.method.startswith("rekindle"):
+                for _ in range(3):  # a new context meets the parameters, and finds its plan
+                    changed[0].step()
+            found.append((free, block(changed[0].step, changed[1], device)))
+    return found
