@@ -226,8 +226,8 @@ class Exact(Neighborhood):
 
 def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
     """Everything in `graph` that can be reached from `start`, itself included."""
-    seen = {storage: None for storage in start if storage in graph}
-    stack = list(seen)
+    stack = [storage for storage in start if storage in graph]
+    seen = dict.fromkeys(stack)
     while stack:
         for other in graph[stack.pop()]:
             if other not in seen:

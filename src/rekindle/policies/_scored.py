@@ -97,8 +97,9 @@ class ScoredChooser(Chooser):
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
-            if price != self._price[storage]:
-                self._reprice(storage, price)
+            if price == self._price[storage]:
+                return storage
+            self._reprice(storage, price)
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
         return self._neighborhood.again(storage)
