@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rekindle.engine import NoRoom, Rules, Thrashed
 from rekindle.policies import DTR, MSPS, NAMED, Ablation, Candidate, Chooser, Policy, Thrifty
-from rekindle.policies._envelope import WIDTH, Envelope
+from rekindle.policies._envelope import FEW, WIDTH, Envelope
 from rekindle.policies._scored import ScoredChooser
 from rekindle.simulator import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
@@ -109,12 +109,13 @@ def test_the_comparison_sees_many_choices() -> None:
     assert compared.choices > 300
 
 
+@pytest.mark.parametrize("few", [FEW, 0], ids=["few", "rows"])
 @pytest.mark.parametrize("moving", [True, False])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=15, deadline=None)
-def test_the_envelope_knows_the_top_of_several_rows(seed: int, moving: bool) -> None:
+def test_the_envelope_knows_the_top(seed: int, moving: bool, few: int) -> None:
     rng = random.Random(seed)
-    lines = Envelope(moving=moving)
+    lines = Envelope(moving=moving, few=few)
     known: dict[int, list[int]] = {}  # slot: bytes, cost, last, order
     now = order = 0
 
@@ -122,7 +123,9 @@ def test_the_envelope_knows_the_top_of_several_rows(seed: int, moving: bool) -> 
         nonlocal order
         order += 1
         line = [rng.randint(1, 99), rng.randint(1, 99), now, order]
-        known[lines.add(line[0], line[1], now, order)] = line
+        slot = lines.add(line[1])
+        lines.renew(slot, line[0], now, order)
+        known[slot] = line
 
     while len(known) < 2 * WIDTH + 7:
         add()
@@ -138,13 +141,16 @@ def test_the_envelope_knows_the_top_of_several_rows(seed: int, moving: bool) -> 
                 known[slot][1] = rng.randint(1, 99)
                 lines.reprice(slot, known[slot][1])
             case 2:
-                known[slot][2] = now
-                lines.access(slot, now)
+                order += 1
+                known[slot][2:] = now, order
+                lines.renew(slot, known[slot][0], now, order)
             case _:
                 add()
-        if rng.random() < 0.7:
+        while rng.random() < 0.7:
             best = max(known, key=lambda s: (_value(known[s], now, moving), known[s][3]))
             assert lines.best(now) == best
+            known[best][1] += rng.randint(0, 9)
+            lines.reprice(best, known[best][1])
 
 
 def _value(line: list[int], now: int, moving: bool) -> float:

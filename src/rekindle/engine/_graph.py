@@ -58,21 +58,25 @@ class Storage:
         ] = {}  #: replayable calls that read it, but those that only view it
         self.payload: Any = None
 
-    def parents(self) -> Iterator[Storage]:
+    def parents(self) -> list[Storage]:
         """What must be resident to compute it again; nothing if there is a copy of it."""
         if self.on_host:
-            return
-        for call in self.makers:
-            for value in call.inputs:
-                if value.storage is not self:
-                    yield value.storage
+            return []
+        return [
+            value.storage
+            for call in self.makers
+            for value in call.inputs
+            if value.storage is not self
+        ]
 
-    def children(self) -> Iterator[Storage]:
+    def children(self) -> list[Storage]:
         """What it is a parent of."""
-        for call in self.consumers:
-            for value in call.living_outputs():
-                if value.storage is not self and not value.storage.on_host:
-                    yield value.storage
+        return [
+            child
+            for call in self.consumers
+            for value in call.outputs
+            if (child := value.storage) is not self and child.makers and not child.on_host
+        ]
 
     def made_through(self) -> list[Storage]:
         """What cannot be recomputed without it unless a resident helps; oldest first."""

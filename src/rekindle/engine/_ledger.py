@@ -257,6 +257,8 @@ class Ledger:
             storage.cost = self.host.cost(storage)
         else:
             storage.cost = storage.recipe_ns
+        if storage.resident:
+            self._chooser.repriced(storage)
 
     def _renew(self, storage: Storage) -> None:
         """Its cost may have fallen: the policy sees it anew."""

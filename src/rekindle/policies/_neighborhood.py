@@ -127,7 +127,8 @@ class Exact(Neighborhood):
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
         self._down: _Graph = {}  # and its evicted children
-        self._back: dict[Candidate, None] = {}  # what returned since `fallen`
+        # What returned since `fallen`, and its parents then: it may have left the graph meanwhile.
+        self._back: dict[Candidate, tuple[Candidate, ...]] = {}
         self._lost: dict[Candidate, float] = {}  # what it and all above it lost at most since then
         self._expected: dict[Candidate, None] = {}
         self._noticed: dict[Candidate, None] = {}  # who knows that they are expected
@@ -164,8 +165,8 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
-        self._back.pop(storage, None)
-        self._since[storage] = self._asked
+        seen = self._back.pop(storage, None) is not None
+        self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
         self._down[storage] = {c: None for c in storage.children() if c in self._down}
         for parent in self._up[storage]:
@@ -181,13 +182,14 @@ class Exact(Neighborhood):
         elif self._expected:
             self._notice(storage)
         if self._remove(storage) < self._asked:  # else nobody saw it evicted
-            self._back[storage] = None
+            self._back[storage] = tuple(storage.parents())
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
         if self._down[storage]:  # taken out of the middle: no matter how much was behind it
             lost = math.inf
-            self._back.update(dict.fromkeys(self._down[storage]))
+            for child in self._down[storage]:
+                self._back[child] = tuple(child.parents())
         self._remove(storage)
         for parent in storage.parents():
             self._lost[parent] = self._lost.get(parent, 0.0) + lost
@@ -208,13 +210,14 @@ class Exact(Neighborhood):
         if not back and not lost:
             return
         self._back, self._lost = {}, {}
-        above = _reach(self._up, (*(p for s in back for p in s.parents()), *lost))
+        nearest = [parent for parents in back.values() for parent in parents]
+        above = _reach(self._up, (*nearest, *lost))
         below = _reach(self._down, (c for s in back for c in s.children()))
         fall = _sum(back) + sum(lost.values())
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
         if self._descendants != "none":
-            border = (s for group in (back, above) for member in group for s in member.parents())
-            for storage in dict.fromkeys((*border, *lost)):
+            border = (s for member in above for s in member.parents())
+            for storage in dict.fromkeys((*nearest, *border, *lost)):
                 yield storage, loss_above
         border = (s for group in (back, below) for member in group for s in member.children())
         for storage in dict.fromkeys(border):
@@ -223,8 +226,8 @@ class Exact(Neighborhood):
 
 def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
     """Everything in `graph` that can be reached from `start`, itself included."""
-    seen = {storage: None for storage in start if storage in graph}
-    stack = list(seen)
+    stack = [storage for storage in start if storage in graph]
+    seen = dict.fromkeys(stack)
     while stack:
         for other in graph[stack.pop()]:
             if other not in seen:

@@ -41,27 +41,24 @@ class ScoredChooser(Chooser):
         self._price: dict[Candidate, float] = {}
         self._priced: dict[Candidate, int] = {}  # when, in changes; missing: only a lower bound
         self._changes = 0
+        # What became a candidate or was touched since the last choice (True), or is none any more.
+        # Most of what is locked for an operator is back before anybody chooses: it keeps its price.
+        self._news: dict[Candidate, bool] = {}
 
     def add(self, storage: Candidate) -> None:
-        size = storage.nbytes if self._by_size else 1
-        price = self._neighborhood.least(storage) or _LEAST
-        power = self._power
-        slot = self._lines.add(size**power, price**power, storage.last_access, storage.order)
-        self._price[storage] = price
-        self._slot[storage] = slot
-        self._member[slot] = storage
+        self._news[storage] = True
+
+    def touched(self, storage: Candidate) -> None:
+        self._news[storage] = True
 
     def remove(self, storage: Candidate) -> None:
-        slot = self._slot.pop(storage)
-        del self._member[slot], self._price[storage]
-        self._lines.remove(slot)
-        self._priced.pop(storage, None)
+        if storage in self._slot:
+            self._news[storage] = False
+        else:
+            del self._news[storage]
 
     def watch(self, priced: Callable[[Candidate], None]) -> None:
         self._neighborhood = Watched(self._neighborhood, priced)
-
-    def touched(self, storage: Candidate) -> None:
-        self._lines.access(self._slot[storage], storage.last_access)
 
     def expected(self, storage: Candidate) -> None:
         self._neighborhood.expected(storage)
@@ -69,6 +66,9 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
+        if storage in self._slot:  # it will be another matter when it is back
+            self._take_out(storage)
+            self._news.pop(storage, None)
         self._changes += 1
 
     def returned(self, storage: Candidate) -> None:
@@ -81,9 +81,12 @@ class ScoredChooser(Chooser):
 
     def repriced(self, storage: Candidate) -> None:
         self._neighborhood.repriced(storage)
+        if storage in self._slot:  # its cost may have fallen as well
+            self._reprice(storage, self._least(storage))
         self._changes += 1
 
     def choose(self, now: Nanoseconds) -> Candidate | None:
+        self._listen()
         self._lower()
         if not self._slot:
             return None
@@ -94,11 +97,36 @@ class ScoredChooser(Chooser):
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
-            if price != self._price[storage]:
-                self._reprice(storage, price)
+            if price == self._price[storage]:
+                return storage
+            self._reprice(storage, price)
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
         return self._neighborhood.again(storage)
+
+    def _listen(self) -> None:
+        """Brings the lines up to date."""
+        for storage, candidate in self._news.items():
+            if not candidate:
+                self._take_out(storage)
+                continue
+            if storage not in self._slot:
+                price = self._price[storage] = self._least(storage)
+                slot = self._slot[storage] = self._lines.add(price**self._power)
+                self._member[slot] = storage
+            size = storage.nbytes**self._power if self._by_size else 1
+            last, order = storage.last_access, storage.order
+            self._lines.renew(self._slot[storage], size, last, order)
+        self._news.clear()
+
+    def _take_out(self, storage: Candidate) -> None:
+        slot = self._slot.pop(storage)
+        del self._member[slot], self._price[storage]
+        self._lines.remove(slot)
+        self._priced.pop(storage, None)
+
+    def _least(self, storage: Candidate) -> float:
+        return self._neighborhood.least(storage) or _LEAST
 
     def _reprice(self, storage: Candidate, price: float) -> None:
         self._price[storage] = price
@@ -108,6 +136,5 @@ class ScoredChooser(Chooser):
         """Makes every cost a lower bound again."""
         for storage, fall in self._neighborhood.fallen():
             if storage in self._slot and fall:
-                least = self._neighborhood.least(storage) or _LEAST
-                self._reprice(storage, max(least, self._price[storage] - fall))
+                self._reprice(storage, max(self._least(storage), self._price[storage] - fall))
                 self._priced.pop(storage, None)
