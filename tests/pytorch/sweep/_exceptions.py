@@ -62,7 +62,7 @@ _NO_TENSOR = "its result is no tensor, and it saves nothing"
 _ZEROS = "zeros that are read before a write seen are kept: a kernel may have added to them"
 _EMPTY = "memory without content is kept: a kernel may have filled it"
 
-#: Entries of which no sample has anything to recompute.
+#: Entries of which no sample has anything to recompute, where the first is differentiated twice.
 NOTHING_TO_RECOMPUTE = {
     "allclose": _NO_TENSOR,
     "broadcast_shapes": _NO_TENSOR,

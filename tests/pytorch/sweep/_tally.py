@@ -103,5 +103,5 @@ def _unlisted(entry: str, found: Tally, every: bool, evict: str) -> Iterator[str
         yield "a sample runs: take it from NOT_HERE"
     if found.idle and every and entry not in NOTHING_TO_RECOMPUTE:
         yield "nothing was ever recomputed"
-    if found.again and entry in NOTHING_TO_RECOMPUTE and evict == "saved":
+    if found.again and every and entry in NOTHING_TO_RECOMPUTE and evict == "saved":
         yield "something was recomputed: take it from NOTHING_TO_RECOMPUTE"
