@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
@@ -57,15 +58,38 @@ def write(name: str, results: dict[str, Any], path: Path | None = None) -> None:
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
-def earlier(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+def write_table(
+    results: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    out: Path,
+    *,
+    columns: Sequence[str],
+    figure: str,
+) -> None:
+    """The results with their rows; beside them, as CSV, `columns` and the spread `figure` of each
+    row that has it."""
+    write(out.stem, results | {"rows": rows}, out)
+    with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow([*columns, figure, f"{figure}_min", f"{figure}_max"])
+        for row in rows:
+            if figure in row:
+                figures = [row[figure][key] for key in ("median", "min", "max")]
+                table.writerow([*(row[name] for name in columns), *figures])
+
+
+def earlier(path: Path) -> list[dict[str, Any]]:
     """The rows of the last run: what is not measured again stays, with its own commit."""
     if not path.exists():
-        return {}
+        return []
     results = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        tuple(row[name] for name in key): {"commit": results["commit"]} | row
-        for row in results["rows"]
-    }
+    rows = results.get("figures", results)["rows"]
+    return [{"commit": results["commit"]} | row for row in rows]
+
+
+def earlier_by(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The same, each by what tells it from the others."""
+    return {tuple(row[name] for name in key): row for row in earlier(path)}
 
 
 def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,6 @@ Writes results/largest_batch.json, .csv and one plot into docs/images/.
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import json
 import sys
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import ROOT, answers, conditions, earlier, spread, write
+from _common import ROOT, answers, conditions, earlier_by, spread, write_table
 from _methods import Point, points
 from _trainer import Trainer, activations, block, in_turn, nbytes, warm
 from _workloads import WORKLOADS, Workload
@@ -43,6 +42,7 @@ from rekindle.report import _plot
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "images"
 KEY = ("model", "method", "at")  #: what tells the rows of the results apart
+COLUMNS = (*KEY, "batch", "multiple", "setting")
 LARGEST = "largest"
 
 #: What differs on a CPU from the sizes of `peers`, so that a quarter of an hour is enough.
@@ -310,18 +310,6 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     _plot.save(figure, path)
 
 
-def save(now: dict[str, Any], rows: list[dict[str, Any]], out: Path) -> None:
-    write(out.stem, now | {"rows": rows}, out)
-    columns = ("model", "method", "at", "batch", "multiple", "setting")
-    with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow([*columns, "throughput", "throughput_min", "throughput_max"])
-        for row in rows:
-            if "throughput" in row:
-                figures = [row["throughput"][key] for key in ("median", "min", "max")]
-                table.writerow([*(row[name] for name in columns), *figures])
-
-
 def smaller(workload: Workload) -> Workload:
     """As it is measured here on a CPU."""
     return replace(workload, cpu=workload.cpu | SMALL[workload.name])
@@ -356,14 +344,15 @@ def main() -> None:
     now = conditions()
     suffix = "" if options.device == "cpu" else f"_{options.device}"
     out = options.out or RESULTS / f"largest_batch{suffix}.json"
-    rows = earlier(out, KEY)
+    rows = earlier_by(out, KEY)
     for model in options.models:
         for method in options.methods:
             for row in run(model, method, options):
                 show(row)
                 if "tried" not in row:
                     rows[model, method, row["at"]] = row | {"commit": now["commit"]}
-            save(now | {"seconds_for_a_plan": options.seconds}, [*rows.values()], out)
+            results = now | {"seconds_for_a_plan": options.seconds}
+            write_table(results, [*rows.values()], out, columns=COLUMNS, figure="throughput")
         picture = out.with_suffix(".png") if options.out else PICTURES / f"{out.stem}.png"
         plot([*rows.values()], picture)
 

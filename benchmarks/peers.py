@@ -14,14 +14,13 @@ to be missing.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from _common import ROOT, answers, conditions, earlier, spread, write
+from _common import ROOT, answers, conditions, earlier_by, spread, write_table
 from _methods import Point, points
 from _trainer import Trainer, activations, block, in_turn, warm
 from _workloads import WORKLOADS, Workload
@@ -147,7 +146,7 @@ def main() -> None:
     now = conditions()
     suffix = "" if options.device == "cpu" else f"_{options.device}"
     out = options.out or RESULTS / f"peers{suffix}.json"
-    rows = earlier(out, KEY)
+    rows = earlier_by(out, KEY)
     for name in options.models:
         workload = WORKLOADS[name]
         for point in points(workload, quick=options.quick):
@@ -159,18 +158,8 @@ def main() -> None:
             show(rows[key])
         mine = [row for key, row in rows.items() if key[0] == name]
         plot(name, mine, PICTURES / f"{out.stem}_{name}.png")
-        save(now, [*rows.values()], out)
-
-
-def save(now: dict[str, Any], rows: list[dict[str, Any]], out: Path) -> None:
-    write(out.stem, now | {"rows": rows}, out)
-    with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["model", "method", "setting", "memory", "time", "time_min", "time_max"])
-        for row in rows:
-            if "time" in row:
-                times = [row["time"][key] for key in ("median", "min", "max")]
-                table.writerow([row["model"], row["method"], row["setting"], row["memory"], *times])
+        columns = (*KEY, "memory")
+        write_table(now, [*rows.values()], out, columns=columns, figure="time")
 
 
 if __name__ == "__main__":

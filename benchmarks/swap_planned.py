@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from _common import ROOT, conditions, write
+from _common import ROOT, conditions, earlier, write
 from swap_simulated import hiding, overhead, run
 
 from rekindle.cli._planners import WarmCuts
@@ -79,15 +79,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def former() -> list[dict[str, Any]]:
-    """What was measured before."""
-    path = ROOT / "benchmarks" / "results" / "swap_planned.json"
-    if not path.exists():
-        return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return [{"commit": found["commit"], **row} for row in found["figures"]["rows"]]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared/reference/logs")
@@ -96,7 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     about = {**conditions(), "seconds": given.seconds}
     here = {"commit": about["commit"]}
-    rows = former()
+    rows = earlier(ROOT / "benchmarks" / "results" / "swap_planned.json")
     print(f"{'log':>12} {'ratio':>5} {'share':>5}", end="")
     print("".join(f"{way:>11}" for way in ("recompute", "swap", "hybrid", "planned", "bound")))
     for path in sorted(given.logs.glob("*.log.gz"), key=lambda path: path.stat().st_size):

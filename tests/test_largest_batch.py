@@ -89,8 +89,9 @@ def test_a_process_that_fails_says_why(benchmark: ModuleType) -> None:
 def test_what_is_not_measured_again_stays(benchmark: ModuleType, tmp_path: Path) -> None:
     row = {"model": "gpt", "method": "plain", "at": "1x", "batch": 2, "multiple": 1.0}
     row |= {"setting": "", "throughput": {"median": 1.0, "min": 1.0, "max": 1.0}}
-    benchmark.save({"commit": "abc"}, [row], tmp_path / "rows.json")
-    again = benchmark.earlier(tmp_path / "rows.json", benchmark.KEY)
+    out, columns = tmp_path / "rows.json", benchmark.COLUMNS
+    benchmark.write_table({"commit": "abc"}, [row], out, columns=columns, figure="throughput")
+    again = benchmark.earlier_by(out, benchmark.KEY)
     assert again == {("gpt", "plain", "1x"): {"commit": "abc"} | row}
     assert json.loads((tmp_path / "rows.json").read_text())["rows"] == [row]
     assert (tmp_path / "rows.csv").read_text().splitlines()[1] == "gpt,plain,1x,2,1.0,,1.0,1.0,1.0"
