@@ -218,7 +218,6 @@ WORKLOADS = {
             _tokens, _per_token, _parts(networks.Cell),
             cpu={**_TEXT, "batch": 64, "time": 64, "width": 192},
             cuda={**_TEXT, "batch": 512, "time": 256, "width": 1024},
-            dynamic=True,
         ),
         Workload(
             "tree_lstm",

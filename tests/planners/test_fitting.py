@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rekindle.cli._planners import Online, WarmCuts
-from rekindle.planners import Cuts, Problem, Search
+from rekindle.planners import Cuts, Problem, Search, _fitting
 from rekindle.planners._base import recompute_all
 from rekindle.planners._fitting import Fitter
 from rekindle.planners._sequence import Timeline, prune, timeline
@@ -98,6 +99,50 @@ def test_views_writes_in_place_and_holds(drawn) -> None:
         assert search.conclude().peak <= budget  # judged by the verifier within
 
 
+@given(problems(), st.sampled_from([1, 2, 4]))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_rounds_that_let_go_of_much(drawn, share: int) -> None:
+    """As in programs of thousands of values, where a round lets go of one in 32."""
+    trace, budget = drawn
+    problem = Problem.of(trace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fitting, "_ROUND", share)
+        line = fitted(problem, budget)
+    if line is not None:
+        cost = verify(trace, to_schedule(line, "fitted"), budget)
+        assert cost.peak <= budget
+        assert cost.compute_ns + cost.recompute_ns >= line.cost  # views may run again for nothing
+
+
+@given(small_graphs())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_rounds_find_plans_where_single_steps_do(drawn: tuple[Problem, int]) -> None:
+    problem, budget = drawn
+    alone = fitted(problem, budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fitting, "_ROUND", 1)
+        together = fitted(problem, budget)
+    assert (alone is None) == (together is None)
+
+
+def test_thousands_of_values_take_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = deep(700)
+    rounds: list[int] = []
+    close = _fitting._Gaps.close
+
+    def counted(gaps: _fitting._Gaps, *, several: bool) -> tuple[list[int], Timeline] | None:
+        closed = close(gaps, several=several)
+        rounds.append(0 if closed is None else len(closed[0]))
+        return closed
+
+    monkeypatch.setattr(_fitting._Gaps, "close", counted)
+    line = fitted(problem, (problem.floor + problem.keep_all_peak) // 2)
+    assert line is not None
+    assert sum(rounds) > 20 * len(rounds)
+    # Half of 10 bytes a block: the 4 in its middle for 1 us, and in a quarter 4 more for 4 us.
+    assert line.cost == problem.compute_ns + (700 * 1 + 175 * 4) * 1000
+
+
 # Proven by the cut relaxation, in us.
 @pytest.mark.parametrize(
     ("budget", "optimum"), [(135, 297), (104, 305), (73, 337), (50, 360), (35, 385)]
@@ -154,7 +199,8 @@ def test_the_smallest_budget_that_is_named_has_a_plan() -> None:
 def test_a_plan_wherever_a_policy_finds_room(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
-    ran = [Online(policy).schedule(problem, budget) for policy in (DTR(), Thrifty(), MSPS())]
+    policies = DTR(), Thrifty(), MSPS()
+    ran = [Online(each, limit=10).schedule(problem, budget) for each in policies]
     if any(ran):
         plan = WarmCuts(0.2).plan(problem, budget)
         assert plan.cost_ns is not None

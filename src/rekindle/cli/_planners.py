@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -27,7 +27,9 @@ from rekindle.policies import DTR, MSPS, Policy, Swap, Thrifty
 from rekindle.schedule import Schedule, verify
 from rekindle.simulator import replay, smallest_budget
 
-_LONGEST: Final = 10  # times the program: a run that recomputes for longer is no good beginning
+# Times the program: a run that recomputes for longer is no good beginning. It takes long, too.
+_LONGEST: Final = 10
+_QUICK: Final = 1  # while no other plan is known
 
 
 @final
@@ -73,8 +75,9 @@ class Online:
 class WarmCuts:
     """The cut relaxation, begun with a run of DTR; and what other policies do where it fails.
 
-    With `swap` begun with three: one that recomputes, one that swaps, one that chooses. The plan is
-    never slower than any of them.
+    The plan is never slower than that run, unless it recomputes for more than ten times as long as
+    the program takes. With `swap` it begins with three: one that recomputes, one that swaps, one
+    that chooses.
     """
 
     time_limit: float
@@ -86,31 +89,36 @@ class WarmCuts:
         return "cuts"
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
-        plan = self._begun_by_dtr(problem, budget, watch)
-        if plan.status is Status.NOT_FOUND and self.swap is None:
-            runs = [Online(each).schedule(problem, budget) for each in (Thrifty(), MSPS())]
-            warm = tuple(steps_of(problem, run) for run in runs if run is not None)
-            if warm:
-                return self._cuts(warm, ()).plan(problem, budget, watch=watch)
-        return plan
-
-    def _begun_by_dtr(self, problem: Problem, budget: Bytes, watch: Watch | None) -> Plan:
         if self.swap is not None:
-            ways = None, replace(self.swap, only=True), replace(self.swap, only=False)
-            runs = [Online(DTR(), way, _LONGEST).schedule(problem, budget) for way in ways]
-        else:
-            runs = [Online(DTR()).schedule(problem, budget)]
-        warm = () if runs[0] is None else (steps_of(problem, runs[0]),)
-        known = () if self.swap is None else tuple(run for run in runs if run is not None)
-        plan = self._cuts(warm, known).plan(problem, budget, watch=watch)
-        if self.swap is None and runs[0] is not None:
-            return _no_dearer(plan, problem, runs[0])
-        return plan
+            return self._mixed(problem, budget, watch, self.swap)
+        run = Online(DTR(), limit=_QUICK).schedule(problem, budget)
+        plan = self._cuts(_steps(problem, [run])).plan(problem, budget, watch=watch)
+        if plan.status is Status.NOT_FOUND:
+            policies = DTR(), Thrifty(), MSPS()
+            runs = [Online(each, limit=_LONGEST).schedule(problem, budget) for each in policies]
+            run, warm = runs[0], _steps(problem, runs)
+            if warm:
+                plan = self._cuts(warm).plan(problem, budget, watch=watch)
+        elif plan.recompute_ns is not None and plan.recompute_ns > _QUICK * problem.compute_ns:
+            limit = min(_LONGEST, plan.recompute_ns / problem.compute_ns)
+            run = Online(DTR(), limit=limit).schedule(problem, budget)
+        return plan if run is None else _no_dearer(plan, problem, run)
 
-    def _cuts(self, warm: tuple[tuple[int, ...], ...], known: tuple[Schedule, ...]) -> Planner:
+    def _mixed(self, problem: Problem, budget: Bytes, watch: Watch | None, swap: Swap) -> Plan:
+        ways = None, replace(swap, only=True), replace(swap, only=False)
+        runs = [Online(DTR(), way, _LONGEST).schedule(problem, budget) for way in ways]
+        known = tuple(run for run in runs if run is not None)
+        planner = self._cuts(_steps(problem, runs[:1]), known)
+        return planner.plan(problem, budget, watch=watch)
+
+    def _cuts(self, warm: tuple[tuple[int, ...], ...], known: tuple[Schedule, ...] = ()) -> Planner:
         from rekindle.planners.cuts import Cuts
 
         return Cuts(self.time_limit, self.gap, warm_start=warm, swap=self.swap, known=known)
+
+
+def _steps(problem: Problem, runs: Sequence[Schedule | None]) -> tuple[tuple[int, ...], ...]:
+    return tuple(steps_of(problem, run) for run in runs if run is not None)
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:

@@ -6,6 +6,10 @@ nodes to run again, and relieves all steps of the gap, each by the bytes of the 
 is over the budget. The gap with the least cost for its relief is taken: the greedy rule for
 covering programs (Chvatal 1979), where costs change as ancestors go.
 
+In a program with many values a round closes several gaps, as long as that goes well. They are taken
+in the same way, cheapest first, each at its price after those before it (the lazy greedy algorithm,
+Minoux 1978: prices for relief only rise).
+
 What is let go comes back as late as it can: just before its reader, or, if running its nodes takes
 more memory than there is then, at the nearest moment before with room for them. Where memory is
 tight, that is what makes plans possible (a U-Net at a quarter of its activations has none without).
@@ -16,10 +20,13 @@ better plans, the best one without a random part of its recomputations, at price
 
 from __future__ import annotations
 
+import heapq
 import random
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from typing import final
+from functools import cached_property
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +45,7 @@ _DEARER = 1.25
 _NOISE = 0.3  # on a price: gaps whose prices are that near change places
 _SHARES = (0.1, 0.3, 0.6)  # of the recomputations of the best plan that are given up to shake it
 _MOMENTS = 12  # at which a recomputation without room is tried
+_ROUND = 32  # of the values at the worst step, one of so many is let go in a round
 
 
 @final
@@ -60,15 +68,16 @@ class Fitter:
             total = int(over.sum())
             if not total:
                 return timeline(self.problem, fill(line, self.budget))
-            if total < least:
+            falls = total < least
+            if falls:
                 least = total
                 lately.clear()
             gaps = _Gaps(line, over, self.budget, lately, rng)
-            closed = gaps.close() if lately.total() <= _PATIENCE else None
+            closed = gaps.close(several=falls) if lately.total() <= _PATIENCE else None
             if closed is None:
                 return None
-            item, line = closed
-            lately[item] += 1
+            items, line = closed
+            lately.update(items)
         return None
 
     def shake(self, best: Timeline, rng: random.Random) -> Timeline | None:
@@ -84,6 +93,15 @@ class Fitter:
         except ValueError:  # an item of these is lent to an in-place write between
             return None
         return self.fit(line, best.cost, rng)
+
+
+class _Offer(NamedTuple):
+    """The copy could go between two steps, if `nodes` run again before the second."""
+
+    copy: Copy
+    start: int
+    end: int
+    nodes: list[int]
 
 
 @final
@@ -105,30 +123,69 @@ class _Gaps:
         self.lately = lately
         self.rng = rng
         self.worst = int(over.argmax())
-        self.lives: dict[int, list[Copy]] = {}
+        self.starts: dict[int, list[int]] = {}  # of the lives of each item, and their ends
+        self.ends: dict[int, list[int]] = {}
         for copy in line.copies:
-            self.lives.setdefault(copy.item, []).append(copy)
+            self.starts.setdefault(copy.item, []).append(copy.start)
+            self.ends.setdefault(copy.item, []).append(copy.end)
+        self.closed: dict[int, tuple[int, int]] = {}  # of each item that goes: from where to where
+        self.wanted: dict[int, list[int]] = {}  # where what comes back reads an item
+        self.nodes: dict[int, list[int]] = {}  # that run again before each step
 
-    def close(self) -> tuple[int, Timeline] | None:
-        """The item whose gap is the cheapest for its relief, and the sequence without it there."""
-        least, chosen = np.inf, None
+    def close(self, *, several: bool) -> tuple[list[int], Timeline] | None:
+        """The items whose gaps are the cheapest for their relief, and the sequence without them
+        there."""
         present = self._present()
+        most = max(1, len(present) // _ROUND) if several else 1
         reads = self._reads(present)
-        for copy in present:
-            start, end = self._gap(copy, reads.get(copy.item, ()))
-            if end < 0 or self._held(copy.item, start, end):
-                continue
-            nodes = self._again(copy.item, end)
-            if nodes is None:
-                continue
-            price = self._price(copy.item, start, end, nodes)
-            if price < least:
-                least, chosen = price, (copy.item, end, nodes)
-        if chosen is None:
+        queue: list[tuple[float, int, int, _Offer]] = []
+        for number, copy in enumerate(present):
+            self._offer(queue, number, copy, reads)
+        while queue and len(self.closed) < most and self.over[self.worst] > 0:
+            _, number, closed, offer = heapq.heappop(queue)
+            if closed < len(self.closed):  # others went since
+                self._offer(queue, number, offer.copy, reads)
+            else:
+                self._close(offer)
+        if not self.closed:
             return None
-        at, nodes = self._where(*chosen)
-        steps = [*self.line.steps[:at], *nodes, *self.line.steps[at:]]
-        return chosen[0], timeline(self.problem, prune(self.problem, steps))
+        steps = [
+            new
+            for at, node in enumerate(self.line.steps)
+            for new in (*self.nodes.get(at, ()), node)
+        ]
+        return [*self.closed], timeline(self.problem, prune(self.problem, steps))
+
+    def _offer(
+        self,
+        queue: list[tuple[float, int, int, _Offer]],
+        number: int,
+        copy: Copy,
+        reads: dict[int, list[int]],
+    ) -> None:
+        """Puts the gap of `copy` into the queue, by its price, if it can go."""
+        known, wanted = reads.get(copy.item, []), self.wanted.get(copy.item)
+        start, end = self._gap(copy, sorted(known + wanted) if wanted else known)
+        if end < 0 or self._held(copy.item, start, end):
+            return
+        nodes = self._again(copy.item, end)
+        if nodes is not None:
+            price = self._price(copy.item, start, end, nodes)
+            offer = _Offer(copy, start, end, nodes)
+            heapq.heappush(queue, (price, number, len(self.closed), offer))
+
+    def _close(self, offer: _Offer) -> None:
+        item = offer.copy.item
+        at, nodes = self._where(item, offer.end, offer.nodes)
+        self.closed[item] = offer.start, at
+        others = self.nodes.get(at)
+        self.nodes[at] = sorted({*others, *nodes}) if others else nodes
+        for node in nodes:
+            for source in self.problem.reads[node]:
+                self.wanted.setdefault(source, []).append(at)
+        self.between[offer.start + 1 : at + 1] -= self.problem.nbytes[item]
+        relief = self.over[offer.start + 1 : at]
+        np.maximum(relief - self.problem.nbytes[item], 0, out=relief)
 
     def _price(self, item: int, start: int, end: int, nodes: list[int]) -> float:
         cost = 1 + sum(self.problem.cost[node] for node in nodes)
@@ -158,7 +215,7 @@ class _Gaps:
                     found.setdefault(item, []).append(step)
         return found
 
-    def _gap(self, copy: Copy, reads: list[int] | tuple[()]) -> tuple[int, int]:
+    def _gap(self, copy: Copy, reads: list[int]) -> tuple[int, int]:
         """The readers before and after the worst step; the second -1 where there is none."""
         start, end = copy.start, -1
         for step in reads:
@@ -200,12 +257,17 @@ class _Gaps:
         return nodes
 
     def _alive(self, item: int, at: int) -> bool:
-        return any(copy.start < at <= copy.end for copy in self.lives.get(item, ()))
+        """Whether it is there before step `at`, or comes back then."""
+        start, end = self.closed.get(item, (at, at))
+        if start < at < end:
+            return False
+        life = bisect_left(self.starts.get(item, ()), at) - 1
+        return life >= 0 and at <= self.ends[item][life]
 
     def _where(self, item: int, end: int, nodes: list[int]) -> tuple[int, list[int]]:
         """The latest moment in the gap with room for `nodes`, or that with the least excess."""
         size, memory = self.problem.nbytes[item], self.line.memory
-        before = self._between()
+        before = self.between
         least, chosen, tried = np.inf, (end, nodes), 0
         for at in range(end, self.worst, -1):
             if at < end and memory[at] + size > self.budget:
@@ -222,7 +284,8 @@ class _Gaps:
                 break
         return chosen
 
-    def _between(self) -> NDArray[np.int64]:
+    @cached_property
+    def between(self) -> NDArray[np.int64]:
         """Bytes that stay from the step before each step to that step."""
         change = np.zeros(len(self.line.steps) + 2, dtype=np.int64)
         for copy in self.line.copies:

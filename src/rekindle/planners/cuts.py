@@ -50,6 +50,7 @@ _MOST_CUTS = 24
 _GAP = 0.001  # of plans that only recompute, where they are but a beginning
 _ASIDE = 0.25  # share of the time, beside it, for a budget that would do, where this one does not
 _CLASSICS = 0.01  # share of the time for plans of Chen and Revolve: any plan, for the beginning
+_BEGINNING = 0.25  # share of the time to make keep-all fit: solutions of relaxations are nearer
 
 
 def _smaller(search: Search, seconds: float) -> None:
@@ -157,12 +158,14 @@ class _Rounds:
     def begin(self) -> None:
         """Keep-all, made to fit; where that fails, into a little less, for chance is in it."""
         everything = timeline(self.problem, range(len(self.problem)))
+        self.until = self.search.seconds + _BEGINNING * self.planner.time_limit
         for margin in _MARGINS:
             budget = int(self.search.budget * margin)
             line = Fitter(self.problem, budget, self._left).fit(everything)
             if line is not None:
                 self.search.offer(line.steps, "made to fit")
                 break
+        self.until = float("inf")
 
     def fit(self, line: Timeline) -> None:
         """Offers the plan that `line` becomes when it is made to fit."""
