@@ -9,7 +9,7 @@ from dataclasses import replace
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
-from rekindle.policies import DTR, Policy
+from rekindle.policies import DEFAULT, Policy
 from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits
 
@@ -34,7 +34,7 @@ def profile(
         generators are as they were. What it takes from an iterator is taken.
     budget: run it within that (bytes, or text such as "6GiB"), if it does not fit without; default:
         no limit.
-    policy: what to let go, in the run and in the prediction; default `DTR()`.
+    policy: what to let go, in the run and in the prediction; default `Thrifty()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     repeats: how often it is timed, with the bookkeeping and without. 0: it runs only once, nothing
         is undone, and times are those of its operators.
@@ -45,7 +45,7 @@ def profile(
     """
     from rekindle.pytorch import observe, prices
 
-    policy = DTR() if policy is None else policy
+    policy = DEFAULT if policy is None else policy
     seen = observe(
         step,
         amount=budget,
@@ -104,7 +104,7 @@ def max_batch(
     """
     from rekindle.pytorch import Probe
 
-    policy = DTR() if policy is None else policy
+    policy = DEFAULT if policy is None else policy
     probe = Probe(budget, policy, device)
     limit = probe.budget
     shortages: list[Exception] = []

@@ -23,12 +23,12 @@ from rekindle.planners import (
 )
 from rekindle.planners._base import Watch
 from rekindle.planners.given import steps_of
-from rekindle.policies import DTR, MSPS, Policy, Swap, Thrifty
+from rekindle.policies import DEFAULT, DTR, MSPS, Policy, Swap
 from rekindle.schedule import Schedule, verify
 from rekindle.simulator import replay, smallest_budget
 
 # Times the program: a run that recomputes for longer is no good beginning. It takes long, too.
-_LONGEST: Final = 10
+LONGEST: Final = 10
 _QUICK: Final = 1  # while no other plan is known
 
 
@@ -73,7 +73,7 @@ class Online:
 @final
 @dataclass(frozen=True)
 class WarmCuts:
-    """The cut relaxation, begun with a run of DTR; and what other policies do where it fails.
+    """The cut relaxation, begun with an online run; and what other policies do where it fails.
 
     The plan is never slower than that run, unless it recomputes for more than ten times as long as
     the program takes. With `swap` it begins with three: one that recomputes, one that swaps, one
@@ -91,22 +91,22 @@ class WarmCuts:
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         if self.swap is not None:
             return self._mixed(problem, budget, watch, self.swap)
-        run = Online(DTR(), limit=_QUICK).schedule(problem, budget)
+        run = Online(DEFAULT, limit=_QUICK).schedule(problem, budget)
         plan = self._cuts(_steps(problem, [run])).plan(problem, budget, watch=watch)
         if plan.status is Status.NOT_FOUND:
-            policies = DTR(), Thrifty(), MSPS()
-            runs = [Online(each, limit=_LONGEST).schedule(problem, budget) for each in policies]
+            policies = DEFAULT, DTR(), MSPS()
+            runs = [Online(each, limit=LONGEST).schedule(problem, budget) for each in policies]
             run, warm = runs[0], _steps(problem, runs)
             if warm:
                 plan = self._cuts(warm).plan(problem, budget, watch=watch)
         elif plan.recompute_ns is not None and plan.recompute_ns > _QUICK * problem.compute_ns:
-            limit = min(_LONGEST, plan.recompute_ns / problem.compute_ns)
-            run = Online(DTR(), limit=limit).schedule(problem, budget)
+            limit = min(LONGEST, plan.recompute_ns / problem.compute_ns)
+            run = Online(DEFAULT, limit=limit).schedule(problem, budget)
         return plan if run is None else _no_dearer(plan, problem, run)
 
     def _mixed(self, problem: Problem, budget: Bytes, watch: Watch | None, swap: Swap) -> Plan:
         ways = None, replace(swap, only=True), replace(swap, only=False)
-        runs = [Online(DTR(), way, _LONGEST).schedule(problem, budget) for way in ways]
+        runs = [Online(DEFAULT, way, LONGEST).schedule(problem, budget) for way in ways]
         known = tuple(run for run in runs if run is not None)
         planner = self._cuts(_steps(problem, runs[:1]), known)
         return planner.plan(problem, budget, watch=watch)

@@ -12,11 +12,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rekindle.cli._planners import Online
+from rekindle.cli._planners import LONGEST, Online
 from rekindle.engine import Route
 from rekindle.planners import Plan, Problem, Status
 from rekindle.planners.given import steps_of
-from rekindle.policies import DTR
+from rekindle.policies import DEFAULT
 from rekindle.trace.formats import native
 
 QUICK = 0.1  # of the time
@@ -27,7 +27,7 @@ def main(folder: Path, budget: int, seconds: float) -> None:
 
     with (folder / "trace.jsonl").open(encoding="utf-8") as file:
         problem = Problem.of(native.read(file))
-    run = Online(DTR()).schedule(problem, budget)
+    run = Online(DEFAULT, limit=LONGEST).schedule(problem, budget)
     warm = () if run is None else (steps_of(problem, run),)
     best: Plan | None = None
     for number, share in enumerate((QUICK, 1 - QUICK), start=1):

@@ -6,6 +6,7 @@ from rekindle.policies._base import Candidate as Candidate
 from rekindle.policies._base import Chooser as Chooser
 from rekindle.policies._base import Policy as Policy
 from rekindle.policies._named import ABLATIONS as ABLATIONS
+from rekindle.policies._named import DEFAULT as DEFAULT
 from rekindle.policies._named import NAMED as NAMED
 from rekindle.policies._named import PAPER as PAPER
 from rekindle.policies._named import named as named

@@ -17,6 +17,9 @@ from rekindle.policies.random import Random
 from rekindle.policies.thrifty import Thrifty
 from rekindle.policies.unoptimized import Unoptimized
 
+DEFAULT: Final[Policy] = Thrifty()
+"""What decides where nobody says."""
+
 PAPER: Final = ("dtr", "dtr-eq", "dtr-local", "lru", "largest", "msps", "random")
 """The seven of the DTR paper's figure 2."""
 

@@ -117,7 +117,7 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 class Exact(Neighborhood):
     """c0 plus the cost of e*(s), in full.
 
-    `descendants`: all of them, none, or capped (they count for c0 at most).
+    `descendants`: all of them, none, or capped (they count for two thirds of c0 at most).
 
     Keeps the graph of what is evicted. When storages return, everything that reached them through
     that graph may have become cheaper, by no more than the cost of what lies on their other side.
@@ -144,7 +144,7 @@ class Exact(Neighborhood):
                 below = [other for other in below if other not in self._expected]
             total += _sum(below)
         elif self._descendants == "capped":
-            total += min(_sum(_reach(self._down, storage.children())), storage.cost)
+            total += _sum_within(self._down, storage.children(), 2 * storage.cost // 3)
         return total
 
     def again(self, storage: Candidate) -> Nanoseconds:
@@ -238,6 +238,21 @@ def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
 
 def _sum(storages: Iterable[Candidate]) -> Nanoseconds:
     return sum([storage.cost for storage in storages])
+
+
+def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) -> Nanoseconds:
+    """The cost of what `_reach` finds, or `most` if that is less; no further than that."""
+    stack = [storage for storage in start if storage in graph]
+    seen = dict.fromkeys(stack)
+    total = 0
+    while stack and total < most:
+        storage = stack.pop()
+        total += storage.cost
+        for other in graph[storage]:
+            if other not in seen:
+                seen[other] = None
+                stack.append(other)
+    return min(total, most)
 
 
 class _Class:

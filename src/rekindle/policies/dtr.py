@@ -21,7 +21,7 @@ NEIGHBORHOODS = {"exact": Exact, "classes": Classes, "local": Local}
 @final
 @dataclass(frozen=True, slots=True)
 class DTR(Policy):
-    """Lets go what is cheap to have again, large, and long unused. The default."""
+    """Lets go what is cheap to have again, large, and long unused; as the paper has it."""
 
     neighborhood: Literal["exact", "classes", "local"] = "exact"
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Nanoseconds
-from rekindle.policies import DTR
 from rekindle.pytorch._budget import Run, budget
 
 _LENGTH, _WIDTH = 120, 256
@@ -41,7 +40,7 @@ def prices() -> Prices:
     for _ in range(_ROUNDS):
         plain, _ = _chain(weight, None)
         roomy, _ = _chain(weight, budget.unlimited(device="cpu"))
-        tight, run = _chain(weight, budget(_TIGHT, policy=DTR(), device="cpu"))
+        tight, run = _chain(weight, budget(_TIGHT, device="cpu"))
         assert run is not None
         operator.append((roomy - plain) // (2 * _LENGTH))
         again.append((tight - roomy - run.recompute_ns) // max(1, run.recomputations))

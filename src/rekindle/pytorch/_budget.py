@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.policies import DTR, Advised, Policy, Swap
+from rekindle.policies import DEFAULT, Advised, Policy, Swap
 from rekindle.pytorch._anything import Touching, anything
 from rekindle.pytorch._auto import amount_of
 from rekindle.pytorch._capture import Capture
@@ -218,7 +218,7 @@ class budget:
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
         tensors have of the device now and what is free, but for a margin of a tenth.
-    policy: what to let go, one of `rekindle.policies`; default `DTR()`.
+    policy: what to let go, one of `rekindle.policies`; default `Thrifty()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     record: keep every action in `run.record` (grows with the run), and where in the program each
         operator was, for `run.report()`.
@@ -261,7 +261,7 @@ class budget:
         self._device = device_of(device)
         self._host = host_memory(swap, swap_directory, self._device)
         self._budget: Bytes | None = amount_of(amount, self._device)
-        self._policy = DTR() if policy is None else policy
+        self._policy = DEFAULT if policy is None else policy
         self._record = record
         self._learn = learn
         self._stack: ExitStack | None = None

@@ -6,7 +6,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.engine import RIGHT, NoRoom, Rules
-from rekindle.policies import DTR, Policy, Swap
+from rekindle.policies import DEFAULT, Policy, Swap
 from rekindle.schedule import Record
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace
@@ -22,13 +22,13 @@ def simulate(
 ) -> Record:
     """What would happen if the program of `trace` ran within `budget` bytes (None: no limit).
 
-    `policy` decides what to let go; None is DTR's. With `swap` what is let go may go to the host,
-    by ways of that bandwidth, each one copy at a time and beside computation. Raises `OutOfBudget`
-    where the budget cannot be kept.
+    `policy` decides what to let go, by default `Thrifty()`, as under `rekindle.budget`. With `swap`
+    what is let go may go to the host, by ways of that bandwidth, each one copy at a time and beside
+    computation. Raises `OutOfBudget` where the budget cannot be kept.
     """
     if budget is not None:
         budget = parse_bytes(budget, line="rekindle.simulate(trace, budget={})")
-    run = Run(trace, budget, policy or DTR(), rules, swap=swap)
+    run = Run(trace, budget, policy or DEFAULT, rules, swap=swap)
     try:
         run.go()
     except NoRoom as error:

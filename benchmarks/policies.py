@@ -1,0 +1,115 @@
+"""What each policy recomputes, beside the proven least: simulated steps of real programs.
+
+    scripts/bench policies [--seconds 10] [--every 8]
+
+Captures one training step of each network of `_workloads.py` and of every eighth architecture of
+the zoo, and replays it within the constants of the program and a part of what it can do without:
+the range from the least that any schedule needs to keeping everything. `Thrifty` was chosen on the
+first and on the DTR paper's logs, nothing was chosen on the second. Overheads are recomputing over
+computing at measured prices; `bound` is what no schedule of the same step can be below (Cuts).
+Prints a table, writes results/policies.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from _common import conditions, write
+from _trainer import Trainer
+from _workloads import WORKLOADS
+from tests.zoo.architectures import ALL_ARCHITECTURES
+from tests.zoo.runs import training_step
+
+import rekindle
+from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.planners import Cuts, Problem
+from rekindle.policies import NAMED
+from rekindle.simulator import replay
+from rekindle.trace import Trace
+
+FRACTIONS = (0.5, 0.3, 0.15)
+POLICIES = ("dtr", "dtr-eq", "thrifty", "msps")
+LIMIT = 5  # times the computation: recomputing for longer counts as failed
+WARM_UP = 3  # steps, until operators have prices
+
+
+def traces(every: int) -> Iterator[tuple[str, str, Trace]]:
+    """Where from, a name, one step."""
+    for name, workload in WORKLOADS.items():
+        yield "chosen on", name, captured(Trainer(workload, "cpu").step)
+    for architecture in ALL_ARCHITECTURES[::every]:
+        yield "not chosen on", architecture.name, captured(training_step(architecture)())
+
+
+def captured(step: Any) -> Trace:
+    with rekindle.budget("1TiB"):
+        for _ in range(WARM_UP):
+            step()
+    return rekindle.capture(step)
+
+
+def measure(trace: Trace, fraction: float, seconds: float) -> dict[str, Any]:
+    problem = Problem.of(trace)
+    budget = problem.floor + int(fraction * (problem.keep_all_peak - problem.floor))
+    rules = replace(RIGHT, recompute_limit=LIMIT * problem.compute_ns)
+    row: dict[str, Any] = {"fraction": fraction, "budget": budget}
+    for name in POLICIES:
+        try:
+            run = replay(trace, budget=budget, policy=NAMED[name], rules=rules)
+            row[name] = round(run.recompute_ns / problem.compute_ns, 4)
+        except (NoRoom, Thrashed):
+            row[name] = None
+    plan = Cuts(time_limit=seconds, gap=0.001).plan(problem, budget)
+    return row | {"bound": round(plan.lower_bound, 4)}
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the rows where both pass and something is to be recomputed: a policy's recomputation over
+    h_DTR's (geometric mean), and how often it is less, more and within 1.5 of the bound."""
+    found: dict[str, Any] = {}
+    for name in POLICIES:
+        both = [row for row in rows if row[name] and row["dtr"] and row["dtr"] > 0.005]
+        ratios = [row[name] / row["dtr"] for row in both]
+        found[name] = {
+            "over h_DTR": round(math.exp(statistics.fmean(map(math.log, ratios))), 3),
+            "less": sum(ratio < 0.99 for ratio in ratios),
+            "more": sum(ratio > 1.01 for ratio in ratios),
+            "cases": len(ratios),
+            "within 1.5 of the bound": sum(row[name] <= 1.5 * row["bound"] for row in both),
+            "no room": sum(row[name] is None for row in rows),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each bound")
+    parser.add_argument("--every", type=int, default=8, help="which architectures of the zoo")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    results = conditions()
+    rows: list[dict[str, Any]] = []
+    print(f"{'':36}" + "".join(f"{head:>9}" for head in ("of it", *POLICIES, "bound")))
+    for group, name, trace in traces(options.every):
+        for fraction in FRACTIONS:
+            row = {"group": group, "program": name} | measure(trace, fraction, options.seconds)
+            rows.append(row)
+            cells = (row[key] for key in ("fraction", *POLICIES, "bound"))
+            print(f"{name[:35]:36}" + "".join(f"{'-' if c is None else c:>9}" for c in cells))
+    groups = dict.fromkeys(row["group"] for row in rows)
+    of = {group: summary([row for row in rows if row["group"] == group]) for group in groups}
+    for group, found in of.items():
+        print(group, *(f"\n  {name:8} {figures}" for name, figures in found.items()))
+    write("policies", results | {"seconds": options.seconds, "summary": of, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
