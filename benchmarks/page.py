@@ -153,7 +153,9 @@ def policies() -> str:
         [
             f"{group}: {name}",
             f"{row['over h_DTR']:.2f}",
-            *(row[key] for key in ("less", "more", "cases", "within 1.5 of the bound", "no room")),
+            *(row[key] for key in ("less", "more", "cases")),
+            f"{row['within 1.5 of the bound']} of {row['with a bound']}",
+            row["no room"],
         ]
         for group, summary in found["summary"].items()
         for name, row in summary.items()

@@ -67,7 +67,7 @@ def measure(trace: Trace, fraction: float, seconds: float) -> dict[str, Any]:
         except (NoRoom, Thrashed):
             row[name] = None
     plan = Cuts(time_limit=seconds, gap=0.001).plan(problem, budget)
-    return row | {"bound": round(plan.lower_bound, 4)}
+    return row | {"bound": round(plan.lower_bound, 4) or None}  # none: not within its time
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,13 +76,15 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in POLICIES:
         both = [row for row in rows if row[name] and row["dtr"] and row["dtr"] > 0.005]
+        bounded = [row for row in both if row["bound"]]
         ratios = [row[name] / row["dtr"] for row in both]
         found[name] = {
             "over h_DTR": round(math.exp(statistics.fmean(map(math.log, ratios))), 3),
             "less": sum(ratio < 0.99 for ratio in ratios),
             "more": sum(ratio > 1.01 for ratio in ratios),
             "cases": len(ratios),
-            "within 1.5 of the bound": sum(row[name] <= 1.5 * row["bound"] for row in both),
+            "within 1.5 of the bound": sum(row[name] <= 1.5 * row["bound"] for row in bounded),
+            "with a bound": len(bounded),
             "no room": sum(row[name] is None for row in rows),
         }
     return found
