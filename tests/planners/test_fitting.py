@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from rekindle.planners._sequence import Timeline, prune, timeline
 from rekindle.planners._writer import to_schedule
 from rekindle.policies import DTR, MSPS, Thrifty
 from rekindle.schedule import verify
-from rekindle.trace import TraceBuilder
+from rekindle.trace import Event, Pin, Retain, TraceBuilder, check_trace
 from tests.planners.helpers import exhaustive, problem_of, small_graphs, unit_chain
 from tests.strategies import problems
 
@@ -97,6 +99,21 @@ def test_views_writes_in_place_and_holds(drawn) -> None:
         search = Search(problem, budget, "fitted")
         search.offer(line.steps)
         assert search.conclude().peak <= budget  # judged by the verifier within
+
+
+@given(problems())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_the_program_pins_while_it_holds_it(drawn) -> None:
+    trace, budget = drawn
+    events: list[Event] = []
+    for event in trace.events:
+        if isinstance(event, Retain):  # in the traces drawn only what is held is retained
+            events.append(Pin(event.value))
+        events.append(event)
+    trace = check_trace(replace(trace, events=tuple(events)))
+    line = fitted(Problem.of(trace), budget)
+    if line is not None:
+        assert verify(trace, to_schedule(line, "fitted"), budget).peak <= budget
 
 
 @given(problems(), st.sampled_from([1, 2, 4]))

@@ -74,6 +74,24 @@ def test_a_source_that_the_program_drops_before_it_begins() -> None:
     assert cost.peak == 116
 
 
+def test_what_is_pinned_before_autograd_asks_for_it_stays() -> None:
+    """As the choices of a mixture of experts: pinned when they are made, saved a little later."""
+    builder = TraceBuilder()
+    (choice,) = builder.call("topk", 1, [], [8], held=True)
+    builder.pin(choice)
+    builder.retain(choice)
+    builder.drop(choice)
+    (x,) = builder.call("x", 1, [choice], [8])
+    (y,) = builder.call("y", 1, [x], [8])
+    builder.call("back", 1, [choice, y], [8])
+    builder.release(choice)
+    builder.call("end", 1, [y], [8])
+    problem = Problem.of(builder.build())
+    held = {node for hold in problem.holds for node in range(hold.first, hold.last + 1)}
+    assert {problem.op[node] for node in held} >= {0, 1, 2, 3}
+    assert problem.op.index(4) not in held
+
+
 @given(traces())
 @settings(max_examples=80, deadline=None)
 def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:

@@ -140,7 +140,8 @@ class _Distiller:
         self.holds: list[Hold] = []
         self.references = [0] * len(trace.storages)
         self.held_since: dict[int, int] = {}
-        self.pinned_since: dict[int, int] = {}
+        self.pinned: set[int] = set()
+        self.pinned_since: dict[int, int] = {}  # where somebody may ask for it
 
     def distil(self) -> Problem:
         for event in self.trace.events:
@@ -152,10 +153,11 @@ class _Distiller:
                     self.held_since.setdefault(self.trace.values[value], len(self.cost) - 1)
                 case Pin(value):
                     self._moment(value)
-                    if self.references[self.trace.values[value]]:
-                        self.pinned_since.setdefault(self.trace.values[value], len(self.cost) - 1)
+                    self.pinned.add(self.trace.values[value])
+                    self._pin(self.trace.values[value])
                 case Retain(value):
                     self.references[self.trace.values[value]] += 1
+                    self._pin(self.trace.values[value])
                 case Release(value):
                     self._release(self.trace.values[value])
                 case Drop(value):
@@ -208,6 +210,7 @@ class _Distiller:
             else:
                 self.references[storage] += 1
         for _, source in op.overwrites:
+            self.pinned.discard(self.trace.values[source])
             for since in (self.held_since, self.pinned_since):
                 self._end(since, self.trace.values[source])
 
@@ -237,6 +240,10 @@ class _Distiller:
 
     def _items(self, storages: Iterable[int]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.item[s] for s in storages if s not in self.constants))
+
+    def _pin(self, storage: StorageId) -> None:
+        if storage in self.pinned and self.references[storage]:
+            self.pinned_since.setdefault(storage, len(self.cost) - 1)
 
     def _release(self, storage: StorageId) -> None:
         self.references[storage] -= 1
