@@ -17,9 +17,9 @@ full). Why it differs:
   it is right; for weights' neighbors or skip connections it is not, and grows without bound. MSPS,
   which ignores it, is better where memory is tight and worse where it is not; the root is between.
 
-Both were chosen on the DTR paper's logs and on steps of eight models: there 18 % less is recomputed
-than by h_DTR (geometric mean; in 22 of 24 cases less); where nothing was chosen, in 13 architectures
-of the zoo, 8 % less (in 25 of 39 cases less, in 12 more; benchmarks/policies.py).
+Both were chosen on the DTR paper's logs and on steps of eight models. There 18 % less is recomputed
+than by h_DTR (geometric mean; in 22 of 24 cases less); in 13 architectures of the zoo, on which
+nothing was chosen, 8 % less (in 25 of 39 cases less, in 12 more; benchmarks/policies.py).
 """
 
 from __future__ import annotations
