@@ -67,12 +67,14 @@ def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
         else:
             break
     assert record.recomputations > 0
-    # A real run notices what the program has let go of only when room is short. That changes the
-    # choice where a value dies in between: once among these eight.
-    allowed = 2 if case.name == "mixture_of_experts" else 0
+    # A real run notices what the program has let go of only when room is short, and where values
+    # came back in between, some die at other moments than in a run without a budget (in the GAN's
+    # double backward pass three). That changes the choice, in two of these eight. Simulated on the
+    # trace of the real run itself, all are equal: test_one_engine.
+    allowed = {"mixture_of_experts": 2, "gan": 4}.get(case.name, 0)
     assert abs(run.recomputations - record.recomputations) <= allowed
     assert run.peak <= budget
-    assert abs(run.peak - record.peak) <= allowed * 0.01 * record.peak
+    assert abs(run.peak - record.peak) <= (0.02 * record.peak if allowed else 0)
 
 
 @each_case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rekindle
-from rekindle.policies import DTR, LRU, Policy
+from rekindle.policies import DEFAULT, DTR, LRU, Policy
 from rekindle.pytorch import Run
 from rekindle.schedule import Compute, verify
 from rekindle.simulator import replay
@@ -25,7 +25,7 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
             return budget, run
 
 
-@pytest.mark.parametrize("policy", [DTR(), DTR("classes"), LRU()], ids=repr)
+@pytest.mark.parametrize("policy", [DEFAULT, DTR(), DTR("classes"), LRU()], ids=repr)
 @each_case
 def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
     budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)

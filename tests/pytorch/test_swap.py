@@ -23,7 +23,7 @@ from torch import Tensor
 
 import rekindle
 from rekindle.engine import Engine
-from rekindle.policies import DTR, Swap
+from rekindle.policies import DEFAULT, Swap
 from rekindle.pytorch import Run, _host_memory
 from rekindle.pytorch._swapping_driver import SwappingDriver
 from rekindle.report._report import Swapped
@@ -376,7 +376,7 @@ def test_the_simulator_decides_as_the_real_run_did(
     cost = verify(trace, record.schedule, run.budget)
     assert cost.recomputations == record.recomputations == run.recomputations
     assert (run.recomputations > 0) != only
-    engine, decided = Engine(run.budget, DTR(), swap=swap), list[Action]()
+    engine, decided = Engine(run.budget, DEFAULT, swap=swap), list[Action]()
     for _, actions in _drive(trace, engine, None):
         decided += actions
         decided += engine.discards()
