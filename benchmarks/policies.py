@@ -1,8 +1,8 @@
 """What each policy recomputes, beside the proven least: simulated steps of real programs.
 
-    scripts/bench policies [--seconds 10] [--every 8]
+    scripts/bench policies [--seconds 10] [--every 10]
 
-Captures one training step of each network of `_workloads.py` and of every eighth architecture of
+Captures one training step of each network of `_workloads.py` and of every tenth architecture of
 the zoo, and replays it within the constants of the program and a part of what it can do without:
 the range from the least that any schedule needs to keeping everything. `Thrifty` was chosen on the
 first and on the DTR paper's logs, nothing was chosen on the second. Overheads are recomputing over
@@ -93,7 +93,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each bound")
-    parser.add_argument("--every", type=int, default=8, help="which architectures of the zoo")
+    parser.add_argument("--every", type=int, default=10, help="which architectures of the zoo")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
