@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from rekindle.pytorch import _auto
 from rekindle.pytorch._advice import advice_on
 
 KIB = 1024
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -181,6 +184,19 @@ def test_a_simulated_one_is_close_and_runs_only_small_batches() -> None:
     found = rekindle.max_batch(trainer.at, budget=BUDGET, simulated=True)
     assert {*trainer.tried} == {2, 4}
     assert found == pytest.approx(rekindle.max_batch(trainer.at, budget=BUDGET), rel=0.1)
+
+
+def test_a_simulated_one_is_the_same_in_a_fresh_process() -> None:
+    """There the first step knows no operator yet, and lists the optimizer's state otherwise."""
+    found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
+    program = (
+        "import rekindle; from tests.pytorch.test_auto import BUDGET, Trainer; "
+        "print(rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True))"
+    )
+    fresh = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert int(fresh.stdout) == pytest.approx(found, rel=0.1)  # costs are measured
 
 
 @pytest.mark.parametrize("simulated", [False, True])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
-
-T = TypeVar("T")
+from rekindle.pytorch._living import homes_of, living_tensors
 
 #: Left alone: temporaries inside of operators, fragmentation, the program's other memory.
 MARGIN = 0.1
@@ -95,23 +91,5 @@ def _cache(usage: Path) -> Bytes:
 
 def _bytes_of_tensors() -> list[Bytes]:
     """The sizes of all memory that tensors of the program have on the CPU."""
-    return list(
-        {
-            home._cdata: home.nbytes()
-            for home in (tensor.untyped_storage() for tensor in living_tensors())
-            if home.device.type == "cpu"
-        }.values()
-    )
-
-
-def living_tensors() -> list[Tensor]:
-    """Every tensor and parameter that Python knows of and that has one memory."""
-    return [tensor for tensor in living_objects(Tensor) if tensor.layout is torch.strided]
-
-
-def living_objects(kind: type[T]) -> list[T]:
-    """Every object of that class that Python's garbage collector knows of.
-
-    Asked of the type: `isinstance` runs code of objects that pretend to be others.
-    """
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    homes = (home for home in homes_of(living_tensors()) if home.device.type == "cpu")
+    return list({home._cdata: home.nbytes() for home in homes}.values())

@@ -13,19 +13,25 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rekindle.pytorch._fingerprint import whole
-from rekindle.pytorch._signature import PLAIN_TENSORS
+from rekindle.pytorch._living import homes_of, living_objects
+from rekindle.pytorch._operators import operator
+from rekindle.pytorch._signature import written_by
 
+_LAZY = (LazyModuleMixin, UninitializedParameter, UninitializedBuffer)
 _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 
@@ -35,78 +41,87 @@ PutBack = Callable[[], Any]
 @final
 class Before:
     """The state of the program when this was made. `restore()` goes back to it, any number of
-    times; in between, `about_to_write` and `about_to_draw` must hear of what happens."""
+    times; in between, `about_to_run` must hear of every operator."""
 
     def __init__(self) -> None:
         gc.collect()  # what is dead is not to be found
-        alive = _alive((Tensor, *_WITH_ATTRIBUTES))
+        alive = living_objects(Tensor, *_WITH_ATTRIBUTES)
         tensors = [each for each in alive if isinstance(each, Tensor)]
         self.modules = [each for each in alive if isinstance(each, nn.Module)]
         self.optimizers = [each for each in alive if isinstance(each, Optimizer)]
-        owners = [each for each in alive if isinstance(each, _WITH_ATTRIBUTES)]
-        self.leaves = [(leaf, leaf.grad) for leaf in tensors if leaf.is_leaf and leaf.requires_grad]
-        tensors += [grad for _, grad in self.leaves if grad is not None]
-        #: Every storage by its identity. Kept, so that no other takes its place.
-        self.homes = {home._cdata: home for home in _homes(tensors)}
-        self.copies: dict[int, Tensor] = {}  #: of the storages that were written since
+        leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
+        self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
+        tensors += [grad for _, grad in self._gradients if grad is not None]
+        #: What was there. Weakly, as are leaves: a step that lets go of memory may do so.
+        self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
+        #: The storages that were written since, by identity, and what they had.
+        self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         seen: dict[int, PutBack] = {}
-        self._attributes = [_put_back(vars(owner), seen) for owner in owners]
-        self._generators = _generators()
+        self._put_back = [
+            *(
+                _put_back(vars(owner), seen)
+                for owner in alive
+                if isinstance(owner, _WITH_ATTRIBUTES)
+            ),
+            *(_materialized_no_more(each) for each in alive if isinstance(each, _LAZY)),
+            *_generators(),
+        ]
         self._drawn: dict[int, tuple[torch.Generator, Tensor]] = {}
 
-    def about_to_write(self, tensors: Iterable[Tensor]) -> None:
-        """These are written next: what was there before all this is copied, once."""
-        for home in _homes(tensors):
-            key = home._cdata
-            if key in self.homes and key not in self.copies:
-                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-                    self.copies[key] = whole(home).cpu().clone()
+    @property
+    def leaves(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The leaves that are still there, and the gradients that they had."""
+        for reference, grad in self._gradients:
+            leaf = reference()
+            if leaf is not None:
+                yield leaf, grad
 
-    def about_to_draw(self, generator: torch.Generator) -> None:
-        """A generator of the program's own is used next."""
-        if id(generator) not in self._drawn:
-            self._drawn[id(generator)] = generator, generator.get_state()
+    def about_to_run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """This operator is next: what it writes is copied, the first time."""
+        facts = operator(func)
+        if facts.writes:
+            for home in homes_of(written_by(facts, args, kwargs)):
+                self._about_to_write(home)
+        if facts.random:
+            for value in (*args, *kwargs.values()):
+                if type(value) is torch.Generator and id(value) not in self._drawn:
+                    self._drawn[id(value)] = value, value.get_state()
+
+    def _about_to_write(self, home: torch.UntypedStorage) -> None:
+        key = home._cdata
+        known = self._homes.get(key)
+        if known is not None and known() is home and key not in self.copies:
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                self.copies[key] = home, whole(home).cpu().clone()
 
     def restore(self) -> None:
         """Everything is as it was."""
         with torch._C._DisableTorchDispatch(), torch.no_grad():  # type: ignore[attr-defined]
-            for key, copy in self.copies.items():
-                home = self.homes[key]
+            for home, copy in self.copies.values():
                 if home.nbytes() != copy.numel():
                     home.resize_(copy.numel())
                 whole(home).copy_(copy)
             for leaf, grad in self.leaves:
                 leaf.grad = grad
-            for put_back in self._attributes:
+            for put_back in self._put_back:
                 put_back()
         for generator, state in self._drawn.values():
             generator.set_state(state)
-        for put_back in self._generators:
-            put_back()
 
 
-def _alive(kinds: tuple[type, ...]) -> list[Any]:
-    """All objects of these kinds that Python knows. It asks types: `isinstance` would run code of
-    objects that pretend to be others."""
-    wanted: dict[type, bool] = {}
-    found: list[Any] = []
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind not in wanted:
-            wanted[kind] = issubclass(kind, kinds)
-        if wanted[kind]:
-            found.append(each)
-    return found
+def _materialized_no_more(lazy: Any) -> PutBack:
+    """Returns what makes a parameter, buffer or module wait for its first batch again."""
+    kind = type(lazy)
+    if not isinstance(lazy, Tensor):
+        return lambda: setattr(lazy, "__class__", kind)
+    nothing = lazy.data
 
+    def put_back() -> None:
+        if type(lazy) is not kind:
+            lazy.data = nothing
+            lazy.__class__ = kind
 
-def _homes(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    return [
-        tensor.untyped_storage()
-        for tensor in tensors
-        if type(tensor) in PLAIN_TENSORS
-        and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-    ]
+    return put_back
 
 
 def _put_back(value: Any, seen: dict[int, PutBack]) -> PutBack:

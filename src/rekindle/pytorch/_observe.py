@@ -18,9 +18,10 @@ from rekindle.pytorch._audit import Site
 from rekindle.pytorch._before import Before
 from rekindle.pytorch._explain import users_line
 from rekindle.pytorch._fingerprint import Fingerprint, fingerprint_of, fingerprint_of_memory
+from rekindle.pytorch._living import homes_of
 from rekindle.pytorch._memory import UNWRITTEN
 from rekindle.pytorch._operators import operator
-from rekindle.pytorch._signature import tensors_in, written_by
+from rekindle.pytorch._signature import tensors_in
 
 # What is compared, as headings.
 RESULTS, GRADIENTS = "results", "gradients"
@@ -71,10 +72,7 @@ class _Watch(TorchDispatchMode):
         facts = operator(func)
         if facts.view or self._busy():
             return func(*args, **kwargs)
-        self._before.about_to_write(written_by(facts, args, kwargs))
-        for value in (*args, *kwargs.values()):
-            if type(value) is torch.Generator:
-                self._before.about_to_draw(value)
+        self._before.about_to_run(func, args, kwargs)
         result = func(*args, **kwargs)
         if not facts.content & UNWRITTEN:
             given = tuple(fingerprint_of(tensor) for tensor in tensors_in(result))
@@ -96,8 +94,8 @@ def observe(
     for leaf, _ in before.leaves:
         if leaf.grad is not None:
             left[GRADIENTS, names.of(leaf)] = fingerprint_of(leaf.grad)
-    for address in before.copies:
-        left[names.at(address)] = fingerprint_of_memory(before.homes[address])
+    for address, (home, _) in before.copies.items():
+        left[names.at(address)] = fingerprint_of_memory(home)
     left.update(_state_of_optimizers(before, names))
     left.update(((CALLS, name), count) for name, count in calls.items())
     left[GENERATORS, "default"] = fingerprint_of(torch.get_rng_state())
@@ -159,12 +157,14 @@ class _Names:
 
     def _name(self, tensor: Tensor, kind: str, name: str) -> None:
         self._tensors.setdefault(id(tensor), name)
-        if tensor.layout is torch.strided:
-            self._addresses.setdefault(tensor.untyped_storage()._cdata, (kind, name))
+        for home in homes_of([tensor]):
+            self._addresses.setdefault(home._cdata, (kind, name))
 
     def of(self, tensor: object) -> str:
+        if id(tensor) in self._tensors:
+            return self._tensors[id(tensor)]
         shape = list(tensor.shape) if isinstance(tensor, Tensor) else ""
-        return self._tensors.get(id(tensor)) or f"a tensor {shape} ({id(tensor):#x})"
+        return f"a tensor {shape} ({id(tensor):#x})"
 
     def at(self, address: int) -> Key:
         return self._addresses.get(address, (OTHER, f"memory {address:#x}"))

@@ -160,15 +160,24 @@ def _constants(run: Run) -> list[weakref.ref[Tensor]]:
 
 
 def _meet(driver: Driver, warm: _Warm) -> None:
-    """They count from the start, as they do in the middle of training."""
+    """They count from the start, as they do in the middle of training.
+
+    An optimizer's state comes last and in its own order: whether a step listed it by itself
+    depends on what the process ran before.
+    """
+    of_optimizers = [
+        entry
+        for optimizer in warm.optimizers
+        for entries in optimizer.state.values()
+        for entry in entries.values()
+        if isinstance(entry, Tensor)
+    ]
+    last = {id(entry) for entry in of_optimizers}
     for reference in warm.constants:
         tensor = reference()
-        if tensor is not None:
+        if tensor is not None and id(tensor) not in last:
             driver.meet(tensor)
             if tensor.is_leaf and tensor.grad is not None:
                 driver.meet(tensor.grad)
-    for optimizer in warm.optimizers:
-        for entries in optimizer.state.values():
-            for entry in entries.values():
-                if isinstance(entry, Tensor):
-                    driver.meet(entry)
+    for entry in of_optimizers:
+        driver.meet(entry)

@@ -1,0 +1,51 @@
+"""What the program has: the objects that Python's garbage collector knows of, and their memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+_NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+
+
+def living_objects(*kinds: type[T]) -> list[T]:
+    """Every object of one of these classes.
+
+    Asked of the type: `isinstance` runs code of objects that pretend to be others.
+    """
+    wanted: dict[type, bool] = {}
+    found: list[Any] = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in wanted:
+            wanted[kind] = issubclass(kind, kinds)
+        if wanted[kind]:
+            found.append(thing)
+    return found
+
+
+def living_tensors() -> list[Tensor]:
+    """Every tensor and parameter."""
+    return living_objects(Tensor)
+
+
+def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """The memory of each tensor that has one and has it of its own.
+
+    Not of those that answer operators themselves: the tensors that they are made of have it. And
+    subclasses are not asked through Python: a lazy module's parameter refuses before it is made.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return [
+            tensor.untyped_storage()
+            for tensor in tensors
+            if type(tensor).__torch_dispatch__ is _NO_CODE_OF_ITS_OWN  # type: ignore[attr-defined]
+            and tensor.layout is torch.strided
+            and tensor.device.type != "meta"
+        ]
