@@ -28,12 +28,18 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
     }
 
 
-def conditions() -> dict[str, Any]:
-    """What a figure depends on: the command, the machine, the versions, the commit."""
+def conditions(threads: int = 1) -> dict[str, Any]:
+    """What a figure depends on: the command, the machine, the versions, the commit.
+
+    And from here on torch uses that many threads, in processes begun from here too. With one, what
+    else runs on the machine disturbs less, and sums are not split otherwise each time.
+    """
     import torch
 
     import rekindle
 
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     return {
         "command": " ".join(["python", *sys.argv]),
         "machine": {

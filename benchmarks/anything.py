@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["unet", "lstm"])
     parser.add_argument("--steps", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     results: dict[str, Any] = {**conditions(), "steps": arguments.steps, "pipeline": {}, "rows": []}
     for evict in MODES:
         results["pipeline"][evict] = row = bisected(evict, *pipeline())

@@ -54,7 +54,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--only", nargs="*", default=[case.name for case in CASES])
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     _lessons.SECONDS = arguments.seconds  # type: ignore[misc]
     _background.NICENESS = 0  # type: ignore[misc]  # waited for: nobody to stand back from
     results: dict[str, Any] = conditions()

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from _common import conditions, write
 from _trainer import Trainer
 from _workloads import WORKLOADS
@@ -95,7 +94,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each bound")
     parser.add_argument("--every", type=int, default=10, help="which architectures of the zoo")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     results = conditions()
     rows: list[dict[str, Any]] = []

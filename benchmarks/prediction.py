@@ -62,7 +62,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="of the GPT, default 12")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/prediction.json")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     results: dict[str, Any] = conditions()
     step = gpt(options.layers)
     step()

@@ -257,12 +257,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="pairs of blocks, default 5")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
-    parser.add_argument("--threads", type=int, help="default: those that torch chooses")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, default 1")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/runtime.json")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    results = conditions()
+    results = conditions(options.threads)
     for part in options.parts:
         results[part] = PARTS[part](options.rounds)
     write("runtime", results, options.out)

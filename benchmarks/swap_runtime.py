@@ -176,12 +176,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=[*WORKLOADS], default=[*MODELS])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of blocks, default 5")
     parser.add_argument("--steps", type=int, default=3, help="in a block, default 3")
-    parser.add_argument("--threads", type=int, help="default: those that torch chooses")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, default 1")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/swap_runtime.json")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    results = conditions()
+    results = conditions(options.threads)
     results["device"] = options.device
     if options.device == "cpu":
         results["cores_allowed"] = len(os.sched_getaffinity(0))

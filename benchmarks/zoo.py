@@ -86,11 +86,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/zoo.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the networks
-    import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # sums over several threads may be split in another way each time
     results = conditions()
     results["versions"] |= versions()
     print(line(*COLUMNS))
