@@ -37,7 +37,7 @@ def peers() -> str:
     if not found:
         return ""
     rows = [row for row in found["rows"] if "time" in row]
-    limits = (0.75, 0.51, 0.26)  # what was asked for, and the rounding of allocations
+    limits = (0.75, 0.51, 0.26, 0.16)  # what was asked for, and the rounding of allocations
     methods = list(dict.fromkeys(row["method"] for row in rows))
     parts = ["## Beside other tools", "", said(found), ""]
     parts += [
