@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.engine import Call, Storage, Value
-from rekindle.pytorch import Run
+from rekindle.pytorch import Run, _history, _runtime
 from rekindle.pytorch._handle import Handle
 from rekindle.pytorch._memory import Memory
 from rekindle.pytorch._replay import Recipe
+from rekindle.schedule import verify
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
 TIGHT = 14 * 4 * WIDTH
@@ -219,3 +221,84 @@ def _resident() -> int:
     if sys.platform == "linux":
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# -- what is carried from graph to graph ---------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """Carries its state from one batch to the next."""
+
+    def __init__(self, *, asks_for_gradient: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4, WIDTH // 4) / 2)
+        self.mix = nn.Parameter(torch.eye(4))
+        self.asks_for_gradient = asks_for_gradient
+        self.state = torch.zeros(4, WIDTH // 4)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        state = self.state
+        for _ in range(8):
+            state = torch.tanh(self.mix @ state + self.weight * batch).sin()
+        self.state = state.detach()
+        if self.asks_for_gradient:
+            self.state.requires_grad_()
+        return state.square().mean()
+
+
+def train(model: Recurrent, after: Callable[[], None] = lambda: None) -> list[Tensor]:
+    """Without an optimizer's step, which would end what can be recomputed."""
+    for number in range(40):
+        batch = torch.randn(4, WIDTH // 4, generator=torch.Generator().manual_seed(number))
+        model(batch).backward()
+        del batch
+        after()
+    return [model.state, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.fixture
+def short_memory(monkeypatch: pytest.MonkeyPatch) -> int:
+    longest = 200
+    monkeypatch.setattr(_history, "LONGEST_CHAIN", longest)
+    monkeypatch.setattr(_runtime, "LONGEST_CHAIN", longest)
+    return longest
+
+
+@pytest.mark.parametrize("asks_for_gradient", [False, True])
+@pytest.mark.parametrize(
+    "setting", [{}, {"evict": "anything"}, {"learn": True}], ids=["saved", "anything", "learn"]
+)
+def test_a_state_does_not_carry_all_batches_along(
+    setting: dict[str, Any], asks_for_gradient: bool, short_memory: int
+) -> None:
+    wanted = train(Recurrent(asks_for_gradient=asks_for_gradient))
+    model = Recurrent(asks_for_gradient=asks_for_gradient)
+    known: list[int] = []
+
+    def count() -> None:
+        known.append(len(list(run._driver.engine.storages)))
+
+    with rekindle.budget(TIGHT, **setting) as run:
+        found = train(model, count)
+    assert run.evictions > 100
+    assert max(known) < 2 * short_memory + known[0]
+    assert len(found) == 3
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_otherwise_it_would(monkeypatch: pytest.MonkeyPatch, short_memory: int) -> None:
+    """The test above can fail."""
+    monkeypatch.setattr(_runtime.Driver, "forget_history", lambda driver: None)
+    with rekindle.budget(TIGHT) as run:
+        train(Recurrent())
+        assert len(list(run._driver.engine.storages)) > 1_000
+
+
+def test_while_a_trace_is_written_nothing_is_forgotten(short_memory: int) -> None:
+    """It says whether an operator can be repeated, not until when."""
+    with rekindle.budget(TIGHT, record=True) as run:
+        train(Recurrent())
+    trace, record = run.trace, run.record
+    assert verify(trace, record.schedule, TIGHT).recomputations == record.recomputations > 0
+    simulated = rekindle.simulate(trace, budget=TIGHT)
+    assert simulated.actions == record.actions

@@ -20,6 +20,7 @@ from rekindle.policies import Policy
 from rekindle.pytorch._audit import Audit
 from rekindle.pytorch._capture import Capture, Captures
 from rekindle.pytorch._explain import Snapshot, out_of_budget, out_of_memory, snapshot
+from rekindle.pytorch._history import carried_along
 from rekindle.pytorch._learner import Learner
 from rekindle.pytorch._memory import Memory, Table, Watch
 from rekindle.pytorch._places import Places
@@ -55,9 +56,8 @@ class Driver:
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
         self._next_op = 0
-        self._next_storage = 0
-        #: On CUDA: what the allocator has given out beside all that is known here. It was there
-        #: before, or no operator showed it, or it is the rounding of blocks.
+        self.storages_made = 0  #: in the whole run
+        #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
         self._outside: Storage | None = None
 
     def open(self) -> None:
@@ -71,18 +71,13 @@ class Driver:
         """What happens from now on, until `capture_no_more`."""
         watches = self.table.watches.values()
         counted = [(id(watch), watch.nbytes) for watch in watches if watch.storage is None]
-        part = Capture(self.engine.storages, counted, self._next_storage)
+        part = Capture(self.engine.storages, counted, self.storages_made)
         self.capture = part if self.whole is None else Captures(self.whole, part)
         return part
 
     def capture_no_more(self) -> None:
         """The end of what was begun by `also_capture`."""
         self.capture = self.whole
-
-    @property
-    def storages_made(self) -> int:
-        """How many, in the whole run."""
-        return self._next_storage
 
     # -- storages -------------------------------------------------------------------------------
 
@@ -95,8 +90,8 @@ class Driver:
 
     def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
         """What `call` makes, or what it writes where something else was."""
-        storage = call.makes(StorageId(self._next_storage), nbytes).storage
-        self._next_storage += 1
+        storage = call.makes(StorageId(self.storages_made), nbytes).storage
+        self.storages_made += 1
         storage.payload = Memory()
         return storage
 
@@ -279,6 +274,12 @@ class Driver:
         if self.capture is not None:
             self.capture.sealed(storage)
         self.perform(self.engine.seal(storage))
+
+    def forget_history(self) -> None:
+        """What the program carries along from graph to graph is kept, not how it came about."""
+        if self.whole is None and self.recorder is None:  # a trace cannot say until when it was
+            for storage in carried_along(list(self.engine.storages), self._held):
+                self.seal(storage)
 
     def forget(self, source: Storage) -> None:
         """`source` is about to be written: what only it can bring back is saved first (R4)."""

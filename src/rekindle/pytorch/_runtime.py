@@ -22,6 +22,7 @@ from rekindle.pytorch._cuda import EventPrices
 from rekindle.pytorch._driver import Driver
 from rekindle.pytorch._geometry import geometry_of, is_exotic
 from rekindle.pytorch._handle import Handle, kept, modified, with_counter_of
+from rekindle.pytorch._history import LONGEST_CHAIN
 from rekindle.pytorch._memory import (
     COUNTERS,
     EXOTIC,
@@ -62,6 +63,7 @@ class Runtime:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._events = EventPrices() if driver.device.type == "cuda" else None
+        self._look_back_at = LONGEST_CHAIN  #: storages made until then
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
         #: While an optimizer's step runs unseen: what is to be called if it failed.
         self.interrupted: Callable[[], None] | None = None
@@ -98,6 +100,10 @@ class Runtime:
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 return result
+            if driver.storages_made > self._look_back_at:
+                driver.forget_history()
+                known = sum(1 for _ in engine.storages)
+                self._look_back_at = driver.storages_made + max(LONGEST_CHAIN, known)
             special = 0
             for tensor in invocation.tensors:
                 storage = driver.known(tensor)

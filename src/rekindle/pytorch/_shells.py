@@ -18,16 +18,13 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle.engine import Storage
 from rekindle.pytorch._driver import Driver
+from rekindle.pytorch._history import LONGEST_CHAIN, may_forget
 from rekindle.pytorch._husk import exchange, husk
 from rekindle.pytorch._memory import Memory
 from rekindle.pytorch._replay import Recipe
 from rekindle.pytorch._signature import PLAIN_TENSORS, STRIDED
 from rekindle.pytorch._threads import Threads
 
-#: Operators in a row whose results may hang on each other with grad mode off; then one is kept, and
-#: the next chain begins with it. There nothing else bounds it: a running mean would remember
-#: everything that it ever was the mean of.
-LONGEST_CHAIN = 1_000
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
 #: `pad_packed_sequence`) read it before any of them runs.
 LENGTHS = (torch.int64, torch.int32)
@@ -214,7 +211,7 @@ class Shells:
         self._gradients.clear()
         driver.engine.reserve.clear()
         for storage in left:
-            if _may_forget(storage):
+            if may_forget(storage):
                 driver.seal(storage)
         self._look_after()
 
@@ -326,7 +323,7 @@ class Shells:
         for storage in list(driver.engine.storages):
             recipe = storage.makers[0].payload if storage.makers else None
             plain = type(recipe) is Recipe and not recipe.grad_mode
-            if plain and storage.held and _may_forget(storage):
+            if plain and storage.held and may_forget(storage):
                 driver.seal(storage)
         for storage in list(driver.engine.storages):
             if storage.dead and storage.resident and storage.replayable:
@@ -338,12 +335,6 @@ class Shells:
         self.open = False
         self._driver.engine.reserve.clear()
         self._driver.table.shells = None
-
-
-def _may_forget(storage: Storage) -> bool:
-    """Whether nobody waits for what else the operators made that made `storage`."""
-    siblings = [made for call in storage.makers for made in call.storages()]
-    return all(made.resident or (made.dead and not made.consumers) for made in siblings)
 
 
 def _in_backward() -> bool:
