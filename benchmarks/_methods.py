@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from _chains import chain
 from _workloads import Workload
 from torch import nn
 from torch.utils.checkpoint import (
@@ -64,6 +65,9 @@ def points(
             yield Point("torch_remat", f"1 in {every}", prepare=partial(_remat, every=every))
         for every in (2, 1):
             yield Point("selective", f"1 in {every}", prepare=partial(_selective, every=every))
+    if workload.is_chain:
+        for fraction in fractions:
+            yield Point("rekindle sequential", f"{fraction:.0%}", prepare=_sequential(fraction))
     if not workload.dynamic:
         for fraction in fractions:
             yield Point("rekindle planned", f"{fraction:.0%}", prepare=_planned(fraction))
@@ -163,6 +167,15 @@ def _planned(fraction: float) -> Prepare:
         budget = _bytes(fraction, about["constants"], about["peak"])
         inputs = (about["inputs"][0],)
         return rekindle.plan(model, inputs, budget=budget, reserve=about["reserve"]).apply()
+
+    return prepare
+
+
+def _sequential(fraction: float) -> Prepare:
+    def prepare(model: nn.Module, workload: Workload, about: Any) -> nn.Module:
+        budget = _bytes(fraction, about["constants"], about["peak"])
+        inputs, beside = about["inputs"][0], about["reserve"] + about["inputs"][1].nbytes
+        return rekindle.sequential(chain(model), inputs, budget, beside=beside)
 
     return prepare
 

@@ -33,6 +33,9 @@ class Workload:
     dynamic: bool = False
     """Control flow that depends on data or on objects that are not tensors: not to be compiled."""
 
+    is_chain: bool = False
+    """Written as one in `_chains`."""
+
     def sizes(self, device: str) -> dict[str, int]:
         return self.cuda if device == "cuda" else self.cpu
 
@@ -184,17 +187,20 @@ WORKLOADS = {
             "gpt", _gpt, _tokens, _per_token, _halves_of_gpt,
             cpu={**_TEXT, "batch": 8, "time": 128, "width": 192, "layers": 8},
             cuda={"vocabulary": 50304, "batch": 16, "time": 1024, "width": 768, "layers": 12},
+            is_chain=True,
         ),
         Workload(
             "bert", _bert, _tokens, _per_token, _parts(nn.TransformerEncoderLayer),
             cpu={**_TEXT, "batch": 8, "time": 128, "width": 192, "layers": 8},
             cuda={"vocabulary": 30522, "batch": 64, "time": 512, "width": 768, "layers": 12},
+            is_chain=True,
         ),
         Workload(
             "resnet50", lambda *, width, size, **_: ResNet50(width=width, size=size),
             _images, _per_image, _parts(Bottleneck),
             cpu={"batch": 32, "size": 64, "width": 24},
             cuda={"batch": 256, "size": 224, "width": 64},
+            is_chain=True,
         ),
         Workload(
             "unet", lambda *, width, **_: networks.UNet(width=width, levels=4),
@@ -232,6 +238,7 @@ WORKLOADS = {
             cpu={**_TEXT, "batch": 16, "time": 64, "width": 128, "layers": 4},
             cuda={"vocabulary": 8192, "batch": 32, "time": 1024, "width": 768, "layers": 8},
             dynamic=True,
+            is_chain=True,
         ),
     )
 }  # fmt: skip
