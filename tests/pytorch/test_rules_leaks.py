@@ -281,7 +281,7 @@ def test_a_state_does_not_carry_all_batches_along(
     with rekindle.budget(TIGHT, **setting) as run:
         found = train(model, count)
     assert run.evictions > 100
-    assert max(known) < 2 * short_memory + known[0]
+    assert max(known) < 4 * short_memory  # a chain, what hangs on it beside, until the next look
     assert len(found) == 3
     assert all(map(torch.equal, found, wanted))
 
