@@ -117,7 +117,8 @@ def test_every_row_of_the_reference_that_takes_seconds() -> None:
             continue
         problem = reference_problem(row["graph"])
         assert problem.keep_all_peak == row["keep_all_peak"]
-        plan = Cuts(time_limit=60).plan(problem, row["budget"])
+        seconds = 240 if row["gap"] == 0 else 60  # a proof ends it early: 30 s on a quiet core
+        plan = Cuts(time_limit=seconds).plan(problem, row["budget"])
         where = (row["graph"], row["ratio"])
         assert plan.gap is not None, where
         assert plan.gap <= row["gap"] + 1e-9, where
