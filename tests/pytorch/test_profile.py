@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import rekindle
 from rekindle.pytorch import demo
+from rekindle.pytorch._undo import Undo
 from rekindle.report import Profile
 from tests.pytorch.models import Case
 from tests.pytorch.test_models import each_case
@@ -192,3 +193,17 @@ def test_what_a_step_learns_is_undone(trained: bool, fails: bool) -> None:
     assert len(calls) > 3
     assert same(before, state(model, optimizer))
     assert all(p.grad is grad for p, grad in zip(model.parameters(), gradients, strict=True))
+
+
+def test_undo_fails_to_see_nothing() -> None:
+    """The test above can fail: without `restore` the state is another one."""
+    model = Everything()
+    optimizer = torch.optim.Adam(model.parameters())
+    before = state(model, optimizer)
+    undo = Undo()
+    with undo:
+        model(torch.randn(8, 16)).sum().backward()
+        optimizer.step()
+    assert not same(before, state(model, optimizer))
+    undo.restore()
+    assert same(before, state(model, optimizer))
