@@ -36,7 +36,7 @@ from _workloads import WORKLOADS, Workload
 from rekindle import _facade
 from rekindle._predict import largest
 from rekindle._units import format_bytes
-from rekindle.pytorch import _background, _lessons
+from rekindle.pytorch.learned import _background, _lessons
 from rekindle.report import _plot
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -22,8 +22,8 @@ from tests.pytorch.networks import Residual
 from tests.pytorch.test_models import plainly
 
 import rekindle
-from rekindle.pytorch import _background, _lessons
-from rekindle.pytorch.demo import GPT, Settings
+from rekindle.cli._demo_training import GPT, Settings
+from rekindle.pytorch.learned import _background, _lessons
 
 FRACTIONS = (0.5, 0.3)
 BEFORE, AFTER = 3, 3  # steps until there is a plan, and along it

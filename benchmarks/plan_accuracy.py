@@ -22,7 +22,7 @@ os.environ["REKINDLE_CACHE"] = tempfile.mkdtemp()  # prices of this run only
 import torch
 from tests.pytorch.models import GPT, UNet, class_loss, next_token_loss, tokens
 from tests.pytorch.networks import ResNet
-from tests.pytorch.planned import Onlooker, WithLoss
+from tests.pytorch.planned.helpers import Onlooker, WithLoss
 
 import rekindle
 from rekindle.planners import Cuts, KeepAll

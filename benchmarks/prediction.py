@@ -20,7 +20,8 @@ from tests.pytorch.tracker import measure
 from torch.nn import functional
 
 import rekindle
-from rekindle.pytorch import demo, prices
+from rekindle.cli import _demo_training as demo
+from rekindle.pytorch import prices
 
 FRACTIONS = (1.0, 0.7, 0.5, 0.3)
 

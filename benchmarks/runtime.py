@@ -34,7 +34,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.pytorch import demo
+from rekindle.cli import _demo_training as demo
 
 ROOMY = "1TiB"
 

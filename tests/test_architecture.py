@@ -44,6 +44,23 @@ ALLOWED = {
 }
 ALLOWED_EVERYTHING = {"__init__", "_facade", "_predict", "cli"}
 
+# The rooms of a large part, lowest first: a room imports those named with it, and those by their
+# front door (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).
+ROOMS = {
+    "pytorch": {
+        "tensors": set[str](),
+        "operators": {"tensors"},
+        "online": {"tensors", "operators"},
+        "held": {"tensors", "operators", "online"},
+        "swap": {"tensors", "operators", "online"},
+        "learned": {"operators", "online"},
+        "planned": {"operators"},
+        "chains": {"tensors"},
+        "context": {"tensors", "operators", "online", "held", "swap", "learned"},
+        "observed": {"tensors", "operators", "online", "chains", "context"},
+    }
+}
+
 # Third parties: by part, or by the one file that is their adapter.
 THIRD_PARTIES = {
     "policies": {"numpy"},
@@ -54,6 +71,7 @@ THIRD_PARTIES = {
     "integrations.huggingface": {"transformers"},
     "integrations.lightning": {"lightning"},
     "cli": {"click", "rich"},
+    "cli._demo_training": {"torch"},  # a program as a user would write it
 }
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "highspy")
@@ -137,6 +155,33 @@ def layering(package: Path) -> Iterator[str]:
                 yield f"{path.relative_to(package)}:{found.line}: {part} imports {found.module}"
 
 
+def rooms(package: Path) -> Iterator[str]:
+    """Inside a large part: no arrow that the table of rooms does not have, none past a door."""
+    modules = modules_of(package)
+    for module, path in modules.items():
+        part, room = _room_of(module)
+        if part not in ROOMS or not room:
+            continue  # the part's own door hands on what it likes
+        if room not in ROOMS[part]:
+            yield f"{path.relative_to(package)}: {part}/{room} is not in the table of this test"
+            continue
+        for found in imports_of(module, modules):
+            other_part, other = _room_of(found.module)
+            if other_part != part or other == room:
+                continue
+            where = f"{path.relative_to(package)}:{found.line}: {room}"
+            if other not in ROOMS[part][room]:
+                yield f"{where} imports {found.module}"
+            elif found.module.count(".") > 2:
+                yield f"{where} imports {found.module}, not through {part}/{other}/__init__.py"
+
+
+def _room_of(module: str) -> tuple[str, str]:
+    """("pytorch", "online") for "rekindle.pytorch.online._driver"; "" where there is no such."""
+    _, part, room, *_ = [*module.split("."), "", ""]
+    return part, room
+
+
 def _of(table: dict[str, set[str]], key: str) -> set[str]:
     return table.get(key, set())
 
@@ -183,9 +228,17 @@ def heavy_imports(path: Path | None = None) -> list[str]:
 # The real tree keeps them.
 
 
-@pytest.mark.parametrize("rule", [layering, cycles])
+@pytest.mark.parametrize("rule", [layering, rooms, cycles])
 def test_the_package_keeps(rule) -> None:
     assert list(rule(ROOT / "src" / "rekindle")) == []
+
+
+def test_rooms_stand_in_order() -> None:
+    for table in ROOMS.values():
+        below = set[str]()
+        for room, imported in table.items():
+            assert imported <= below
+            below.add(room)
 
 
 def test_no_file_is_long() -> None:
@@ -287,6 +340,43 @@ def test_layering_complains(tmp_path: Path, name: str, text: str, complaint: str
 )
 def test_layering_allows(tmp_path: Path, name: str, text: str) -> None:
     assert list(layering(plant(tmp_path, {"planners/_result.py": "", name: text}))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        (
+            "pytorch/online/a.py",
+            "def f():\n    from ..learned import x",
+            "pytorch/online/a.py:2: online imports rekindle.pytorch.learned",
+        ),
+        (
+            "pytorch/held/a.py",
+            "from rekindle.pytorch.online._driver import Driver",
+            (
+                "pytorch/held/a.py:1: held imports rekindle.pytorch.online._driver, "
+                "not through pytorch/online/__init__.py"
+            ),
+        ),
+        (
+            "pytorch/swap/a.py",
+            "from rekindle.pytorch import budget",
+            "pytorch/swap/a.py:1: swap imports rekindle.pytorch",
+        ),
+        ("pytorch/new/a.py", "", "pytorch/new/a.py: pytorch/new is not in the table of this test"),
+        ("pytorch/_a.py", "", "pytorch/_a.py: pytorch/_a is not in the table of this test"),
+    ],
+)
+def test_rooms_complains(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    others = ("pytorch/online/_driver.py", "pytorch/learned/__init__.py", "pytorch/__init__.py")
+    package = plant(tmp_path, dict.fromkeys(others, "") | {name: text})
+    (package / name).parent.joinpath("__init__.py").unlink()
+    assert list(rooms(package)) == [complaint]
+
+
+def test_rooms_allows_a_lower_room_by_its_door(tmp_path: Path) -> None:
+    files = {"pytorch/held/a.py": "from ..online import x", "pytorch/online/__init__.py": ""}
+    assert list(rooms(plant(tmp_path, files))) == []
 
 
 @pytest.mark.parametrize("text", ["from .b import x", "if True:\n    import rekindle.trace.b"])

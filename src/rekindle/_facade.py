@@ -20,10 +20,8 @@ from rekindle.trace import Trace
 
 if TYPE_CHECKING:
     from rekindle.planners._costs import ChainSchedule, Measured
-    from rekindle.pytorch._backend import Backend
-    from rekindle.pytorch._chained import Chained
-    from rekindle.pytorch._export import Export
-    from rekindle.pytorch._planned import ModelPlan
+    from rekindle.pytorch.chains import Chained
+    from rekindle.pytorch.planned import Backend, Export, ModelPlan
 
 
 # When a block runs again, variables of its Python code hold results a little longer than the
@@ -62,7 +60,7 @@ def sequential(
     stage happen again when it is computed again. Raises `OutOfBudget` with the smallest budget that
     would do, `Unsupported` for what is no chain.
     """
-    from rekindle.pytorch._chained import Chained, is_chain
+    from rekindle.pytorch.chains import Chained, is_chain
 
     if not is_chain(model):
         raise Unsupported(
@@ -117,8 +115,8 @@ def export(
     low. Raises `Unsupported` where there are no blocks.
     """
     from rekindle.planners._blocks import blocks_of
-    from rekindle.pytorch._export import Export, candidates
-    from rekindle.pytorch._step import capture_modules
+    from rekindle.pytorch.observed import capture_modules
+    from rekindle.pytorch.planned import Export, candidates
 
     limit = parse_bytes(budget, line="rekindle.export(model, step, {})")
     trace, modules = capture_modules(step, model)
@@ -212,7 +210,7 @@ def plan(
             f"rekindle.plan: got {type(program).__name__} without example inputs; write "
             "rekindle.plan(model, (batch,), budget=...)"
         )
-    from rekindle.pytorch._planned import plan_model
+    from rekindle.pytorch.planned import plan_model
 
     progress = _Progress()
     try:
@@ -250,7 +248,7 @@ def backend(
     planner in the same process. Where no plan fits, compilation fails with `OutOfBudget` as its
     `inner_exception`, which names the smallest budget known.
     """
-    from rekindle.pytorch._backend import Backend
+    from rekindle.pytorch.planned import Backend
 
     progress = _Progress()
     return Backend(

@@ -13,11 +13,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from rekindle.cli import _demo_training as demo
 from rekindle.cli import main
+from rekindle.cli._demo_training import Settings, Step, Trained
 from rekindle.cli.demo import command
-from rekindle.pytorch import demo
-from rekindle.pytorch._meter import Meter
-from rekindle.pytorch.demo import Settings, Step, Trained
+from rekindle.pytorch.tensors._meter import Meter
 
 TINY = ["--layers", "2", "--width", "16", "--context", "32", "--batch", "4", "--steps", "3"]
 

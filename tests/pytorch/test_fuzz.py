@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
 from rekindle import budget
-from rekindle.pytorch._runtime import Runtime
+from rekindle.pytorch.online._runtime import Runtime
 from tests.pytorch.fuzz.check import complaint, report, shortened
 from tests.pytorch.fuzz.lines import BUILD, programs
 from tests.pytorch.fuzz.program import Program, left_behind

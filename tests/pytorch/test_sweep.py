@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from rekindle.pytorch import _driver
+from rekindle.pytorch.online import _driver
 from tests.pytorch.sweep import _exceptions
 from tests.pytorch.sweep.__main__ import DATABASES, entries_of, main
 from tests.pytorch.sweep._sample import Program, Sample, anew

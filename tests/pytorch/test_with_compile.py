@@ -15,9 +15,11 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import rekindle
 from rekindle.engine import Call
-from rekindle.pytorch import Run, _driver, _operators
-from rekindle.pytorch._regions import Region
-from rekindle.pytorch._replay import run_again
+from rekindle.pytorch import Run
+from rekindle.pytorch.online import _driver
+from rekindle.pytorch.operators import _operators
+from rekindle.pytorch.operators._regions import Region
+from rekindle.pytorch.operators._replay import run_again
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 

@@ -14,7 +14,7 @@ from rich.text import Text as Line
 
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns
-from rekindle.pytorch.demo import Identical, Settings, Step, Text, Trained
+from rekindle.cli._demo_training import Identical, Settings, Step, Text, Trained
 
 
 class _Memory(ProgressColumn):

@@ -15,7 +15,7 @@ from rekindle._types import Bytes
 from rekindle.cli._options import examples, multiple_of, size
 
 if TYPE_CHECKING:
-    from rekindle.pytorch.demo import Identical, Settings, Trained
+    from rekindle.cli._demo_training import Identical, Settings, Trained
 
 
 def _number(name: str, default: int, text: str, least: int = 1, **more: Any) -> Callable[..., Any]:
@@ -77,8 +77,8 @@ def command(
     # Read when torch is loaded. Threads that spin while they wait make a machine that is busy with
     # other things many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from rekindle.cli import _demo_training as demo
     from rekindle.cli import _demo_view
-    from rekindle.pytorch import demo
 
     settings = demo.Settings(**sizes)
     try:

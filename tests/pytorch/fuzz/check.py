@@ -10,7 +10,7 @@ from typing import Any
 
 from rekindle import OutOfBudget, budget
 from rekindle.pytorch import Run
-from rekindle.pytorch._runtime import Runtime
+from rekindle.pytorch.online._runtime import Runtime
 from tests.pytorch.fuzz.program import Program, left_behind
 from tests.pytorch.fuzz.wanted import Wanted, alive
 from tests.pytorch.harsh import MOST_ATTEMPTS

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from rekindle.pytorch._memory import version_of
+from rekindle.pytorch.tensors._memory import version_of
 from tests.pytorch.bits import differing
 from tests.pytorch.fuzz.program import NOTICED, Program, left_behind
 from tests.pytorch.tracker import Tracker

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from rekindle.engine import Call, NoRoom
-from rekindle.pytorch import Run, _driver
+from rekindle.pytorch import Run
+from rekindle.pytorch.online import _driver
 
 AMPLE = 1 << 40  #: bytes: nothing is let go for want of room
 evict: Literal["saved", "anything"] = "saved"  #: as in `rekindle.budget`

@@ -1,0 +1,229 @@
+"""The model, the text and the training loop of `rekindle demo`: a character-level GPT.
+
+It is written as a user would write it: nothing in the model knows of a budget. Memory is measured
+the same way with a budget and without, by a `Meter` around both, which knows nothing of Rekindle.
+"""
+
+# pyright: standard
+# (torch's stubs leave too much unknown)
+from __future__ import annotations
+
+import gc
+import statistics
+import sysconfig
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch import budget as within
+from rekindle.pytorch.tensors import Meter
+
+HEADS = 4
+WARM_UP = 12  # steps until the full learning rate
+COUNTS = ("evictions", "recomputations", "recompute_ns")  # what a run under a budget has counted
+ENOUGH = 1_000_000  # characters: more than a demonstration reads
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The model and its training. `width` is a multiple of HEADS."""
+
+    layers: int = 12
+    width: int = 128
+    context: int = 128
+    batch: int = 16
+    steps: int = 24
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Characters in one step."""
+        return self.batch * self.context
+
+
+# The text.
+
+
+@dataclass(frozen=True)
+class Text:
+    """Characters as their numbers in `alphabet`: a byte each, for the text counts as well."""
+
+    alphabet: str
+    characters: Tensor
+
+    def batch(self, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
+        """Random pieces and, for each character, the next one; step i always gets the same."""
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+        last = len(self.characters) - settings.context
+        starts = torch.randint(last, (settings.batch, 1), generator=generator)
+        pieces = self.characters[starts + torch.arange(settings.context + 1)].long()
+        return pieces[:, :-1], pieces[:, 1:]
+
+
+def read_text(context: int, folder: Path | None = None) -> Text:
+    """Python's own sources, in ASCII; ValueError if that is too little for pieces of `context`."""
+    folder = folder or Path(sysconfig.get_path("stdlib"))
+    text = b""
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes().translate(None, bytes(range(128, 256)))
+        if len(text) >= ENOUGH:
+            break
+    text = text[:ENOUGH]
+    if len(text) <= context:
+        raise ValueError(
+            f"got {len(text)} characters of source from {folder}, wanted more than the "
+            f"{context} that the model sees at once"
+        )
+    alphabet = bytes(sorted(set(text)))
+    numbers = bytes.maketrans(alphabet, bytes(range(len(alphabet))))
+    characters = torch.frombuffer(bytearray(text.translate(numbers)), dtype=torch.uint8)
+    return Text(alphabet.decode(), characters)
+
+
+# The model.
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attend(self.norm_attention(x)))
+        hidden = functional.gelu(self.wide(self.norm_mlp(x)))
+        return x + self.dropout(self.narrow(hidden))
+
+    def attend(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        heads = (batch, time, HEADS, width // HEADS)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, time, width))
+
+
+class GPT(nn.Module):
+    def __init__(self, settings: Settings, alphabet: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(alphabet, settings.width)
+        self.position = nn.Embedding(settings.context, settings.width)
+        self.blocks = nn.ModuleList(Block(settings.width) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+        self.out = nn.Linear(settings.width, alphabet, bias=False)
+        for embedding in (self.token, self.position):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        x = self.token(characters) + self.position(torch.arange(characters.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x))
+
+
+# Training it.
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that was taken; `peak` is the most memory that was in use during it."""
+
+    number: int
+    loss: float
+    ns: Nanoseconds
+    peak: Bytes
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training run. `constants`: memory at its end - weights, gradients, optimizer state."""
+
+    budget: Bytes | None
+    steps: tuple[Step, ...]
+    weights: Mapping[str, Tensor]
+    peak: Bytes
+    constants: Bytes
+    evictions: int = 0
+    recomputations: int = 0
+    recompute_ns: Nanoseconds = 0
+
+    @property
+    def step_ns(self) -> Nanoseconds:
+        """The median time of a step."""
+        return int(statistics.median(step.ns for step in self.steps))
+
+    def budget_at(self, fraction: float) -> Bytes:
+        """The constants and this fraction of the memory that this run needed above them."""
+        return self.constants + int(fraction * (self.peak - self.constants))
+
+
+def train(
+    settings: Settings,
+    text: Text,
+    budget: Bytes | None = None,
+    watch: Callable[[Step], None] = lambda step: None,
+) -> Trained:
+    """Train from the seed on, within the budget if there is one; `watch` is told of each step."""
+    torch.manual_seed(settings.seed)
+    model = GPT(settings, len(text.alphabet))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    steps: list[Step] = []
+    with Meter() as meter, nullcontext() if budget is None else within(budget) as run:
+        for number in range(settings.steps):
+            meter.peak = meter.alive
+            start = time.perf_counter_ns()
+            characters, following = text.batch(settings, number)
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"] = 2e-3 * min(1.0, (number + 1) / WARM_UP)
+            scores = model(characters)
+            loss = functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+            loss.backward()
+            optimizer.step()
+            ns = time.perf_counter_ns() - start
+            step = Step(number, loss.item(), ns, meter.peak)
+            del scores, loss  # or the next step would start with them
+            steps.append(step)
+            watch(step)
+        gc.collect()
+        constants = meter.alive
+    return Trained(
+        budget,
+        tuple(steps),
+        model.state_dict(),
+        max(step.peak for step in steps),
+        constants,
+        **{} if run is None else {name: getattr(run, name) for name in COUNTS},
+    )
+
+
+@dataclass(frozen=True)
+class Identical:
+    """Whether two runs ended up with the same, bit for bit."""
+
+    losses: bool
+    weights: bool
+
+
+def compare(one: Trained, other: Trained) -> Identical:
+    losses = [[step.loss.hex() for step in run.steps] for run in (one, other)]
+    same_names = one.weights.keys() == other.weights.keys()
+    return Identical(
+        losses[0] == losses[1],
+        same_names and all(_same(w, other.weights[name]) for name, w in one.weights.items()),
+    )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    bits = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]  # 0.0 is not -0.0
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)

@@ -1,0 +1,126 @@
+"""An `nn.Sequential` that runs by a schedule for its chain."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes
+from rekindle.planners._chain import Kind
+from rekindle.planners._costs import ChainSchedule, Measured
+from rekindle.pytorch.chains._again import autocast_of, devices_of
+from rekindle.pytorch.chains._frame import Frame
+from rekindle.pytorch.chains._stages import measure, stages_of
+from rekindle.pytorch.tensors import bytes_of, tensors_of
+
+Reshape = Literal["measure", "refuse"]
+
+
+def total(output: Any) -> Tensor:
+    """A loss for measuring: the sum of everything that can be differentiated."""
+    return torch.stack([t.float().sum() for t in tensors_of(output) if t.requires_grad]).sum()
+
+
+def is_chain(model: object) -> bool:
+    """Whether `model` calls its children in order: a subclass may do anything."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+
+
+@final
+class Chained(nn.Sequential):
+    """The modules of a sequential, run by a schedule; made by `rekindle.sequential`.
+
+    Children, parameters, buffers and their names are those of the original. Without gradients it
+    runs like any sequential.
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        sample: Any,
+        plan: Callable[[Measured], ChainSchedule],
+        *,
+        loss: Callable[[Any], Tensor] | None,
+        beside: Bytes,
+        reshape: Reshape,
+        watch: Callable[[int, int], None] | None,
+    ) -> None:
+        super().__init__(OrderedDict(model._modules.items()))  # type: ignore[arg-type]
+        self.training = model.training
+        self._forward_hooks = model._forward_hooks
+        self._forward_pre_hooks = model._forward_pre_hooks
+        self._plan, self._loss = plan, loss or total
+        self._beside, self._reshape, self._watch = beside, reshape, watch
+        self._measured: dict[Any, Measured] = {}
+        self._schedules: dict[Any, ChainSchedule] = {}
+        self._stages = stages_of(model, sample)
+        self.schedule = self._scheduled(sample)
+
+    @property
+    def predicted_peak(self) -> Bytes:
+        """Of the schedule in use: the most memory in a forward and backward pass."""
+        return self.schedule.peak
+
+    @property
+    def overhead(self) -> float:
+        """Predicted recomputation over the time of running everything once."""
+        return self.schedule.overhead
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:  # type: ignore[override]
+        if len(inputs) != 1 or keywords:
+            got = f"{len(inputs)} inputs" + (f" and {', '.join(keywords)}=" if keywords else "")
+            raise Unsupported(
+                f"a chain has one input, which may be a tuple of tensors; got {got}. Write "
+                "model((a, b)) and take it apart in the first module"
+            )
+        x = inputs[0]
+        if torch.is_grad_enabled():
+            self.schedule = self._scheduled(x)
+            if any(each.kind in (Kind.DROP, Kind.KEEP) for each in self.schedule.operations):
+                return Frame(self._stages, self.schedule.operations).forward(x)
+        return super().forward(x)
+
+    def _scheduled(self, x: Any) -> ChainSchedule:
+        key = _key(x, self)
+        there = bytes_of([p.grad for p in self.parameters() if p.grad is not None])
+        found = self._schedules.get((key, there))
+        if found is None:
+            found = self._schedules[key, there] = self._plan(_beside(self._measure(x, key), there))
+        return found
+
+    def _measure(self, x: Any, key: Any) -> Measured:
+        found = self._measured.get(key)
+        if found is None:
+            if self._measured and self._reshape == "refuse":
+                was = next(iter(self._measured))
+                raise Unsupported(
+                    f"the chain was measured for {was} and got {key}; give it that, or write "
+                    'rekindle.sequential(..., reshape="measure")'
+                )
+            fixed = self._beside + bytes_of([*self.parameters(), *self.buffers()])
+            found = measure(self._stages, x, self._loss, fixed, self._watch)
+            self._measured[key] = found
+        return found
+
+
+def _key(x: Any, model: nn.Module) -> Any:
+    """What costs depend on."""
+    tensors = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors_of(x)]
+    kinds = sorted({"cpu", *(device.type for device in devices_of(x))})
+    frozen = tuple(not parameter.requires_grad for parameter in model.parameters())
+    autocast = tuple(autocast_of(kind) for kind in kinds)
+    return (*tensors, model.training, *autocast, hash(frozen))
+
+
+def _beside(measured: Measured, there: Bytes) -> Measured:
+    """With gradients that are there from the beginning, instead of those that arise."""
+    if not there:
+        return measured
+    stages = tuple(replace(stage, weights=0) for stage in measured.stages)
+    return replace(measured, stages=stages, fixed=measured.fixed + there)

@@ -1,0 +1,208 @@
+"""Executes a schedule of a chain by saved-tensor hooks, one forward pass after the other.
+
+Every stage runs with gradients enabled, in one ordinary graph of autograd; what differs is what the
+graph saves. A stage that the schedule tapes saves tensors. Any other saves `Holder`s, and its
+activations are gone when it ends. When the backward pass asks a holder for its tensor, the
+operations of the schedule up to the backward of that stage are done: stages run again, the same way
+and without saving, from a kept input on, until the stage itself runs again and fills its holders.
+
+So the graph, its hooks, the order in which gradients are summed, `torch.autograd.grad`, frozen and
+tied parameters are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from rekindle._errors import Unsupported
+from rekindle.planners._chain import Kind, Operation
+from rekindle.pytorch.chains._again import Moment, Stage, detached
+from rekindle.pytorch.tensors import tensors_of
+
+
+@final
+class Holder:
+    """What the graph keeps in the place of a tensor."""
+
+    __slots__ = ("__weakref__", "dtype", "frame", "shape", "stage", "tensor")
+
+    def __init__(self, frame: Frame, stage: int, tensor: Tensor) -> None:
+        self.frame = frame
+        self.stage = stage
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.tensor: Tensor | None = None
+
+    def get(self) -> Tensor:
+        if self.tensor is None:
+            self.frame.bring_back(self.stage)
+        assert self.tensor is not None
+        return self.tensor
+
+
+@final
+class Frame:
+    """One forward pass and its backward: lives as long as a holder of the graph."""
+
+    def __init__(self, stages: Sequence[Stage], operations: Sequence[Operation]) -> None:
+        self.stages = stages
+        loss = next(n for n, each in enumerate(operations) if each.kind is Kind.LOSS)
+        self._first = operations[:loss]
+        self._later = operations[loss + 1 :]
+        self._position = 0  # in the later ones
+        self._inputs: dict[int, Any] = {}
+        self._versions: dict[int, list[int]] = {}
+        self._moments: dict[int, Moment] = {}
+        self._holders: dict[int, list[weakref.ref[Holder]]] = {}
+        self._back: set[int] = set()  # stages whose holders are filled
+        self._current: tuple[int, Any] | None = None  # a stage and its input
+
+    def forward(self, x: Any) -> Any:
+        self._keep(0, x)
+        for operation in self._first:
+            stage = self.stages[operation.stage]
+            if operation.kind is Kind.KEEP:
+                self._keep(operation.stage, x)
+            moment = self._moments[operation.stage] = Moment(stage, x)
+            if operation.kind is Kind.TAPE:
+                x = stage(x)
+            else:
+                with saved_tensors_hooks(self._put_away(operation.stage), Holder.get):
+                    x = stage(x)
+            moment.after()
+            self._check_unchanged(operation.stage)
+        return x
+
+    def _put_away(self, stage: int) -> Callable[[Tensor], Holder]:
+        holders = self._holders[stage] = []
+
+        def pack(tensor: Tensor) -> Holder:
+            holder = Holder(self, stage, tensor)
+            holders.append(weakref.ref(holder))
+            return holder
+
+        return pack
+
+    def _keep(self, stage: int, x: Any) -> None:
+        self._inputs[stage] = detached(x)
+        self._versions[stage] = _versions(x)
+
+    def _check_unchanged(self, stage: int) -> None:
+        if stage in self._inputs and _versions(self._inputs[stage]) != self._versions[stage]:
+            raise Unsupported(
+                f"the input of stage {self.stages[stage].name}, from which it is to be computed "
+                "again, was modified in place. Write inplace=False there, or give the stage a copy"
+            )
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    def bring_back(self, stage: int) -> None:
+        """Fills the holders of `stage`, by the schedule if it can be followed."""
+        self._forget_beyond(stage)
+        if torch._C._current_graph_task_id() >= 0:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end)
+        ahead = Operation(Kind.BACK, stage)
+        with suppress(ValueError):
+            end = self._later.index(ahead, self._position)
+            steps, self._position = self._later[self._position : end], end + 1
+            for operation in steps:
+                if operation.kind is not Kind.BACK:
+                    self._perform(operation.kind, operation.stage)
+        if stage not in self._back:  # the second backward over a retained graph, or a part of one
+            start = max(kept for kept in self._inputs if kept <= stage)
+            for between in range(start, stage):
+                self._perform(Kind.DROP, between)
+            self._perform(Kind.TAPE, stage)
+        self._current = None
+
+    def _perform(self, kind: Kind, number: int) -> None:
+        if self._current is not None and self._current[0] == number:
+            x = self._current[1]
+            if kind is Kind.KEEP:
+                self._keep(number, x)
+        else:
+            self._check_unchanged(number)
+            x = self._inputs[number]
+        self._current = None
+        stage = self.stages[number]
+        if kind is Kind.TAPE:
+            if number:
+                self._inputs.pop(number, None)
+            self._back.add(number)
+        fill = _Fill(stage, self._holders[number] if kind is Kind.TAPE else None)
+        with self._moments[number].restored(), saved_tensors_hooks(fill.pack, _never):
+            output = stage(x)
+        fill.check()
+        self._current = number + 1, detached(output)
+
+    def _forget_beyond(self, stage: int) -> None:
+        """The backward of later stages is over."""
+        for later in [each for each in self._back if each > stage]:
+            self._back.discard(later)
+            self._empty(later)
+        for later in [each for each in self._inputs if each > stage]:
+            del self._inputs[later]
+
+    def _end(self) -> None:
+        """The backward pass is over; a retained graph must not keep what was brought back."""
+        for stage in self._back:
+            self._empty(stage)
+        self._back.clear()
+
+    def _empty(self, stage: int) -> None:
+        for reference in self._holders[stage]:
+            holder = reference()
+            if holder is not None:
+                holder.tensor = None
+
+
+@final
+class _Fill:
+    """Puts what a second run of `stage` saves into the holders of the first, if there are any."""
+
+    def __init__(self, stage: Stage, holders: list[weakref.ref[Holder]] | None) -> None:
+        self._stage = stage
+        self._holders = holders
+        self._saved = 0
+
+    def pack(self, tensor: Tensor) -> None:
+        number, self._saved = self._saved, self._saved + 1
+        if self._holders is None:
+            return
+        if number >= len(self._holders):
+            raise self._differs(f"it saved {len(self._holders)} tensors then, and more now")
+        holder = self._holders[number]()
+        if holder is None:
+            return  # nobody can ask for it any more
+        if (tensor.shape, tensor.dtype) != (holder.shape, holder.dtype):
+            then, now = [*holder.shape], [*tensor.shape]
+            raise self._differs(
+                f"tensor {number} that it saved was {holder.dtype} {then} then and is "
+                f"{tensor.dtype} {now} now"
+            )
+        holder.tensor = tensor.detach()
+
+    def check(self) -> None:
+        if self._holders is not None and self._saved < len(self._holders):
+            raise self._differs(f"it saved {len(self._holders)} tensors then, {self._saved} now")
+
+    def _differs(self, how: str) -> Unsupported:
+        return Unsupported(
+            f"stage {self._stage.name} did something else when it was computed again: {how}. It "
+            "must depend on its input, its parameters and buffers and torch's random numbers only"
+        )
+
+
+def _never(_: None) -> Tensor:
+    raise AssertionError("a second run's graph has no backward pass")
+
+
+def _versions(x: Any) -> list[int]:
+    return [tensor._version for tensor in tensors_of(x) if not tensor.is_inference()]

@@ -1,0 +1,252 @@
+"""Cuts an `nn.Sequential` into stages that can run again, and measures them one by one.
+
+Nothing is left behind: generators are put back, buffers are copies while it runs, and gradients are
+asked for with `torch.autograd.grad`, which fills no `.grad`. Hooks of modules and parameters and
+other Python side effects of the modules do run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.planners._costs import Measured
+from rekindle.planners._costs import Stage as Costs
+from rekindle.pytorch.chains._again import Stage, detached, devices_of, undisturbed
+from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
+
+_REPEATS = 3  # of each time: the median counts; one less of sizes: the largest do
+
+
+def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
+    """The children of `model`, those of sequentials among them, as few together as can run again.
+
+    What returns a view of its input, or writes into it, belongs to what made that input.
+    """
+    groups: list[list[tuple[str, nn.Module]]] = []
+    begins = True  # whether what comes next begins a stage
+    x = tree_map_only(Tensor, lambda t: t.detach().clone(), sample)
+    for name, module in _leaves(model, ""):
+        wrote, viewed, x = _try(Stage(name, [module]), x)
+        if wrote and len(groups) <= (not begins):
+            raise Unsupported(
+                f"layer {name} ({type(module).__name__}) writes into the input of the chain, from "
+                "which everything is computed again. Write inplace=False there"
+            )
+        belongs = (wrote or viewed) and bool(groups)
+        if belongs or not begins:
+            groups[-1].append((name, module))
+        else:
+            groups.append([(name, module)])
+        begins = belongs or not viewed  # a view of the chain's input begins no stage of its own
+    if not groups:
+        raise Unsupported("a chain needs a module; got an empty nn.Sequential")
+    return [Stage(_range(group), [module for _, module in group]) for group in groups]
+
+
+def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
+    """Whether `stage` writes into its input, whether it returns a view of it, and its output."""
+    wrote, viewed, output = False, True, x
+    with undisturbed(stage, x), torch.no_grad():
+        for _ in range(_REPEATS):  # a layer that skips itself now and then returns no view
+            versions = [t._version for t in tensors_of(x)]
+            output = stage(x)
+            wrote = versions != [t._version for t in tensors_of(x)]
+            viewed = not _homes(x).isdisjoint(_homes(output))
+            if wrote or not viewed:
+                break
+    return wrote, viewed, output
+
+
+def _leaves(model: nn.Sequential, prefix: str) -> list[tuple[str, nn.Module]]:
+    """The modules in order. A sequential with hooks of its own stays one module."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in model._modules.items():
+        assert child is not None
+        hooks = child._forward_hooks or child._forward_pre_hooks
+        if type(child) is nn.Sequential and not hooks and len(child):
+            found += _leaves(child, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", child))
+    return found
+
+
+def _range(group: Sequence[tuple[str, nn.Module]]) -> str:
+    first, last = group[0][0], group[-1][0]
+    return first if first == last else f"{first} to {last}"
+
+
+def _homes(values: Any) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors_of(values)}
+
+
+def measure(
+    stages: Sequence[Stage],
+    sample: Any,
+    loss: Callable[[Any], Tensor],
+    fixed: Bytes,
+    watch: Callable[[int, int], None] | None = None,
+) -> Measured:
+    """Times and bytes of every stage, each with a graph of its own; no more is ever in memory.
+
+    `watch(done, all)` is called after each.
+    """
+    x = detached(sample)
+    owned: set[int] = set()
+    costs: list[Costs] = []
+    gradient = _gradient_bytes(x)
+    for number, stage in enumerate(stages):
+        with undisturbed(stage, x):
+            cost, output = _measure_stage(stage, x, owned)
+        costs.append(cost)
+        x = output
+        if watch is not None:
+            watch(number + 1, len(stages))
+    fixed += 2 * bytes_of([m._buffers[name] for stage in stages for m, name in stage.moving()])
+    loss_ns, loss_extra, loss_bytes = _measure_loss(loss, x)
+    fixed += 2 * loss_bytes  # with its gradient
+    return Measured(tuple(costs), fixed, bytes_of(sample), gradient, loss_ns, loss_extra)
+
+
+def _measure_stage(stage: Stage, x: Any, owned: set[int]) -> tuple[Costs, Any]:
+    wanted = [each for each in tensors_of(x) if each.requires_grad]
+    parameters = [each for each in stage.parameters if each.requires_grad]
+    forward, backward = _times(stage, x, [*wanted, *parameters])
+    with torch.enable_grad():
+        runs = [_sizes(stage, x, [*wanted, *parameters]) for _ in range(_REPEATS - 1)]
+    sizes = [max(size) for size in zip(*(size for size, _ in runs), strict=True)]
+    output = runs[-1][1]
+    tape, taped_extra, dropped_extra, backward_extra = sizes
+    new = [each for each in parameters if id(each) not in owned]
+    owned.update(map(id, new))
+    return Costs(
+        forward,
+        backward,
+        bytes_of(output),
+        _gradient_bytes(output),
+        tape,
+        taped_extra,
+        dropped_extra,
+        backward_extra,
+        sum(each.numel() * each.element_size() for each in new),
+    ), output
+
+
+def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes, ...], Any]:
+    """Bytes of the tape, and the three transients; and the output."""
+    with Meter() as meter:
+        meter.see((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))
+        meter.restart()
+        before = meter.alive
+        with saved_tensors_hooks(_nothing, _nothing):
+            output = detached(stage(x))
+        dropped_extra = meter.peak - meter.alive
+        del output
+        meter.restart()
+        taped = stage(x)
+        tape = meter.alive - before
+        taped_extra = meter.peak - meter.alive
+        output = detached(taped)
+        end = _end(taped)
+        del taped
+        meter.restart()
+        start = meter.alive
+        _backward(end, wanted, meter.disregard)
+        both = _gradient_bytes(output) + _gradient_bytes(x)
+        backward_extra = meter.peak - start - both
+    return (tape, taped_extra, dropped_extra, backward_extra), output
+
+
+def _times(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[Nanoseconds, Nanoseconds]:
+    forward: list[Nanoseconds] = []
+    backward: list[Nanoseconds] = []
+    devices = devices_of(x)
+    for _ in range(_REPEATS):
+        with torch.enable_grad():
+            started = _now(devices)
+            output = stage(x)
+            forward.append(_now(devices) - started)
+            end = _end(output)
+            started = _now(devices)
+            _backward(end, wanted)
+            backward.append(_now(devices) - started)
+    return int(statistics.median(forward)), int(statistics.median(backward))
+
+
+def _now(devices: Sequence[torch.device]) -> Nanoseconds:
+    for device in devices:
+        torch.get_device_module(device).synchronize(device)
+    return perf_counter_ns()
+
+
+class _End(torch.autograd.Function):
+    """Ends a graph with a number, whose backward makes gradients that nobody but autograd holds."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.like = [(each.shape, each.dtype, each.device) for each in outputs]
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:  # type: ignore[override]
+        return tuple(torch.ones(shape, dtype=t, device=where) for shape, t, where in ctx.like)
+
+
+def _end(output: Any) -> Tensor | None:
+    outputs = [each for each in tensors_of(output) if each.requires_grad]
+    return _End.apply(*outputs) if outputs else None  # type: ignore[no-any-return]
+
+
+def _gradient_bytes(values: Any) -> Bytes:
+    return sum(t.numel() * t.element_size() for t in tensors_of(values) if t.requires_grad)
+
+
+def _backward(
+    end: Tensor | None,
+    wanted: Sequence[Tensor],
+    arrived: Callable[[Tensor], None] | None = None,
+) -> None:
+    """The backward pass; `arrived` is told of each gradient of a parameter as it comes."""
+    if end is None or not wanted:
+        return
+    hooks = [
+        each.register_hook(arrived)
+        for each in wanted
+        if arrived is not None and isinstance(each, nn.Parameter)
+    ]
+    try:
+        torch.autograd.grad(end, wanted, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _measure_loss(loss: Callable[[Any], Tensor], output: Any) -> tuple[Nanoseconds, Bytes, Bytes]:
+    """Time of the loss and its backward; memory beside the output and its gradient; its own."""
+    wanted = [each for each in tensors_of(output) if each.requires_grad]
+    if not wanted:
+        return 0, 0, 0
+    with torch.random.fork_rng(devices_of(output)), torch.enable_grad():
+        started = _now(devices_of(output))
+        torch.autograd.grad(loss(output), wanted, allow_unused=True)
+        elapsed = _now(devices_of(output)) - started
+        with Meter() as meter:
+            meter.see(output)
+            before = meter.alive
+            kept = loss(output)
+            torch.autograd.grad(kept, wanted, allow_unused=True)
+    extra = max(0, meter.peak - before - _gradient_bytes(output))
+    return elapsed, extra, bytes_of(kept)
+
+
+def _nothing(_: Any) -> Any:
+    return None

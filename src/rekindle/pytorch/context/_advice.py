@@ -1,0 +1,79 @@
+"""What to do about the memory of a run, where its figures suggest something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rekindle._types import Bytes
+from rekindle._units import format_bytes
+from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
+
+#: Of the peak, from which on it is worth a word.
+_MUCH = 0.2
+
+
+def advice_on(
+    peak: Bytes, categories: Mapping[str, Bytes], device: torch.device
+) -> tuple[str, ...]:
+    """Sentences, the most bytes first."""
+    found = list(_on_categories(peak, categories))
+    if device.type == "cuda":
+        found += _on_allocator(torch.cuda.memory_stats(device))
+    return tuple(sentence for _, sentence in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Bytes, str]]:
+    program, kept, state = (held.get(name, 0) for name in (PROGRAM, KEPT, OPTIMIZER))
+    if program > _MUCH * peak:
+        yield (
+            program,
+            (
+                f"{format_bytes(program)} at the peak are held by your program's variables, which "
+                "no budget can take away: drop lists of activations and skip connections early."
+            ),
+        )
+    if kept > _MUCH * peak:
+        yield (
+            kept,
+            (
+                f"{format_bytes(kept)} at the peak cannot be recomputed: results of custom "
+                "autograd.Functions, of collectives, of kernels that PyTorch does not see."
+            ),
+        )
+    if state > 2 * _MUCH * peak:
+        yield (
+            state,
+            (
+                f"{format_bytes(state)} at the peak are optimizer state: one with less, or in "
+                "fewer bits, saves more than recomputation can."
+            ),
+        )
+
+
+def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
+    """What CUDA's caching allocator has reserved beside what it gave out, and why."""
+    reserved: Bytes = stats.get("reserved_bytes.all.peak", 0)
+    allocated: Bytes = stats.get("allocated_bytes.all.peak", 0)
+    idle = reserved - allocated
+    if idle > _MUCH * reserved:
+        split: Bytes = stats.get("inactive_split_bytes.all.peak", 0)
+        yield (
+            idle,
+            (
+                f"The allocator reserved {format_bytes(reserved)} but gave out at most "
+                f"{format_bytes(allocated)} ({format_bytes(split)} in pieces of larger blocks): "
+                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+            ),
+        )
+    retries: int = stats.get("num_alloc_retries", 0)
+    if retries:
+        yield (
+            0,
+            (
+                f"The allocator ran short and emptied its cache {retries} times: that is slow: "
+                "give a smaller budget."
+            ),
+        )

@@ -1,0 +1,95 @@
+"""`rekindle.budget("auto")`: what the device has, with a margin."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes
+from rekindle._units import parse_bytes
+from rekindle.pytorch.tensors import homes_of, living_tensors
+
+#: Left alone: temporaries inside of operators, fragmentation, the program's other memory.
+MARGIN = 0.1
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = (  # limit and usage, of version 2 and of version 1
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+def amount_of(amount: str | int, device: torch.device) -> Bytes:
+    """The bytes that `amount` says; "auto" asks the device."""
+    if isinstance(amount, str) and amount.strip().lower() == "auto":
+        return available(device)
+    return parse_bytes(amount)
+
+
+def available(device: torch.device) -> Bytes:
+    """What tensors may take on `device` in all: what they have now and what is free, but a margin.
+
+    On CUDA, what its allocator has reserved counts as tensors' own. On a CPU the free memory is
+    that of the machine or of the control group, whichever is less.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int((1 - MARGIN) * (free + torch.cuda.memory_reserved(device)))
+    if device.type != "cpu":
+        raise Unsupported(
+            f'rekindle.budget("auto") on {device.type}, which does not say how much memory it has; '
+            'write the amount, such as rekindle.budget("6GiB")'
+        )
+    return int((1 - MARGIN) * (_free_on_cpu() + sum(_bytes_of_tensors())))
+
+
+def _free_on_cpu() -> Bytes:
+    found = [_left_in_group(limit, usage) for limit, usage in _CGROUPS]
+    found.append(_free_in_machine())
+    known = [free for free in found if free is not None]
+    if not known:
+        raise Unsupported(
+            'rekindle.budget("auto") cannot find out how much memory this machine has free '
+            '(no /proc/meminfo); write the amount, such as rekindle.budget("6GiB")'
+        )
+    return max(0, min(known))
+
+
+def _free_in_machine() -> Bytes | None:
+    try:
+        lines = _MEMINFO.read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    available = fields.get("MemAvailable")
+    return None if available is None else 1024 * int(available.split()[0])
+
+
+def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
+    try:
+        most, now = limit.read_text().strip(), usage.read_text().strip()
+    except OSError:
+        return None
+    return int(most) - int(now) + _cache(usage) if most.isdigit() else None  # "max": no limit
+
+
+def _cache(usage: Path) -> Bytes:
+    """Files in memory count as used, and make way when memory is short."""
+    with suppress(OSError):
+        for line in (usage.parent / "memory.stat").read_text().splitlines():
+            name, _, nbytes = line.partition(" ")
+            if name == "inactive_file":
+                return int(nbytes)
+    return 0
+
+
+def _bytes_of_tensors() -> list[Bytes]:
+    """The sizes of all memory that tensors of the program have on the CPU."""
+    homes = (home for home in homes_of(living_tensors()) if home.device.type == "cpu")
+    return list({home._cdata: home.nbytes() for home in homes}.values())

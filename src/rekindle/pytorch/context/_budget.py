@@ -1,0 +1,406 @@
+"""`with rekindle.budget("6GiB"):` - the context, and what it tells afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, replace
+from types import TracebackType
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+from torch._C._dynamo import eval_frame as _dynamo
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.policies import DEFAULT, Advised, Policy, Swap
+from rekindle.pytorch.context._auto import amount_of
+from rekindle.pytorch.context._report import report_of, swapped_by
+from rekindle.pytorch.held import Touching, anything, flag_of_reading
+from rekindle.pytorch.learned import Learner, lessons_for
+from rekindle.pytorch.online import (
+    Capture,
+    Driver,
+    OptimizerSteps,
+    Places,
+    Runtime,
+    is_out_of_memory,
+    resizes_seen,
+    short_form,
+)
+from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
+from rekindle.pytorch.swap import host_memory
+from rekindle.report._report import Report, Swapped
+from rekindle.schedule import Record, Recorder
+from rekindle.trace import Trace
+
+
+class _Mode(TorchDispatchMode):
+    """Hands every operator to the runtime. Views make no memory and pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # by `_keep_dynamo_out` instead: the wrapper costs as much as all of a mode
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what is compiled stays so, and comes here as one operator (R12)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
+            return self._runtime.run_whole(func, args, kwargs or {})
+        if types and any(map(takes_itself_apart, types)):  # a DTensor: its parts will come here
+            return NotImplemented
+        facts = operator(func)
+        kwargs = kwargs or {}
+        driver = self._runtime.driver
+        if driver.busy:
+            return facts.func(*args, **kwargs)
+        if facts.view:
+            if facts.resizes:
+                return self._runtime.set_memory(facts, args, kwargs)
+            driver.meet(args[0])
+            return facts.func(*args, **kwargs)
+        return self._runtime.run(facts, args, kwargs)
+
+
+def _keep_dynamo_out() -> None:
+    """Inside compiled programs, what the runtime itself runs is not to be compiled."""
+    skip = _dynamo._FrameAction.SKIP
+    modes = (_Mode.__torch_dispatch__, Touching.__torch_dispatch__)
+    for entry in (*modes, Runtime.pack, Runtime.unpack):
+        strategy = _dynamo._FrameExecStrategy(skip, skip)  # this frame, and all below it
+        _dynamo.set_code_exec_strategy(entry.__code__, strategy)
+
+
+_keep_dynamo_out()
+
+
+@final
+class Run:
+    """What one `rekindle.budget(...)` did so far; stays readable after the context."""
+
+    def __init__(
+        self, driver: Driver, budget: Bytes | None, policy: Policy, *, record: bool
+    ) -> None:
+        self.budget = budget
+        self._driver = driver
+        self._policy = policy
+        driver.recorder = Recorder() if record else None
+        driver.whole = driver.capture = Capture() if record else None
+        driver.places = Places() if record else None
+        self._learner: Learner | None = None
+
+    @property
+    def peak(self) -> Bytes:
+        """The most bytes in use at any moment, as counted by the runtime."""
+        return self._driver.engine.peak
+
+    @property
+    def memory(self) -> Bytes:
+        """Bytes in use now, as counted by the runtime."""
+        with self._driver.lock:
+            self._driver.settle()
+        return self._driver.engine.memory
+
+    @property
+    def evictions(self) -> int:
+        """How often something was let go that somebody could still ask for."""
+        return self._driver.evictions
+
+    @property
+    def recomputations(self) -> int:
+        """How many operators ran again."""
+        return self._driver.recomputations
+
+    @property
+    def compute_ns(self) -> Nanoseconds:
+        """Time in operators that the program asked for, at their measured prices."""
+        return self._driver.engine.compute_ns
+
+    @property
+    def recompute_ns(self) -> Nanoseconds:
+        """Time lost to recomputation, at the operators' measured prices."""
+        return self._driver.engine.recompute_ns
+
+    @property
+    def record(self) -> Record:
+        """The run as data. With `budget(..., record=True)` it holds every action."""
+        recorder = self._driver.recorder or Recorder()
+        return Record(
+            tuple(recorder.actions),
+            tuple(recorder.clock),
+            tuple(recorder.memory),
+            self.budget,
+            self.peak,
+            self.compute_ns,
+            self.recompute_ns,
+            self.evictions,
+            self.recomputations,
+            repr(self._policy),
+            *astuple(swapped_by(self._driver) or Swapped()),
+        )
+
+    @property
+    def trace(self) -> Trace:
+        """What the program did, for the simulator; needs `budget(..., record=True)`."""
+        driver = self._driver
+        if driver.whole is None:
+            raise Unsupported(
+                "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
+            )
+        with driver.lock:
+            driver.settle()
+            driver.poll()
+        return driver.whole.trace()
+
+    @property
+    def steps_followed(self) -> int:
+        """How many steps went along a learned schedule from beginning to end."""
+        return self._learner.followed if self._learner is not None else 0
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps began along a learned schedule and then did otherwise."""
+        return self._learner.left if self._learner is not None else 0
+
+    def wait_for_plan(self, timeout: float | None = None) -> bool:
+        """Waits for the schedule that is being made, `timeout` seconds at most.
+
+        Returns whether none is in the making any more. It is followed from the next step on.
+        """
+        return self._learner is None or self._learner.lessons.wait(timeout)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Never lets go of the memory of `tensor`; returns it."""
+        self._driver.keep(tensor)
+        return tensor
+
+    def report(self) -> Report:
+        """Peak and when, who held memory at the peak, evictions, recomputation, time lost.
+
+        Print it, `.show()` it in color, save its `.to_html()` or `.to_json()`. With `record=True`
+        it also has memory over time and, by module and line, who held it and what ran again.
+        """
+        driver = self._driver
+        if driver.whole is None:
+            report = report_of(driver, self.budget)
+        else:
+            report = report_of(driver, self.budget, self.trace, self.record)
+        if self._learner is None:
+            return report
+        return replace(report, advice=(*report.advice, self._learner.told()))
+
+
+@final
+class budget:
+    """Keeps everything run inside within an amount of memory, recomputing what does not fit.
+
+    >>> with rekindle.budget("6GiB") as run:  # doctest: +SKIP
+    ...     loss = model(batch)
+    ...     loss.backward()
+    ...     optimizer.step()
+
+    amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
+        seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
+        tensors have of the device now and what is free, but for a margin of a tenth.
+    policy: what to let go, one of `rekindle.policies`; default `Thrifty()`.
+    device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
+    record: keep every action in `run.record` (grows with the run), and where in the program each
+        operator was, for `run.report()`.
+    learn: follow a schedule made in the background once the same step was met twice. When it comes
+        depends on time, and so does what is let go, never what is computed; "wait" waits for it at
+        the end of a step, so that the same events lead to the same decisions.
+
+    evict: "saved" lets go of what autograd alone holds. "anything" lets go of what your variables
+        hold as well, with and without autograd; it is brought back when it is touched, and all of
+        it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
+        `learn`.
+
+    Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
+    kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
+    entered once; contexts do not nest.
+    """
+
+    _active: budget | None = None
+
+    def __init__(
+        self,
+        amount: str | int,
+        *,
+        policy: Policy | None = None,
+        device: str | torch.device | None = None,
+        record: bool = False,
+        learn: bool | Literal["wait"] = False,
+        swap: str | int | Swap | None = None,
+        swap_directory: str | os.PathLike[str] | None = None,
+        evict: Literal["saved", "anything"] = "saved",
+    ) -> None:
+        if evict == "anything":
+            _check_anything(record, learn, swap)
+        elif evict != "saved":
+            raise Unsupported(
+                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which lets go of '
+                'what autograd alone holds, or evict="anything"'
+            )
+        self._evict = evict
+        self._device = device_of(device)
+        self._host = host_memory(swap, swap_directory, self._device)
+        self._budget: Bytes | None = amount_of(amount, self._device)
+        self._policy = DEFAULT if policy is None else policy
+        self._record = record
+        self._learn = learn
+        self._stack: ExitStack | None = None
+
+    @classmethod
+    def unlimited(cls, *, device: str | torch.device | None = None, record: bool = False) -> budget:
+        """Without a limit: watches a program without changing what it does."""
+        context = cls(1, device=device, record=record)
+        context._budget = None
+        return context
+
+    def __enter__(self) -> Run:
+        if budget._active is not None:
+            raise Unsupported(
+                "rekindle.budget(...) inside rekindle.budget(...): a program has one budget. Leave "
+                "the outer context first, or give the outer one the smaller amount"
+            )
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
+            raise Unsupported(
+                "rekindle.budget(...) inside a torch.func transform (grad, vmap, jvp), which has "
+                "no graph to recompute from. Enter the budget outside and use loss.backward()"
+            )
+        if self._stack is not None:
+            raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
+        policy = Advised(self._policy) if self._learn else self._policy
+        if self._host is None:
+            runtime = Runtime(Driver(self._budget, policy, self._device))
+        else:
+            runtime = Runtime(self._host.driver(self._budget, policy))
+        run = Run(runtime.driver, self._budget, self._policy, record=self._record)
+        if self._learn and self._budget is not None:
+            lessons = lessons_for(self._budget, self._device)
+            learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
+            run._learner = runtime.driver.watcher = learner
+        runtime.driver.open()
+        with ExitStack() as stack:
+            mode = stack.enter_context(_Mode(runtime))
+            hooks: tuple[Any, Any] = (runtime.pack, runtime.unpack)
+            if self._evict == "anything":
+                hooks = stack.enter_context(anything(runtime))
+            stack.enter_context(saved_tensors_hooks(*hooks))
+            stack.enter_context(resizes_seen(runtime.driver))
+            stack.enter_context(regions_shown())
+            steps = OptimizerSteps(runtime, mode)
+            for hook in steps.watch():
+                stack.callback(hook.remove)
+            stack.callback(steps.recover)
+            if runtime.driver.places is not None:
+                runtime.driver.places.watch(stack)
+            stack.callback(_leave)
+            self._stack = stack.pop_all()
+        budget._active = self
+        self._runtime = runtime
+        return run
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._stack is not None
+        driver = self._runtime.driver
+        try:
+            self._stack.close()
+        finally:
+            driver.close()
+            del self._runtime
+        if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
+            error.add_note(short_form(driver, self._budget))
+        if type(error) is RuntimeError:
+            for part, explanation in _REFUSED_BY_TORCH.items():
+                if part in str(error):
+                    raise Unsupported(explanation) from error
+
+
+#: What PyTorch itself refuses under a budget: a part of its message, and what to do instead.
+_REFUSED_BY_TORCH = {
+    "support saved tensor hooks": (
+        "a torch.func transform (grad, vjp, jacrev, hessian) inside rekindle.budget(...), "
+        "which works by saved tensor hooks: those transforms have none. Use "
+        "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
+    ),
+}
+
+
+def _check_anything(record: bool, learn: bool | str, swap: object) -> None:
+    if swap is not None:
+        raise Unsupported(
+            'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '
+            'by being computed again. Leave out swap, or write evict="saved"'
+        )
+    if record or learn:
+        name = "record" if record else "learn"
+        raise Unsupported(
+            f'rekindle.budget(..., evict="anything", {name}={True}): traces know values that the '
+            f'program holds as always there. Leave out {name}, or write evict="saved"'
+        )
+    flag_of_reading()
+
+
+def _leave() -> None:
+    budget._active = None
+
+
+def _leave_in_child() -> None:
+    """A process forked inside (a worker of a DataLoader) has memory of its own: it is outside."""
+    active = budget._active
+    if active is None or active._stack is None:
+        return
+    budget._active = None
+    if any(type(mode) is _Mode for mode in _get_current_dispatch_mode_stack()):
+        active._stack.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_in_child)
+
+
+def device_of(device: str | torch.device | None) -> torch.device:
+    """The device that is meant; None: CUDA if it is in use, else the CPU."""
+    if device is not None:
+        return torch.device(device)
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.device("cuda" if in_use else "cpu")
+
+
+@contextmanager
+def never_recompute() -> Iterator[None]:
+    """What is computed inside is kept in memory and never computed again.
+
+    For operators whose result depends on more than their arguments. Has no effect outside a budget.
+    """
+    active = budget._active
+    if active is None:
+        yield
+        return
+    runtime = active._runtime
+    runtime.never_recompute += 1
+    try:
+        yield
+    finally:
+        runtime.never_recompute -= 1

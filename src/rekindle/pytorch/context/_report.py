@@ -1,0 +1,112 @@
+"""Gathers what a driver knows into a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from rekindle._types import Bytes
+from rekindle.pytorch.context._advice import advice_on
+from rekindle.pytorch.online import (
+    IN_USE,
+    INPUTS,
+    OUTSIDE,
+    SAVED,
+    Driver,
+    Holder,
+    Place,
+    Places,
+    Snapshot,
+    snapshot,
+)
+from rekindle.pytorch.swap import SwappingDriver
+from rekindle.report._report import Holders, Report, Swapped
+from rekindle.schedule import Record
+from rekindle.trace import Retain, Trace
+
+
+def report_of(
+    driver: Driver, budget: Bytes | None, trace: Trace | None = None, record: Record | None = None
+) -> Report:
+    """What happened so far; with a trace and the record of it, over time and by module as well."""
+    engine, places = driver.engine, driver.places
+    report = Report(
+        budget=budget,
+        peak=engine.peak,
+        compute_ns=engine.compute_ns,
+        recompute_ns=engine.recompute_ns,
+        evictions=driver.evictions,
+        recomputations=driver.recomputations,
+        at_peak=_holders(driver.at_peak, places),
+        swapped=swapped_by(driver),
+        advice=advice_on(driver.at_peak.memory, driver.at_peak.categories, driver.device),
+    )
+    if trace is None or record is None or places is None:
+        return report
+    modules = [place.module for place in places.of_op]
+    return report.over_time(trace, record, kinds=_kinds(driver, trace), modules=modules)
+
+
+def swapped_by(driver: Driver) -> Swapped | None:
+    """What went to the host and came back so far; None without swapping."""
+    host = driver.engine.host
+    if host is None or not isinstance(driver, SwappingDriver):
+        return None
+    swapper = driver.swapper
+    return Swapped(
+        host.swapped_out, host.swapped_in, host.peak, swapper.transfer_ns, swapper.waiting_ns
+    )
+
+
+def _holders(peak: Snapshot, places: Places | None) -> Holders:
+    if places is None:
+        return Holders(
+            peak.memory, peak.clock, peak.where, peak.categories, operators=dict(peak.sites)
+        )
+
+    def module(place: Place, holder: Holder) -> str:
+        return places.parameters.get(holder.parameter, place.module)
+
+    def line(place: Place, holder: Holder) -> str:
+        return f"({holder.category})" if holder.parameter else place.line
+
+    return Holders(
+        peak.memory,
+        peak.clock,
+        peak.where,
+        peak.categories,
+        _sums(peak, places, module),
+        _sums(peak, places, line),
+        dict(peak.sites),
+    )
+
+
+def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -> dict[str, Bytes]:
+    """Bytes by what `key` says of each storage, the most first."""
+    nowhere = Place(OUTSIDE, "")
+    sums: Counter[str] = Counter()
+    for holder in peak.holders.values():
+        known = holder.op is not None and holder.op < len(places.of_op)
+        place = places.of_op[holder.op] if known else nowhere  # type: ignore[index]
+        sums[key(place, holder) or OUTSIDE] += holder.nbytes
+    return dict(sums.most_common())
+
+
+def _kinds(driver: Driver, trace: Trace) -> list[str]:
+    """The category of every storage, also of those that are gone."""
+    with driver.lock:
+        driver.settle()
+        now = snapshot(driver.engine, driver.table, driver.optimizers)
+    kinds = [IN_USE] * len(trace.storages)
+    for event in trace.events:
+        if isinstance(event, Retain):
+            kinds[trace.values[event.value]] = SAVED
+    for op in trace.ops:
+        if op.name == "source":
+            for storage in trace.new_storages(op):
+                kinds[storage] = INPUTS
+    for look in (now, *driver.looks):  # the last word has the peak
+        for storage, holder in look.holders.items():
+            if holder.category not in (IN_USE, SAVED) and storage < len(kinds):
+                kinds[storage] = holder.category
+    return kinds

@@ -1,0 +1,346 @@
+"""Lets go of memory that the program itself still holds, and brings it back when it is touched.
+
+What the program holds are tensors, views and storages that share one storage. That storage is
+emptied: its memory is exchanged for none (`_husk`), so that the tensors stay what and where they
+are, and reading one raises. Whoever is about to read says so before (`present`, `keep`); then what
+was there is computed again and put back. Where that is, `_anything` and `_escapes` know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from rekindle._errors import OutOfBudget
+from rekindle.engine import Storage
+from rekindle.pytorch.held._husk import exchange, husk
+from rekindle.pytorch.held._threads import Threads
+from rekindle.pytorch.online import LONGEST_CHAIN, Driver, may_forget
+from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, Recipe
+from rekindle.pytorch.tensors import Memory
+
+#: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
+#: `pad_packed_sequence`) read it before any of them runs.
+LENGTHS = (torch.int64, torch.int32)
+#: With grad mode off: looked at is whether batches that the program has dropped take a quarter of
+#: the budget, for they are kept only to recompute from.
+OPERATORS_BETWEEN_LOOKS = 16
+
+
+@final
+class Shells:
+    """The storages of one driver that the program holds: emptied, and filled again."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.threads = Threads()
+        self.lock = driver.lock
+        self.open = True
+        self._fresh: list[Storage] = []  # filled again, and not looked at since
+        self._unpacked: list[Storage] = []  # what autograd works with, and for which node
+        self._node = 0
+        self._gradients: list[Storage] = []  # made in the backward pass that is going on
+        self._paused = False
+        self._until_look = OPERATORS_BETWEEN_LOOKS
+
+    @property
+    def busy(self) -> bool:
+        """Whether operators run now are the runtime's own; with the lock only."""
+        return self._driver.busy
+
+    # -- what the table asks for ----------------------------------------------------------------
+
+    def emptied(self, storage: Storage) -> bool:
+        """Frees the memory of `storage` under the tensors of the program; whether it has any."""
+        if not (storage.held and storage.returns):
+            return False
+        memory: Memory = storage.payload
+        assert memory.watch is not None
+        memory.disown()
+        shell = memory.watch()
+        if shell is not None:  # else its death is announced, and will be acted on
+            self.threads.assert_known()
+            exchange(shell, husk(shell.device))  # which takes the memory along
+        return True
+
+    def refilled(self, storage: Storage, home: torch.UntypedStorage) -> bool:
+        """The tensors of the program have what is in `home` again; whether there are any."""
+        memory: Memory = storage.payload
+        watch = memory.watch
+        if watch is None:
+            return False
+        shell = watch()
+        if shell is None:  # the program dropped the last one just now, and nobody knows yet
+            self._driver.table.leave(watch)
+            memory.origin, memory.version = None, 0
+            self._driver.table.settle(storage, home, home._cdata)
+            shell = home
+        else:
+            exchange(shell, home)
+        memory.owned = shell  # until `_look_after`: the program may drop it amid recomputation
+        self._fresh.append(storage)
+        self._driver._held[storage] = None
+        return True
+
+    # -- touching -------------------------------------------------------------------------------
+
+    @contextmanager
+    def present(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Inside, the memory of `tensors` is there."""
+        with self.lock:
+            locked = self.bring(tensors)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.done(locked)
+
+    def bring(self, tensors: Iterable[Tensor]) -> list[Storage]:
+        """Brings back what `tensors` need. It stays until `done` is called with the result."""
+        driver = self._driver
+        if driver.table.deaths or driver.table.released:
+            driver.settle()
+        if self._unpacked:
+            self._nodes_change()
+        if self._gradients and not _in_backward():
+            self._keep_gradients()
+        if self.threads.changed():
+            self._pause(bool(self.threads.unknown))
+        wanted = [found for each in tensors if (found := self._storage_of(each)) is not None]
+        locked = [storage for storage in wanted if storage.resident]
+        for storage in locked:
+            driver.engine.lock(storage)
+        try:
+            for storage in wanted:
+                if not storage.resident:
+                    driver.settle()  # garbage collection may have come by
+                    driver.use(storage)
+                    driver.engine.lock(storage)
+                    locked.append(storage)
+        except BaseException:
+            self.done(locked)
+            raise
+        return locked
+
+    def done(self, locked: list[Storage]) -> None:
+        """The inverse of `bring`."""
+        driver = self._driver
+        for storage in locked:
+            driver.perform(driver.engine.unlock(storage))
+        self._look_after()
+
+    def keep(self, tensor: Tensor) -> None:
+        """Its address leaves PyTorch: what `tensor` is in is there, and never let go again."""
+        with self.lock:
+            self.done(self.bring((tensor,)))
+            storage = self._storage_of(tensor)
+            if storage is not None and not storage.pinned:
+                self._driver.pin(storage)
+
+    def made(self, tensors: Iterable[Tensor]) -> None:
+        """An operator of the program made or wrote `tensors`: those too can be let go.
+
+        Gradients only if nothing else is left. To have one again takes what the backward pass is
+        about to do without, and those before it: sums over time, as large as the weights and each
+        the next one's operand, were let go first and computed again from the start at every step.
+        """
+        without_grad = not torch.is_grad_enabled()
+        backward = _in_backward()
+        if without_grad and not backward:
+            self._look_at_sources()
+        for tensor in tensors:
+            storage = self._storage_of(tensor)
+            if storage is None or storage.returns or self._paused:
+                continue
+            if tensor.dtype in LENGTHS:
+                self._driver.pin(storage)
+                continue
+            if without_grad and self._hangs_on_too_much(storage):
+                self._driver.seal(storage)
+                continue
+            gradient = without_grad and backward
+            self._driver.engine.let_return(storage, True, last=gradient)
+            if gradient:
+                self._gradients.append(storage)
+
+    def stays(self, tensor: Tensor) -> None:
+        """Autograd got `tensor` for the node that it is at; kernels may read it unseen."""
+        with self.lock:
+            self._look_after()
+            storage = self._storage_of(tensor)
+            if storage is not None and storage.returns:
+                self._nodes_change()
+                self._driver.engine.let_return(storage, False)
+                self._unpacked.append(storage)
+
+    def _storage_of(self, tensor: Tensor) -> Storage | None:
+        """The storage of `tensor` if it may ever be let go."""
+        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not STRIDED:
+            return None
+        home = tensor.untyped_storage()
+        watch = self._driver.table.watches.get(home._cdata)
+        if watch is None or watch.storage is None or watch() is not home:
+            return None
+        return watch.storage if watch.storage.replayable else None
+
+    def _look_after(self) -> None:
+        """What was filled again is kept by the program alone, unless autograd has it as well."""
+        while self._fresh:
+            storage = self._fresh.pop()
+            if storage.resident:
+                self._driver.disown(storage)
+
+    def _keep_gradients(self) -> None:
+        """After a backward pass what is left of it stays: a gradient that could be recomputed would
+        keep all that it came from, batch after batch."""
+        driver = self._driver
+        left: list[Storage] = []
+        for storage in self._gradients:
+            if storage.held and storage.makers and storage.replayable:
+                driver.settle()
+                if not storage.resident:
+                    driver.use(storage)
+                driver.engine.let_return(storage, False)
+                left.append(storage)
+        self._gradients.clear()
+        driver.engine.reserve.clear()
+        for storage in left:
+            if may_forget(storage):
+                driver.seal(storage)
+        self._look_after()
+
+    def _nodes_change(self) -> None:
+        node = id(torch._C._current_autograd_node())
+        if node != self._node:
+            self._node = node
+            for storage in self._unpacked:
+                if not self._paused:
+                    self._driver.engine.let_return(storage, True)
+            self._unpacked.clear()
+
+    # -- limits ---------------------------------------------------------------------------------
+
+    def _pause(self, pause: bool) -> None:
+        """A thread that nothing is known of may be reading anything that the program holds."""
+        if pause != self._paused:
+            self._paused = pause
+            for storage in self._driver.engine.storages:
+                if storage.replayable and storage.makers[0].payload is not None:
+                    self._driver.engine.let_return(storage, not pause)
+
+    @staticmethod
+    def _hangs_on_too_much(storage: Storage) -> bool:
+        call = storage.makers[0]
+        recipe: Recipe = call.payload
+        recipe.depth = 1 + max((_depth(value.storage) for value in call.inputs), default=0)
+        return recipe.depth > LONGEST_CHAIN
+
+    def give_up_sources(self) -> bool:
+        """Lets go of what only recomputation needs, once what needs it is there; whether it helped.
+
+        From then on what was made from it is kept.
+        """
+        driver = self._driver
+        with self.lock:
+            before = driver.engine.memory
+            for source in self._dead_sources():
+                try:
+                    driver.perform(driver.engine.forget(source))
+                except OutOfBudget:
+                    continue
+                driver.disown(source)
+            self._look_after()
+            driver.settle()
+            return driver.engine.memory < before
+
+    def _dead_sources(self) -> list[Storage]:
+        """What the program has dropped, and cannot be recomputed, but others from it."""
+        is_held = self._driver.table.is_held
+        return [
+            storage
+            for storage in self._driver.engine.storages
+            if storage.consumers and storage.resident and not storage.replayable
+            if not storage.references and not is_held(storage)
+        ]
+
+    def _look_at_sources(self) -> None:
+        """Too late, there would be no room to bring back what was made from them."""
+        engine = self._driver.engine
+        self._until_look -= 1
+        if self._until_look <= 0:
+            self._until_look = OPERATORS_BETWEEN_LOOKS
+            if 2 * engine.memory > engine.budget:
+                nbytes = sum(source.nbytes for source in self._dead_sources())
+                if 4 * nbytes > engine.budget:
+                    self.give_up_sources()
+
+    def close(self) -> None:
+        """Everything is back, although it may not fit: the budget is over, and asks no more.
+
+        What cannot be computed again stays empty, and raises where it is touched; so does this.
+        """
+        driver = self._driver
+        engine = driver.engine
+        with self.lock:
+            driver.settle()
+            peak = engine.peak
+            failure: Exception | None = None
+            for storage in list(engine.storages):
+                if storage.returns and storage.resident:
+                    engine.let_return(storage, False)
+            for storage in list(engine.storages):
+                if storage.returns and storage.held:
+                    engine.let_return(storage, False)
+                    try:
+                        self._use_in_any_case(storage)
+                    except Exception as error:
+                        failure = failure or error
+            self._look_after()
+            self._forget_how()
+            engine.budget, engine.peak = float("inf"), peak
+            self.abandon()
+            if failure is not None:
+                raise failure
+
+    def _use_in_any_case(self, storage: Storage) -> None:
+        """The budget grows as far as it must, so that what is only on the way makes way."""
+        while storage.held and not storage.resident:
+            self._driver.settle()
+            try:
+                self._driver.use(storage)
+            except OutOfBudget as error:
+                self._driver.engine.budget = max(error.smallest_budget, error.budget + 1)
+
+    def _forget_how(self) -> None:
+        """What was made with grad mode off stays from now on: how to make it is of no use."""
+        driver = self._driver
+        for storage in list(driver.engine.storages):
+            recipe = storage.makers[0].payload if storage.makers else None
+            plain = type(recipe) is Recipe and not recipe.grad_mode
+            if plain and storage.held and may_forget(storage):
+                driver.seal(storage)
+        for storage in list(driver.engine.storages):
+            if storage.dead and storage.resident and storage.replayable:
+                driver.engine.lock(storage)
+                driver.perform(driver.engine.unlock(storage))
+
+    def abandon(self) -> None:
+        """Nothing is let go any more; what is empty stays so."""
+        self.open = False
+        self._driver.engine.reserve.clear()
+        self._driver.table.shells = None
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() >= 0
+
+
+def _depth(storage: Storage) -> int:
+    if not storage.replayable:
+        return 0  # it stays: nothing is computed again to have it
+    recipe: Any = storage.makers[0].payload
+    return getattr(recipe, "depth", 0)

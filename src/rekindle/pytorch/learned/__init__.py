@@ -1,0 +1,4 @@
+"""The second step knows the first: steps written down, planned in the background, followed."""
+
+from rekindle.pytorch.learned._learner import Learner as Learner
+from rekindle.pytorch.learned._lessons import lessons_for as lessons_for

@@ -1,0 +1,11 @@
+"""Profile, estimate, verify, capture: runs of a step that leave nothing behind."""
+
+from rekindle.pytorch.observed._bookkeeping import prices as prices
+from rekindle.pytorch.observed._estimate import Estimate as Estimate
+from rekindle.pytorch.observed._estimate import estimate as estimate
+from rekindle.pytorch.observed._probe import Probe as Probe
+from rekindle.pytorch.observed._profiler import observe as observe
+from rekindle.pytorch.observed._step import capture as capture
+from rekindle.pytorch.observed._step import capture_modules as capture_modules
+from rekindle.pytorch.observed._verify import Verification as Verification
+from rekindle.pytorch.observed._verify import verify as verify

@@ -1,0 +1,172 @@
+"""Puts everything back to where it was, so that a step can run again as if for the first time.
+
+What is alive is found through the garbage collector, which knows every tensor, module and
+optimizer that Python does: nobody has to list them. Memory is copied (to the CPU) just before an
+operator writes it, so what a step only reads costs nothing. Beyond that go back: the gradients of
+leaves, the attributes of modules, optimizers, schedulers and scalers with the dicts, lists and sets
+in them, and random number generators. Not: other objects and globals of the program, iterators,
+files.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from rekindle.pytorch.operators import operator, whole, written_by
+from rekindle.pytorch.tensors import homes_of, living_objects
+
+_LAZY = (LazyModuleMixin, UninitializedParameter, UninitializedBuffer)
+_WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+
+PutBack = Callable[[], Any]
+
+
+@final
+class Before:
+    """The state of the program when this was made. `restore()` goes back to it, any number of
+    times; in between, `about_to_run` must hear of every operator."""
+
+    def __init__(self) -> None:
+        gc.collect()  # what is dead is not to be found
+        alive = living_objects(Tensor, *_WITH_ATTRIBUTES)
+        tensors = [each for each in alive if isinstance(each, Tensor)]
+        self.modules = [each for each in alive if isinstance(each, nn.Module)]
+        self.optimizers = [each for each in alive if isinstance(each, Optimizer)]
+        leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
+        self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
+        tensors += [grad for _, grad in self._gradients if grad is not None]
+        #: What was there. Weakly, as are leaves: a step that lets go of memory may do so.
+        self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
+        #: The storages that were written since, by identity, and what they had.
+        self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        seen: dict[int, PutBack] = {}
+        self._put_back = [
+            *(
+                _put_back(vars(owner), seen)
+                for owner in alive
+                if isinstance(owner, _WITH_ATTRIBUTES)
+            ),
+            *(_materialized_no_more(each) for each in alive if isinstance(each, _LAZY)),
+            *_generators(),
+        ]
+        self._drawn: dict[int, tuple[torch.Generator, Tensor]] = {}
+
+    @property
+    def leaves(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The leaves that are still there, and the gradients that they had."""
+        for reference, grad in self._gradients:
+            leaf = reference()
+            if leaf is not None:
+                yield leaf, grad
+
+    def about_to_run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """This operator is next: what it writes is copied, the first time."""
+        facts = operator(func)
+        if facts.writes:
+            for home in homes_of(written_by(facts, args, kwargs)):
+                self._about_to_write(home)
+        if facts.random:
+            for value in (*args, *kwargs.values()):
+                if type(value) is torch.Generator and id(value) not in self._drawn:
+                    self._drawn[id(value)] = value, value.get_state()
+
+    def _about_to_write(self, home: torch.UntypedStorage) -> None:
+        key = home._cdata
+        known = self._homes.get(key)
+        if known is not None and known() is home and key not in self.copies:
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                self.copies[key] = home, whole(home).cpu().clone()
+
+    def restore(self) -> None:
+        """Everything is as it was."""
+        with torch._C._DisableTorchDispatch(), torch.no_grad():  # type: ignore[attr-defined]
+            for home, copy in self.copies.values():
+                if home.nbytes() != copy.numel():
+                    home.resize_(copy.numel())
+                whole(home).copy_(copy)
+            for leaf, grad in self.leaves:
+                leaf.grad = grad
+            for put_back in self._put_back:
+                put_back()
+        for generator, state in self._drawn.values():
+            generator.set_state(state)
+
+
+def _materialized_no_more(lazy: Any) -> PutBack:
+    """Returns what makes a parameter, buffer or module wait for its first batch again."""
+    kind = type(lazy)
+    if not isinstance(lazy, Tensor):
+        return lambda: setattr(lazy, "__class__", kind)
+    nothing = lazy.data
+
+    def put_back() -> None:
+        if type(lazy) is not kind:
+            lazy.data = nothing
+            lazy.__class__ = kind
+
+    return put_back
+
+
+def _put_back(value: Any, seen: dict[int, PutBack]) -> PutBack:
+    """Returns what gives `value` its content of now again, and that of the containers in it.
+
+    The same objects are filled again: hooks' handles and C++ refer to them.
+    """
+    if type(value) not in _CONTAINERS:
+        return lambda: value
+    if id(value) in seen:
+        return seen[id(value)]
+    pending = True
+
+    def refill() -> Any:
+        nonlocal pending
+        if pending:  # a container that holds itself is filled once
+            pending = False
+            content = [(key, item()) for key, item in items]
+            value.clear()
+            if isinstance(value, dict):
+                value.update(content)
+            elif isinstance(value, set):
+                value.update(item for _, item in content)
+            else:
+                value.extend(item for _, item in content)
+            pending = True
+        return value
+
+    seen[id(value)] = refill
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    items = [(key, _put_back(item, seen)) for key, item in pairs]
+    return refill
+
+
+def _generators() -> list[PutBack]:
+    """What sets the generators of torch, Python and numpy to where they are now."""
+    found: list[PutBack] = []
+
+    def remember(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+        state = get()
+        found.append(lambda: put(state))
+
+    remember(torch.get_rng_state, torch.set_rng_state)
+    remember(random.getstate, random.setstate)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        remember(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
+    if "numpy" in sys.modules:
+        numpy_random = sys.modules["numpy"].random
+        remember(numpy_random.get_state, numpy_random.set_state)
+    return found

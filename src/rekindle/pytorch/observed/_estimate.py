@@ -1,0 +1,250 @@
+"""`rekindle.estimate`: what a training step will take, found out without memory.
+
+The step runs on fake tensors (`torch._subclasses.FakeTensorMode`), which have shapes and storages
+with sizes but no content: two steps, since the second meets the optimizer's state that the first
+one makes. Where the program asks for a number, it gets a made-up one, which is noted.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
+from torch.optim import Optimizer
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes
+from rekindle._units import format_bytes, parse_bytes
+from rekindle.pytorch.chains import total
+from rekindle.pytorch.context import Run
+from rekindle.pytorch.online import GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, table_of, users_line
+from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
+
+ACTIVATIONS = "activations and temporaries"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a step: its peak in bytes, and who held that, by category."""
+
+    name: str
+    peak: Bytes
+    held: Mapping[str, Bytes]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An estimated against a measured peak, in bytes."""
+
+    estimated: Bytes
+    measured: Bytes
+
+    @property
+    def error(self) -> float:
+        """How far the estimate was off: 0.02 is 2 % too much."""
+        return self.estimated / self.measured - 1
+
+    def __str__(self) -> str:
+        both = f"{format_bytes(self.estimated)}, measured {format_bytes(self.measured)}"
+        return f"estimated {both}: {self.error:+.1%}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The peak of a training step by phase, once the optimizer has its state."""
+
+    phases: tuple[Phase, ...]
+    assumed: tuple[str, ...]
+    """Where the program asked for a number or a condition, and got 1 or False."""
+
+    @property
+    def peak(self) -> Bytes:
+        return max(phase.peak for phase in self.phases)
+
+    def fits(self, amount: str | int) -> bool:
+        """Whether a step without any recomputation stays within `amount` bytes."""
+        return self.peak <= parse_bytes(amount, line="estimate.fits({})")
+
+    def compare(self, run: Run | Bytes) -> Comparison:
+        """This estimate against a run, or against measured bytes."""
+        return Comparison(self.peak, run.peak if isinstance(run, Run) else run)
+
+    def __str__(self) -> str:
+        lines = [f"peak {format_bytes(self.peak)}"]
+        for phase in self.phases:
+            lines += [f"{phase.name}: {format_bytes(phase.peak)}", *table_of(phase.held)]
+        if self.assumed:
+            lines.append(
+                "taken as 1 or False, since only the data know: " + ", ".join(self.assumed)
+            )
+        return "\n".join(lines)
+
+
+def estimate(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    device: str | torch.device | None = None,
+) -> Estimate:
+    """Estimates the peak memory of a training step without running it: no memory, no data.
+
+    model: on any device, "meta" too, so it need not fit anywhere. It is not touched.
+    example_inputs: a tensor, a tuple of positional or a dictionary of keyword arguments. Only
+        shapes and types count; tensors on "meta" will do.
+    optimizer: one for `model`, or what makes one from parameters, such as `torch.optim.AdamW`;
+        None: no optimizer.
+    loss: from what the model returns to a number; default: its `loss` if it has one, else a sum.
+    device: where the step is to run; default: where the model is, the CPU for "meta".
+
+    The caller is assumed to hold the output until the backward pass is over, and to have gradients
+    set to None before the next. Not counted: what operators allocate inside, fragmentation. Raises
+    `Unsupported` where shapes depend on data: `rekindle.capture` a real step then.
+    """
+    state = torch.get_rng_state()
+    try:
+        return _Rehearsal(model, example_inputs, device).run(optimizer, loss or _default_loss)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise Unsupported(
+            f"the size of a result depends on data ({error.func}), at {users_line()}: there is no "
+            "knowing without them. Run a small step under rekindle.budget.unlimited() and look at "
+            "run.peak"
+        ) from error
+    finally:
+        torch.set_rng_state(state)
+
+
+def _default_loss(output: Any) -> Tensor:
+    loss = getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) else total(output)
+
+
+@final
+class _Rehearsal:
+    """The step on fake copies of everything."""
+
+    def __init__(self, model: nn.Module, inputs: Any, device: str | torch.device | None) -> None:
+        self._device = torch.device(device) if device is not None else _device_of(model)
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._meter = _FakeMeter()
+        self._memo: dict[int, Any] = {}
+        for tensor in itertools.chain(model.parameters(), model.buffers(), tensors_of(inputs)):
+            self._memo[id(tensor)] = self._fake(tensor)
+        self.model: nn.Module = self._copy(model)
+        self._inputs = self._copy(inputs)
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        with self._fakes:
+            fake = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self._device
+            )
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            return fake.requires_grad_(tensor.requires_grad)
+
+    def _copy(self, thing: Any) -> Any:
+        with FakeCopyMode(self._fakes):
+            return copy.deepcopy(thing, self._memo)
+
+    def run(self, optimizer: Any, loss: Callable[[Any], Tensor]) -> Estimate:
+        with self._fakes, torch.device(self._device), ExitStack() as stack:
+            if isinstance(optimizer, Optimizer):
+                steps = self._copy(optimizer)
+            else:
+                steps = optimizer(self.model.parameters()) if optimizer is not None else None
+            _as_on_device(steps, self._device)
+            stack.enter_context(self._meter)
+            self._meter.see((list(self.model.parameters()), list(self.model.buffers())))
+            self._meter.see(list(tensors_of(self._inputs)))
+            self._step(steps, loss)
+            return Estimate(tuple(self._step(steps, loss)), tuple(self._meter.assumed))
+
+    def _step(self, optimizer: Optimizer | None, loss: Callable[[Any], Tensor]) -> list[Phase]:
+        meter = self._meter
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        meter.restart()
+        output = self._call()
+        value = loss(output)
+        phases = [self._phase("forward", optimizer)]
+        value.backward()
+        phases.append(self._phase("backward", optimizer))
+        del output, value
+        meter.restart()
+        if optimizer is not None:
+            optimizer.step()
+            phases.append(self._phase("optimizer", optimizer))
+        return phases
+
+    def _call(self) -> Any:
+        if isinstance(self._inputs, Mapping):
+            return self.model(**self._inputs)
+        if isinstance(self._inputs, tuple):
+            return self.model(*self._inputs)
+        return self.model(self._inputs)
+
+    def _phase(self, name: str, optimizer: Optimizer | None) -> Phase:
+        """What was there at the peak since the last one."""
+        meter = self._meter
+        parameters = list(self.model.parameters())
+        state = [*tensors_of(list(optimizer.state.values()))] if optimizer is not None else []
+        held = {
+            PARAMETERS: bytes_of(parameters),
+            GRADIENTS: meter.at_peak(p.grad for p in parameters if p.grad is not None),
+            OPTIMIZER: meter.at_peak(state),
+            INPUTS: bytes_of([*self.model.buffers(), *tensors_of(self._inputs)]),
+        }
+        held[ACTIVATIONS] = max(0, meter.peak - sum(held.values()))
+        phase = Phase(name, meter.peak, {key: size for key, size in held.items() if size})
+        meter.restart()
+        return phase
+
+
+@final
+class _FakeMeter(Meter):
+    """Measures, and answers what only data know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assumed: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            asked: Tensor = args[0]
+            if getattr(asked, "constant", None) is None:
+                self.assumed[users_line()] = None
+                return (
+                    False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
+                )
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
+    """On CUDA an optimizer treats plain parameters all at once, fake ones it would not."""
+    for group in optimizer.param_groups if optimizer is not None else ():
+        if device.type == "cuda" and "foreach" in group and not group.get("fused"):
+            group["foreach"] = True if group["foreach"] is None else group["foreach"]

@@ -1,0 +1,178 @@
+"""`rekindle.verify(step, budget=...)`: the same step with and without a budget, compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from rekindle._errors import VerificationFailed
+from rekindle._types import Bytes
+from rekindle._units import format_bytes, parse_bytes
+from rekindle.policies import Policy
+from rekindle.pytorch.context import budget as budget_context
+from rekindle.pytorch.observed._before import Before
+from rekindle.pytorch.observed._observe import KINDS, Key, Outcome, observe
+from rekindle.pytorch.online import Audit, Site
+
+_SHOWN = 5  # names of what differs, of each kind
+_KEEP_IT = (
+    "its result depends on more than its arguments. Keep it: run it in "
+    "`with rekindle.never_recompute():`"
+)
+_SAME_EACH_TIME = (
+    "give the step the same batch each time it is called; what modules, optimizers and random "
+    "number generators hold is put back by itself"
+)
+
+
+@final
+@dataclass(frozen=True)
+class Verification:
+    """What `rekindle.verify` found. Truth value: `ok`. Print it for a table.
+
+    budget, peak: in bytes; the peak is that of the run within the budget.
+    compared: how many things of each kind were compared.
+    differing: what is not the same with and without the budget, as (kind, name).
+    unstable: what is not the same in two runs without a budget, as (kind, name).
+    recomputed_differently: operators that gave something else when they ran again, first one first.
+    first_unstable: the first operator that gave something else in the second plain run.
+    first_differing: the first operator whose result within the budget is not the plain one.
+    """
+
+    budget: Bytes
+    peak: Bytes
+    evictions: int
+    recomputations: int
+    operators: int
+    compared: dict[str, int]
+    differing: tuple[Key, ...]
+    unstable: tuple[Key, ...]
+    recomputed_differently: tuple[Site, ...]
+    first_unstable: Site | None
+    first_differing: Site | None
+
+    @property
+    def ok(self) -> bool:
+        """Nothing differs, and every operator that ran again gave what it gave before."""
+        return not (self.differing or self.unstable or self.recomputed_differently)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def raise_if_different(self) -> None:
+        """Raises `VerificationFailed`, with this table as its message, unless `ok`."""
+        if not self.ok:
+            raise VerificationFailed(str(self))
+
+    def __str__(self) -> str:
+        return "\n".join([self._verdict(), *self._table(), *self._reasons()])
+
+    def _verdict(self) -> str:
+        within = f"within {format_bytes(self.budget)}"
+        if self.unstable:
+            return f"{within}: not comparable, plain PyTorch itself differs between two runs"
+        if self.differing:
+            return f"{within}: DIFFERENT from plain PyTorch"
+        if self.recomputed_differently:
+            return f"{within}: the same as plain PyTorch this time, but not by right"
+        return f"{within}: the same as plain PyTorch, bit for bit"
+
+    def _table(self) -> list[str]:
+        lines = []
+        for kind, count in self.compared.items():
+            names = [name for each, name in self.unstable or self.differing if each == kind]
+            told = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            verdict = f"{len(names)} differ: {told}" if names else "equal"
+            lines.append(f"  {kind:<22} {count:>7}   {verdict}")
+        again = f"{self.recomputations} recomputed, {self.evictions} evictions"
+        lines.append(f"  {'operators':<22} {self.operators:>7}   {again}")
+        lines.append(f"  {'peak':<22} {format_bytes(self.peak)}")
+        return lines
+
+    def _reasons(self) -> list[str]:
+        lines = []
+        if self.recomputed_differently:
+            first, *others = self.recomputed_differently
+            more = f" (and {len(others)} more)" if others else ""
+            lines.append(f"the first operator whose recomputation differs: {first}{more}")
+            lines.append(f"  {_KEEP_IT}")
+        elif self.first_differing is not None and not self.unstable:
+            lines.append(f"the first operator with another result: {self.first_differing}")
+        if self.first_unstable is not None:
+            lines.append(
+                f"the first operator that differs between two plain runs: {self.first_unstable}"
+            )
+            lines.append(f"  {_SAME_EACH_TIME}")
+        if not self.recomputations:
+            lines.append("nothing was recomputed: try a smaller budget")
+        return lines
+
+
+def verify(
+    step: Callable[[], object], *, budget: str | int, policy: Policy | None = None
+) -> Verification:
+    """Runs `step` twice without a budget and once within it, and says what is not the same.
+
+    >>> def step():
+    ...     model(batch).sum().backward()
+    >>> found = rekindle.verify(step, budget="1GiB")  # doctest: +SKIP
+    >>> print(found)  # doctest: +SKIP
+    >>> found.raise_if_different()  # doctest: +SKIP
+
+    step: a training step, or a part of one; what it returns is compared as well. It must do the
+        same each time it is called: the same batch, seeds of its own. Put back before each run and
+        at the end are parameters, buffers, gradients, the state of optimizers, schedulers and
+        scalers, attributes of modules, every other tensor that operators wrote, and all random
+        number generators; nothing has to be named. Nothing else may train meanwhile.
+    budget: bytes, as an int or as text, for the third run. The first two take what they take.
+    policy: what to let go, one of `rekindle.policies`.
+
+    Compared, bit for bit: results, gradients, parameters, buffers, optimizer state, other tensors
+    that were there before, random number generators, and how often modules and hooks were called.
+    Never raises for a difference. `OutOfBudget` and whatever `step` raises pass through, after
+    everything is put back. Takes a pass over the memory of every result, on the CPU: minutes for
+    large models.
+    """
+    amount = parse_bytes(budget, line="rekindle.verify(step, budget={})")
+    before = Before()
+    try:
+        plain = observe(step, before)
+        before.restore()
+        again = observe(step, before)
+        before.restore()
+        audit = Audit()
+        with budget_context(amount, policy=policy) as run:
+            run._driver.audit = audit
+            within = observe(step, before, lambda: run._driver.busy)
+    finally:
+        before.restore()
+    counts = Counter(kind for kind, _ in plain.left)
+    return Verification(
+        budget=amount,
+        peak=run.peak,
+        evictions=run.evictions,
+        recomputations=run.recomputations,
+        operators=len(plain.operators),
+        compared={kind: counts[kind] for kind in KINDS if counts[kind]},
+        differing=_differing(plain, within),
+        unstable=_differing(plain, again),
+        recomputed_differently=tuple(audit.different),
+        first_unstable=_first(plain, again),
+        first_differing=_first(plain, within),
+    )
+
+
+def _differing(one: Outcome, other: Outcome) -> tuple[Key, ...]:
+    keys = {**one.left, **other.left}
+    return tuple(key for key in keys if one.left.get(key) != other.left.get(key))
+
+
+def _first(one: Outcome, other: Outcome) -> Site | None:
+    """The first operator of `other` that is not, or does not give, that of `one`."""
+    for (_, given), (site, there) in zip(one.operators, other.operators, strict=False):
+        if given != there:
+            return site
+    shorter, longer = sorted((one.operators, other.operators), key=len)
+    return longer[len(shorter)][0] if len(shorter) < len(longer) else None

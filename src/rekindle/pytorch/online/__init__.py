@@ -1,0 +1,30 @@
+"""A program within a budget: what operators and autograd do in, actions on memory out."""
+
+from rekindle.pytorch.online._audit import Audit as Audit
+from rekindle.pytorch.online._audit import Site as Site
+from rekindle.pytorch.online._capture import Capture as Capture
+from rekindle.pytorch.online._driver import Driver as Driver
+from rekindle.pytorch.online._driver import Result as Result
+from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
+from rekindle.pytorch.online._explain import IN_USE as IN_USE
+from rekindle.pytorch.online._explain import INPUTS as INPUTS
+from rekindle.pytorch.online._explain import KEPT as KEPT
+from rekindle.pytorch.online._explain import OPTIMIZER as OPTIMIZER
+from rekindle.pytorch.online._explain import PARAMETERS as PARAMETERS
+from rekindle.pytorch.online._explain import PROGRAM as PROGRAM
+from rekindle.pytorch.online._explain import SAVED as SAVED
+from rekindle.pytorch.online._explain import Holder as Holder
+from rekindle.pytorch.online._explain import Snapshot as Snapshot
+from rekindle.pytorch.online._explain import snapshot as snapshot
+from rekindle.pytorch.online._explain import table_of as table_of
+from rekindle.pytorch.online._explain import users_line as users_line
+from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
+from rekindle.pytorch.online._history import may_forget as may_forget
+from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
+from rekindle.pytorch.online._out_of_memory import is_out_of_memory as is_out_of_memory
+from rekindle.pytorch.online._out_of_memory import short_form as short_form
+from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
+from rekindle.pytorch.online._places import Place as Place
+from rekindle.pytorch.online._places import Places as Places
+from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
+from rekindle.pytorch.online._runtime import Runtime as Runtime

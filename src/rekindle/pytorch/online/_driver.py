@@ -1,0 +1,499 @@
+"""Performs the engine's actions on torch's memory, and tells it what became of that memory.
+
+Everything here is about storages; what operators and autograd do with them is for `_runtime`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle.engine import Call, Engine, NoRoom, Storage
+from rekindle.policies import Policy
+from rekindle.pytorch.online._audit import Audit
+from rekindle.pytorch.online._capture import Capture, Captures
+from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory, snapshot
+from rekindle.pytorch.online._history import carried_along
+from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._watcher import Watcher
+from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, run_again, tensors_in
+from rekindle.pytorch.tensors import Memory, Table, Watch
+from rekindle.schedule import Action, Compute, Free, Recorder
+
+Result = TypeVar("Result")
+
+
+class Driver:
+    """One engine and the memory that it decides about."""
+
+    def __init__(self, budget: Bytes | None, policy: Policy, device: torch.device) -> None:
+        self.engine = Engine(budget, policy)
+        self.table = Table()
+        self.device = device
+        self.lock = threading.RLock()
+        self.busy = False  #: operators run now are the runtime's own
+        self.evictions = 0  #: of what somebody may still ask for
+        self.recomputations = 0
+        self.recorder: Recorder | None = None
+        self.capture: Capture | Captures | None = None
+        self.whole: Capture | None = None  #: of the whole run, if it is asked for
+        self.audit: Audit | None = None
+        self.watcher: Watcher | None = None
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.places: Places | None = None
+        self.at_peak = Snapshot()
+        self.exact_from: float = math.inf  #: from here on every new peak is looked at
+        self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
+        self._look_above: float = 0  # memory at which `at_peak` is out of date
+        self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
+        self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
+        self._next_op = 0
+        self.storages_made = 0  #: in the whole run
+        #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
+        self._outside: Storage | None = None
+
+    def open(self) -> None:
+        """The context begins: what the device's allocator has given out already counts."""
+        if self.device.type == "cuda":
+            call = self.new_call("source", 0, False)
+            self._outside = self.new_storage(call, torch.cuda.memory_allocated(self.device))
+            self.admit(call)
+
+    def also_capture(self) -> Capture:
+        """What happens from now on, until `capture_no_more`."""
+        watches = self.table.watches.values()
+        counted = [(id(watch), watch.nbytes) for watch in watches if watch.storage is None]
+        part = Capture(self.engine.storages, counted, self.storages_made)
+        self.capture = part if self.whole is None else Captures(self.whole, part)
+        return part
+
+    def capture_no_more(self) -> None:
+        """The end of what was begun by `also_capture`."""
+        self.capture = self.whole
+
+    # -- storages -------------------------------------------------------------------------------
+
+    def new_call(self, name: str, cost: Nanoseconds, replayable: bool) -> Call:
+        """A call that nobody knows of yet; it must be admitted before the next is made."""
+        if self.places is not None:
+            self.places.note()
+        self._next_op += 1
+        return Call(OpId(self._next_op - 1), name, cost, (), replayable)
+
+    def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
+        """What `call` makes, or what it writes where something else was."""
+        storage = call.makes(StorageId(self.storages_made), nbytes).storage
+        self.storages_made += 1
+        storage.payload = Memory()
+        return storage
+
+    def admit(self, call: Call) -> None:
+        """`call` ran; the engine hears of it."""
+        if self.capture is not None:
+            self.capture.called(call)
+        if self.audit is not None:
+            self.audit.made(call)
+        if self.recorder is not None:
+            first = Compute(call.id, in_place=bool(call.overwrites))
+            self.recorder.acted(first, self.engine.clock, self.engine.memory)
+        for storage in self.engine.admit(call, held=True):
+            self._let_go(storage)
+        for storage in call.made:
+            if storage.replayable:
+                self._held[storage] = None
+        if self.watcher is not None:
+            self.watcher.made(call)
+        if self.engine.memory > self._look_above:
+            self.look()
+
+    def look(self) -> None:
+        """Who holds the memory, now that there is more of it than ever (by 2 %, elsewhere)."""
+        self.at_peak = now = snapshot(self.engine, self.table, self.optimizers)
+        if now.memory >= self.exact_from:
+            self._look_above = now.memory
+        else:
+            self._look_above = min(1.02 * now.memory, self.exact_from - 1)
+        if self.places is not None:
+            self.looks[1:] = [now]
+
+    def account(self, name: str, cost: Nanoseconds) -> None:
+        """An operator ran that made nothing."""
+        if self.capture is None and self.recorder is None:
+            self._next_op += 1
+            self.engine.account(cost)
+        else:
+            self.admit(self.new_call(name, cost, False))
+
+    def count(self, name: str, cost: Nanoseconds, result: Any) -> None:
+        """An operator ran whose results nobody can recompute: their bytes are counted."""
+        table, nbytes = self.table, 0
+        for tensor in (result,) if type(result) is Tensor else tensors_in(result):
+            if type(tensor) is Tensor and tensor.layout is STRIDED:
+                home = tensor.untyped_storage()
+                address = home._cdata
+                if not table.lives(address):
+                    size = self.counted(home)
+                    table.count(home, address, size, name)
+                    nbytes += size
+        self.engine.account(cost, nbytes)
+        if self.engine.memory > self._look_above:
+            self.look()
+
+    def known(self, tensor: Tensor) -> Storage:
+        """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
+        home = tensor.untyped_storage()
+        watch = self.table.watches.get(home._cdata)
+        if watch is not None:
+            if watch.storage is not None:
+                return watch.storage
+            if watch() is home:  # else it died just now, and this took its place
+                return self._list(watch, tensor)
+        return self._adopt(tensor, home)
+
+    def meet(self, tensor: Tensor) -> None:
+        """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
+        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+            home = tensor.untyped_storage()
+            if home._cdata not in self.table.watches:
+                with self.lock:
+                    self.settle()
+                    self._adopt(tensor, home)
+
+    def _list(self, watch: Watch, tensor: Tensor | None = None) -> Storage:
+        """What was only counted becomes a source; `tensor` is there, if any is known."""
+        if self.capture is not None:
+            self.capture.uncounted(id(watch))
+        self.engine.account(0, -watch.nbytes)
+        call = self.new_call(watch.maker, 0, False)
+        storage = self.new_storage(call, watch.nbytes)
+        storage.payload.watch = watch
+        watch.storage = storage
+        if tensor is not None:
+            storage.payload.describe(tensor)
+        self.admit(call)
+        return storage
+
+    def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
+        counted = self.counted(home)
+        if self._outside is not None:  # it was part of that until now
+            self.engine.resize(self._outside, max(0, self._outside.nbytes - counted))
+        if self.engine.memory + counted > self.engine.budget:
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+            self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
+        call = self.new_call("source", 0, False)
+        storage = self.new_storage(call, counted)
+        storage.payload.describe(tensor)
+        self.table.settle(storage, home, home._cdata)
+        self.admit(call)
+        return storage
+
+    def counted(self, home: torch.UntypedStorage) -> Bytes:
+        """Bytes of `home` as far as they are on the device that the budget is for."""
+        device = home.device
+        if device not in self._counts:  # once: the name of its type is made anew each time
+            self._counts[device] = device.type == self.device.type
+        return home.nbytes() if self._counts[device] else 0
+
+    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
+        """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
+        with self.lock:
+            self.settle()
+            watch = self.table.watches.get(home._cdata)
+            if watch is None:
+                return None
+            storage = watch.storage or self._list(watch)
+            more = nbytes - storage.nbytes
+            if more < 0 and not storage.replayable and storage.consumers:
+                self.forget(storage)
+            elif home.device.type == self.device.type:
+                self.make_room(max(0, more), "resize_")
+            return storage
+
+    def resized(self, storage: Storage) -> None:
+        """The program may have changed the size of what it holds."""
+        memory: Memory = storage.payload
+        memory.alias = None  # it may reach beyond the end now
+        self.engine.resize(storage, self.counted(memory.home()))
+
+    def keep(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is never let go."""
+        with self.lock:
+            self.settle()
+            storage = self.known(tensor)
+            self.pin(storage)
+
+    def succeed(self, old: Storage, new: Storage) -> None:
+        """The memory of `old` now holds `new`."""
+        self.table.succeed(old, new)
+        self._held.pop(old, None)
+
+    def hand_over(self, old: Storage, new: Storage) -> None:
+        """Whoever refers to `old` means `new` from now on."""
+        if self.capture is not None:
+            self.capture.handed_over(old, new)
+        new.references, old.references = old.references, 0
+        if not new.references:
+            new.payload.disown()
+
+    def retain(self, storage: Storage) -> None:
+        """One more handle of autograd."""
+        if self.capture is not None:
+            self.capture.retained(storage)
+        self.engine.retain(storage)
+
+    def use(self, storage: Storage) -> None:
+        """The program gets the replayable `storage` in its hands, brought back if need be."""
+        if not storage.resident:
+            self.poll()
+            if self.watcher is not None:
+                self.watcher.wanting(storage)
+        if self.capture is not None:
+            self.capture.used(storage)
+        self.perform(self.engine.use(storage.values[0]))
+        self._held[storage] = None
+
+    def pin(self, storage: Storage) -> None:
+        """`storage` stays as long as anybody needs it."""
+        if self.capture is not None:
+            self.capture.pinned(storage)
+        self.perform(self.engine.pin(storage.values[0]))
+        if storage.consumers:
+            storage.payload.owned = storage.payload.home()
+        self._held.pop(storage, None)
+
+    def seal(self, storage: Storage) -> None:
+        """What is in `storage` came from somewhere else than its operator: it is kept."""
+        if self.capture is not None:
+            self.capture.sealed(storage)
+        self.perform(self.engine.seal(storage))
+
+    def forget_history(self) -> None:
+        """What the program carries along from graph to graph is kept, not how it came about."""
+        if self.whole is None and self.recorder is None:  # a trace cannot say until when it was
+            for storage in carried_along(list(self.engine.storages), self._held):
+                self.seal(storage)
+
+    def forget(self, source: Storage) -> None:
+        """`source` is about to be written: what only it can bring back is saved first (R4)."""
+        self.poll()
+        self.perform(self.engine.forget(source))
+
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+        """The device ran out of memory all the same: lets go of half, then of all, and tries again.
+
+        What an operator needs inside itself, and what lies in pieces, no budget counts. Allocators
+        fail before anything is computed, so that an operator can start anew.
+        """
+        for nbytes in (self.engine.memory // 2, -1):
+            self.poll()
+            self.perform(self.engine.shrink(nbytes))
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            try:
+                return again()
+            except torch.OutOfMemoryError as error:
+                out = error
+        out.add_note(out_of_memory(self.engine, self.table, self.optimizers))
+        raise out
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def make_room(self, needed: Bytes, who: str) -> None:
+        """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
+        self.poll()
+        self.perform(self.engine.make_room(needed), who)
+
+    def poll(self) -> None:
+        """Finds out which values the program has let go of; dead ones have told so themselves."""
+        self._ask_allocator()
+        for storage in list(self._held):
+            if storage.references and not self.table.is_held(storage):
+                self._drop(storage)
+
+    def _ask_allocator(self) -> None:
+        if self._outside is not None:
+            known = self.engine.memory - self._outside.nbytes
+            given_out = torch.cuda.memory_allocated(self.device)
+            self.engine.resize(self._outside, max(0, given_out - known))
+
+    def settle(self) -> None:
+        """Acts on what happened meanwhile: handles that died, memory that is gone."""
+        table = self.table
+        deaths, released = table.deaths, table.released
+        uncounted = 0
+        while deaths or released:
+            if released:
+                self._release(released.popleft())
+                continue
+            death = deaths.popleft()
+            storage = death.storage
+            if storage is None:
+                table.leave(death)
+                uncounted += death.nbytes
+                if self.capture is not None:
+                    self.capture.uncounted(id(death))
+            elif storage.payload.watch is death:
+                self._gone(storage)
+            if self.engine.idle:
+                self._let_go_of_idle()
+        if uncounted:
+            self.engine.account(0, -uncounted)
+
+    def _gone(self, storage: Storage) -> None:
+        """The memory of `storage` is free: the program alone held it."""
+        self._held.pop(storage, None)
+        if self.capture is not None:
+            self.capture.dropped(storage)
+        for superfluous in self.engine.gone(storage):
+            self._let_go(superfluous)
+
+    def close(self) -> None:
+        """The context is over: from now on what dies is acted on at once."""
+        with self.lock:
+            self.settle()
+            if self.watcher is not None:
+                self.watcher.close()
+                self.watcher = None
+        driver = weakref.ref(self)
+
+        def late() -> None:
+            found = driver()
+            if found is not None:
+                found._settle_unless_busy()
+
+        self.table.deaths.late = self.table.released.late = late
+
+    def _settle_unless_busy(self) -> None:
+        """Nothing happens amid an action, in this thread or another: the next one makes up."""
+        lock: Any = self.lock
+        if not lock._is_owned() and lock.acquire(blocking=False):
+            try:
+                self.settle()
+            finally:
+                lock.release()
+
+    def __del__(self) -> None:
+        """Nobody can ask for anything. What refers to each other in circles lets go of memory."""
+        self.table.deaths.late = self.table.released.late = None
+        for storage in self.engine.storages:
+            storage.payload.disown()
+
+    def _drop(self, storage: Storage) -> None:
+        self._held.pop(storage, None)
+        if self.capture is not None:
+            self.capture.dropped(storage)
+        self.perform(self.engine.drop(storage))
+
+    def _release(self, storage: Storage) -> None:
+        storage = self.current(storage)
+        if self.capture is not None:
+            self.capture.released(storage)
+        self.perform(self.engine.release(storage))
+        self.disown(storage)
+
+    def current(self, storage: Storage) -> Storage:
+        """Where the value of `storage`, or what took its place unnoticed, lives now."""
+        while storage.payload.successor is not None:
+            storage = storage.payload.successor
+        return storage
+
+    def own(self, storage: Storage) -> None:
+        """The memory of `storage`, which is resident, stays although the program drops it."""
+        memory: Memory = storage.payload
+        if memory.owned is None:
+            memory.owned = memory.home()
+
+    def disown(self, storage: Storage) -> None:
+        """One reason less to keep the memory of `storage`: if there is none, it is let go."""
+        stays = storage.pinned or not storage.replayable  # as long as something is made from it
+        needed = storage.references or (storage.consumers and stays)
+        if storage.held and not needed:
+            storage.payload.disown()  # the program alone keeps it, or nobody
+        if self.engine.idle:
+            self._let_go_of_idle()
+
+    def _let_go_of_idle(self) -> None:
+        idle = self.engine.idle
+        while idle:
+            storage = idle.pop()
+            if not storage.references and not storage.consumers:
+                storage.payload.disown()
+
+    # -- actions --------------------------------------------------------------------------------
+
+    def perform(self, actions: Iterable[Action], who: str = "") -> None:
+        """Does what the engine says, one action after the other."""
+        if not actions:
+            return
+        iterator = iter(actions)
+        while True:
+            try:
+                action = next(iterator, None)
+            except NoRoom as shortage:
+                name = who or (shortage.call.name if shortage.call else "")
+                raise out_of_budget(
+                    shortage, self.engine, self.table, self.optimizers, name
+                ) from None
+            if action is None:
+                for storage in self.engine.take_bereft():  # kept like a source from now on
+                    self.own(storage)
+                return
+            subject = self.engine.subject
+            if type(action) is Compute:
+                assert isinstance(subject, Call)
+                self._compute(subject, action.in_place)
+                if self.audit is not None:
+                    self.audit.made_again(subject)
+                self.recomputations += 1
+            else:
+                assert isinstance(subject, Storage)
+                self.evictions += not subject.dead
+                self._let_go(subject)
+                continue
+            if self.recorder is not None:
+                self.recorder.acted(action, self.engine.clock, self.engine.memory)
+
+    def _let_go(self, storage: Storage) -> None:
+        self.table.vacate(storage)
+        self._held.pop(storage, None)
+        if self.recorder is not None:
+            self.recorder.acted(Free(storage.id), self.engine.clock, self.engine.memory)
+
+    def _compute(self, call: Call, in_place: bool) -> None:
+        busy, self.busy = self.busy, True
+        try:
+            try:
+                tensors = run_again(call, in_place=in_place)
+            except torch.OutOfMemoryError as out:
+                tensors = self.rescue(lambda: run_again(call, in_place=in_place), out)
+        except BaseException:
+            if in_place:  # who knows what is in there now
+                for _, source in call.overwrites:
+                    self.perform(self.engine.spoil(source.storage))
+            raise
+        finally:
+            self.busy = busy
+        if in_place:
+            for output, source in call.overwrites:
+                if self.table.refill(output.storage, source.storage.payload.home()):
+                    self.table.vacate(source.storage)
+                    continue
+                self.table.succeed(source.storage, output.storage)
+                output.storage.payload.origin = None  # the program's tensor is elsewhere
+                output.storage.payload.version = 0
+            return
+        for tensor, storage in zip(tensors, call.made, strict=True):
+            home = tensor.untyped_storage()
+            if not storage.resident and not self.table.refill(storage, home):
+                memory: Memory = storage.payload
+                memory.owned = home
+                memory.origin = None
+                memory.version = 0
+                self.table.settle(storage, home, home._cdata)

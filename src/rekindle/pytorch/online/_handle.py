@@ -1,0 +1,88 @@
+"""What autograd holds in the place of a tensor."""
+
+from __future__ import annotations
+
+import weakref
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rekindle.engine import Storage
+from rekindle.pytorch.tensors import Geometry, Obituaries, version_of
+
+
+@final
+class Handle:
+    """One reference of autograd to a value: how to find it, and what it must look like.
+
+    It knows no memory itself. Its death is queued in `released`, not acted on: it may come in any
+    thread, amid anything.
+    """
+
+    __slots__ = ("geometry", "released", "saved", "storage", "version", "witness")
+
+    def __init__(
+        self, released: Obituaries[Storage], storage: Storage, geometry: Geometry, version: int
+    ) -> None:
+        self.released = released
+        self.storage = storage
+        self.geometry = geometry
+        self.version = version  #: of the program's tensor when it was saved; negative: none
+        #: The program's own tensor, if that was saved and not an alias of it.
+        self.saved: weakref.ref[Tensor] | None = None
+        #: Has that tensor's version counter, where the storage does not know which one it is.
+        self.witness: Tensor | None = None
+
+    def current(self) -> Storage:
+        """The storage that holds the value now."""
+        storage = self.storage
+        while storage.payload.successor is not None:
+            storage = storage.payload.successor
+        return storage
+
+    def moved(self, storage: Storage) -> Tensor | None:
+        """What the program's tensor is now, if `tensor.data = ...` gave it other memory since.
+
+        Plain PyTorch computes with that.
+        """
+        tensor = self.saved() if self.saved is not None else None
+        if tensor is None:
+            return None
+        watch = storage.payload.watch
+        if watch is not None and watch.address == tensor.untyped_storage()._cdata:
+            return None
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            return tensor.detach()
+
+    def __del__(self) -> None:
+        self.released.announce(self.storage)
+
+
+def modified(
+    dtype: torch.dtype, size: torch.Size, maker: str, now: int, expected: int
+) -> RuntimeError:
+    """PyTorch's own complaint about a saved tensor."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{dtype} {list(size)}], which is output of {maker}, is at version {now}; "
+        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
+        "operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def kept(tensor: Tensor) -> tuple[Tensor, int]:
+    """What cannot be rebuilt stays as it is, and its version.
+
+    An alias of it: a result in its own graph would be a cycle that nobody can collect.
+    """
+    return tensor.detach(), version_of(tensor)
+
+
+def with_counter_of(tensor: Tensor) -> Tensor:
+    """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        witness = tensor.detach()
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness

@@ -1,0 +1,32 @@
+"""When the device, not the budget, has no more memory: what to say to that."""
+
+from __future__ import annotations
+
+import torch
+
+from rekindle._types import Bytes
+from rekindle._units import format_bytes
+from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._explain import table_of
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator of torch's raised it. On a CPU that is a plain `RuntimeError`."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return type(error) is RuntimeError and "can't allocate memory" in str(error)
+
+
+def short_form(driver: Driver, budget: Bytes | None) -> str:
+    """A note for the error: who held how much, and the budget to try instead."""
+    peak = driver.engine.peak
+    smaller = max(int(0.9 * peak), 1)
+    within = "" if budget is None else f" before the budget of {format_bytes(budget)} was used up"
+    return "\n".join(
+        [
+            f"The device ran out of memory{within} (the peak was {format_bytes(peak)}):",
+            *table_of(driver.at_peak.categories),
+            f"Give less, so that memory is let go in time: rekindle.budget({smaller}),",
+            'or what the device has: rekindle.budget("auto")',
+        ]
+    )

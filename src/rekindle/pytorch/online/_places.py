@@ -1,0 +1,95 @@
+"""Where in the program an operator ran: its module and its line. Costs nothing while nobody asks.
+
+An operator of the forward pass belongs to the innermost module that is running, and to the user's
+line. One of the backward pass belongs where its node of autograd came from: nodes are numbered as
+they are made, and the operator that a node differentiates runs right after the node is made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from contextlib import ExitStack
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from rekindle.pytorch.online._explain import users_line
+
+OUTSIDE = "(outside of modules)"
+
+
+class Place(NamedTuple):
+    """A module by its path from the outermost one ("GPT.blocks.3.out"), and a "file:line"."""
+
+    module: str
+    line: str
+
+
+@final
+class Places:
+    """The place of every operator since it was entered; `of_op[i]` is that of operator i."""
+
+    def __init__(self) -> None:
+        self.of_op: list[Place] = []
+        self.parameters: dict[int, str] = {}  #: the module that has it, by the parameter's id
+        self._running: list[str] = []
+        self._paths: dict[nn.Module, str] = {}
+        self._nodes: list[int] = []  # numbers of nodes, ascending, and where each was made
+        self._made_at: list[Place] = []
+
+    def watch(self, stack: ExitStack) -> None:
+        """Follows which module runs until `stack` is closed."""
+        enters = register_module_forward_pre_hook(self._enter)
+        leaves = register_module_forward_hook(self._leave, always_call=True)
+        stack.callback(enters.remove)
+        stack.callback(leaves.remove)
+
+    def note(self) -> None:
+        """One more operator runs, now."""
+        self.of_op.append(self._here())
+
+    def _here(self) -> Place:
+        node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        if node is not None:
+            parameter = getattr(node, "variable", None)
+            if parameter is not None:  # the node that accumulates its gradient
+                return Place(self.parameters.get(id(parameter), OUTSIDE), users_line())
+            return self._made_near(node._sequence_nr())
+        place = Place(self._running[-1] if self._running else OUTSIDE, users_line())
+        latest = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        if not self._nodes or latest > self._nodes[-1]:
+            self._nodes.append(latest)
+            self._made_at.append(place)
+        return place
+
+    def _made_near(self, number: int) -> Place:
+        """Where the node was made; views are not seen, so theirs is that of the next operator."""
+        found = bisect_left(self._nodes, number)
+        return self._made_at[found] if found < len(self._nodes) else Place(OUTSIDE, users_line())
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # compiled code is one operator of the module that contains all of it
+        path = self._paths.get(module)
+        if path is None:
+            path = self._discover(module)
+        self._running.append(path)
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling() and self._running:
+            self._running.pop()
+
+    def _discover(self, root: nn.Module) -> str:
+        """Names a module that no module seen before contains, and all that it contains."""
+        prefix = type(root).__name__
+        for name, module in root.named_modules():
+            path = f"{prefix}.{name}" if name else prefix
+            self._paths.setdefault(module, path)
+            for parameter in module.parameters(recurse=False):
+                self.parameters.setdefault(id(parameter), path)
+        return self._paths[root]

@@ -1,0 +1,29 @@
+"""What a call of an operator is: facts of the overload, signature, recipe, running it again."""
+
+from rekindle.pytorch.operators._fingerprint import Fingerprint as Fingerprint
+from rekindle.pytorch.operators._fingerprint import fingerprint_of as fingerprint_of
+from rekindle.pytorch.operators._fingerprint import fingerprint_of_memory as fingerprint_of_memory
+from rekindle.pytorch.operators._fingerprint import whole as whole
+from rekindle.pytorch.operators._operators import COUNT_BYTES as COUNT_BYTES
+from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
+from rekindle.pytorch.operators._operators import ROUTING as ROUTING
+from rekindle.pytorch.operators._operators import UNTAGGED_RANDOM as UNTAGGED_RANDOM
+from rekindle.pytorch.operators._operators import Operator as Operator
+from rekindle.pytorch.operators._operators import bytes_of_dynamic as bytes_of_dynamic
+from rekindle.pytorch.operators._operators import check_higher_order as check_higher_order
+from rekindle.pytorch.operators._operators import operator as operator
+from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_kernels
+from rekindle.pytorch.operators._regions import COMPILED as COMPILED
+from rekindle.pytorch.operators._regions import region_of as region_of
+from rekindle.pytorch.operators._regions import regions_shown as regions_shown
+from rekindle.pytorch.operators._replay import Recipe as Recipe
+from rekindle.pytorch.operators._replay import generator_of as generator_of
+from rekindle.pytorch.operators._replay import run_again as run_again
+from rekindle.pytorch.operators._signature import PLAIN_TENSORS as PLAIN_TENSORS
+from rekindle.pytorch.operators._signature import STRIDED as STRIDED
+from rekindle.pytorch.operators._signature import Invocation as Invocation
+from rekindle.pytorch.operators._signature import Signature as Signature
+from rekindle.pytorch.operators._signature import signature_of as signature_of
+from rekindle.pytorch.operators._signature import takes_itself_apart as takes_itself_apart
+from rekindle.pytorch.operators._signature import tensors_in as tensors_in
+from rekindle.pytorch.operators._signature import written_by as written_by

@@ -1,0 +1,268 @@
+"""What the runtime must know about an operator, learned once for each overload.
+
+The schema says most of it. Where it is silent or wrong, the tables below say so, with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes
+from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
+
+#: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
+#: and running_var, and of the flag that says whether they are written.
+HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
+    "aten::native_batch_norm": (3, 4, 5),
+    "aten::cudnn_batch_norm": (3, 4, 5),
+    "aten::miopen_batch_norm": (3, 4, 5),
+    "aten::instance_norm": (3, 4, 5),
+    "aten::_native_batch_norm_legit": (3, 4, 5),
+}
+#: The same, but they always write, and their outputs do not depend on what was there before.
+ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
+    "aten::batch_norm_gather_stats": (3, 4),
+    "aten::batch_norm_gather_stats_with_counts": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
+    "aten::_batch_norm_with_update": (3, 4),
+}
+
+#: Decide something: their integer results are kept, never computed again (rule R8).
+ROUTING = {
+    "aten::argmax",
+    "aten::argmin",
+    "aten::argsort",
+    "aten::bincount",
+    "aten::bucketize",
+    "aten::kthvalue",
+    "aten::median",
+    "aten::mode",
+    "aten::multinomial",
+    "aten::nonzero",
+    "aten::nonzero_static",
+    "aten::randperm",
+    "aten::searchsorted",
+    "aten::sort",
+    "aten::topk",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+}
+#: Read an index or a mask whose *values* decide the shape of the result: those are kept as well.
+INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+    "aten::masked_select",
+    "aten::masked_scatter",
+    "aten::masked_scatter_",
+    "aten::repeat_interleave",
+}
+
+#: Make memory without content (rule R4): who reads it first must have had it filled elsewhere.
+EMPTY = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::empty_permuted",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+#: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
+ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
+
+#: Return aliases that pass for new tensors: what is written to one, no version counter but its own
+#: notices.
+SEPARATING = {"aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+#: Makes a tensor that claims memory and has none.
+WITHOUT_MEMORY = "aten::_efficientzerotensor"
+
+#: Write the whole of their first argument without reading it.
+OVERWRITING = {
+    "aten::bernoulli_",
+    "aten::cauchy_",
+    "aten::copy_",
+    "aten::exponential_",
+    "aten::fill_",
+    "aten::geometric_",
+    "aten::log_normal_",
+    "aten::normal_",
+    "aten::random_",
+    "aten::uniform_",
+    "aten::zero_",
+}
+
+#: Choose a kernel by whether an argument requires a gradient, so replay must look the same.
+SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
+
+#: Never run again: they talk to other processes or to the outside.
+EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
+
+#: Higher-order operators that write nothing but their results, so that these can be kept (R12).
+FUNCTIONAL = {
+    "associative_scan",
+    "cond",
+    "flex_attention",
+    "flex_attention_backward",
+    "map_impl",
+    "scan",
+    "while_loop",
+    "while_loop_stack_output",
+}
+
+#: Draw random numbers although the tag `nondeterministic_seeded` is missing. They also write them
+#: into their second argument, without a step of its version counter.
+UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
+
+
+@final
+class Operator:
+    """What is fixed for one overload."""
+
+    __slots__ = (
+        "content",
+        "dynamic",
+        "func",
+        "indexing",
+        "name",
+        "opaque",
+        "overload",
+        "overwriting",
+        "predicting",
+        "random",
+        "resizes",
+        "returns_written",
+        "routing",
+        "sees_requires_grad",
+        "separating",
+        "statistics",
+        "view",
+        "writes",
+        "written",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.overload = func  # lives as long as this, so that its identity is no other's
+        self.name: str = schema.name
+        each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
+        plain = getattr(func, "_op", func)  # without the layer of Python around it
+        self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
+        self.predicting = self.func  #: on meta tensors, for the sizes of the results
+        aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
+        arguments = list(enumerate(schema.arguments))
+        moves = self.name.startswith("aten::set_")
+        #: Positions and names of the arguments that are written.
+        self.written = tuple(
+            (position, argument.name)
+            for position, argument in arguments
+            if argument.alias_info is not None
+            and argument.alias_info.is_write
+            and not moves  # the tensor gets other memory, nothing is written
+        )
+        only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
+        #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
+        #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
+        views = only_aliases and not self.written and not _is_composed(func)
+        self.view = views or self.name.startswith("profiler::")
+        #: Returns what it writes, and nothing beside.
+        self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
+        tags = func.tags
+        self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
+        #: The sizes of the results depend on the content of the arguments.
+        self.dynamic = torch.Tag.dynamic_output_shape in tags
+        self.routing = self.name in ROUTING
+        self.indexing = self.name in INDEXING
+        #: What the content of a result is until somebody writes to it; nothing special: 0.
+        self.content = _content(self.name)
+        self.overwriting = self.name in OVERWRITING
+        self.separating = self.name in SEPARATING
+        self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
+        self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
+        #: May change the size of a storage: set_, resize_, and whatever writes to `out`.
+        self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
+            argument.kwarg_only for position, argument in arguments if self._writes(position)
+        )
+        self.writes = bool(self.written) or self.statistics
+        effect = self.name.split("::")[0] in EFFECTS
+        self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
+
+    def _writes(self, position: int) -> bool:
+        return any(position == written for written, _ in self.written)
+
+    def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """The positions of running statistics that this call writes behind the schema's back."""
+        if self.name in ALWAYS_WRITTEN_STATISTICS:
+            return ALWAYS_WRITTEN_STATISTICS[self.name]
+        mean, variance, training = HIDDEN_STATISTICS[self.name]
+        return (mean, variance) if args[training] else ()
+
+
+def _is_composed(func: Any) -> bool:
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
+    return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(composed)
+
+
+def _content(name: str) -> int:
+    if name in EMPTY:
+        return UNWRITTEN
+    if name in ZEROS:
+        return ZEROED
+    return EXOTIC if name == WITHOUT_MEMORY else 0
+
+
+def _counted(func: Any) -> Callable[..., Any]:
+    """`func`, which writes all of its first argument, and a step of their version counters.
+
+    Without a mode the kernel for one tensor after the other takes that step; below one it does not.
+    """
+
+    def call(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        counters = [(each, each._version) for each in tensors if not each.is_inference()]
+        result = func(tensors, *args, **kwargs)
+        late = [each for each, version in counters if each._version == version]
+        torch._C._increment_version(late)  # type: ignore[attr-defined]
+        return result
+
+    return call
+
+
+COUNT_BYTES = 8  #: what it takes to count, in `bytes_of_dynamic`
+
+
+def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
+    """The exact size of a result whose size depends on values, where that is quick to know.
+
+    Elsewhere no limit is known: the bound from the arguments stands.
+    """
+    if operator.name == "aten::nonzero":
+        return 8 * args[0].dim() * int(torch.count_nonzero(args[0]))
+    return sys.maxsize
+
+
+def check_higher_order(higher: HigherOrderOperator) -> None:
+    """Refuses what may write its arguments unseen (R11)."""
+    if higher.name() not in FUNCTIONAL:
+        raise Unsupported(
+            f"the higher-order operator {higher.name()} inside rekindle.budget(...): what it does "
+            "cannot be seen, and it may write its arguments. Leave the budget for it, or write it "
+            "in plain operators"
+        )
+
+
+_known: dict[int, Operator] = {}
+
+
+def operator(func: Any) -> Operator:
+    """The facts of `func`, an `OpOverload`."""
+    found = _known.get(id(func))  # its own hash is written in Python
+    return _known.setdefault(id(func), Operator(func)) if found is None else found

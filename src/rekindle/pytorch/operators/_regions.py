@@ -1,0 +1,142 @@
+"""Compiled regions: the code that Inductor made of a graph is one operator here (R12).
+
+PyTorch shows it to dispatch modes as the higher-order operator `inductor_compiled_code`, if it was
+told so when it compiled. The graph comes along and says what the code cannot: what it writes, how
+large its results will be, whether it may run twice. A forward pass that may is recomputed as a
+whole; what it saves is let go piece by piece, and one run brings all missing pieces back.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._pytree import tree_map_only
+
+from rekindle._errors import Unsupported
+from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
+
+COMPILED = "inductor_compiled_code"
+
+
+@contextmanager
+def regions_shown() -> Iterator[None]:
+    """What is compiled inside shows itself to dispatch modes from then on."""
+    from torch._inductor import config  # takes a second, which any optimizer's first line takes too
+
+    with config.patch(wrap_inductor_compiled_regions=True):
+        yield
+
+
+@final
+class Region:
+    """What `Operator` says of an operator, said of the code of one graph."""
+
+    name = "inductor::compiled_region"
+    random = True  # to put the generator back costs less than to find out
+    content = 0
+    indexing = overwriting = resizes = returns_written = routing = False
+    sees_requires_grad = separating = view = False
+
+    def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:
+        self._code = code
+        self.predicting = _OnMeta(module).run
+        nodes = list(module.graph.nodes)
+        arguments = [node for node in nodes if node.op == "placeholder"]
+        written = _written(nodes)
+        #: Positions and names of the arguments that it writes.
+        self.written = tuple((n, each.name) for n, each in enumerate(arguments) if each in written)
+        self.writes = bool(written)
+        #: No result depends on what was there: running statistics, which move once (R6).
+        self.statistics = self.writes and not _depends(nodes, written)
+        #: The forward pass of something that has a backward pass.
+        self.training = _is_forward(arguments)
+        targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
+        self.dynamic = any(torch.Tag.dynamic_output_shape in target.tags for target in targets)
+        #: Decides something, or talks to the outside (R8, R9): never run again.
+        self.opaque = self.dynamic or any(
+            target.namespace in EFFECTS or target._schema.name in ROUTING for target in targets
+        )
+
+    def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        return tuple(position for position, _ in self.written)
+
+    def func(self, *arguments: Any) -> Any:
+        """Runs the code, as PyTorch does."""
+        with torch.no_grad():
+            return self._code(list(arguments))
+
+
+_regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
+
+
+def region_of(compiled: Any) -> Region:
+    """The region of the first argument of `inductor_compiled_code`."""
+    found = _regions.get(compiled)
+    if found is None:
+        found = _regions[compiled] = Region(compiled.compiled_callable, compiled.original_gm)
+    return found
+
+
+def _is_forward(arguments: list[fx.Node]) -> bool:
+    """By the names that PyTorch gives: without gradients all arguments are `arg...`."""
+    names = [node.name.split("_")[0] for node in arguments]
+    return "primals" in names and "tangents" not in names
+
+
+def _written(nodes: list[fx.Node]) -> set[fx.Node]:
+    """The arguments of the graph that it writes, maybe through views."""
+    owner = {node: node for node in nodes if node.op == "placeholder"}  # of memory
+    written: set[fx.Node] = set()
+    for node in nodes:
+        if node.target is operator.getitem and node.args[0] in owner:
+            owner[node] = owner[node.args[0]]
+        elif isinstance(node.target, OpOverload):
+            for given, is_write in _aliased(node, node.target):
+                if given in owner:
+                    owner[node] = owner[given]
+                    written |= {owner[given]} if is_write else set()
+        elif isinstance(node.target, HigherOrderOperator):
+            name = node.target.name()
+            if name not in FUNCTIONAL and any(given in owner for given in node.all_input_nodes):
+                raise Unsupported(
+                    f"a compiled region that calls {name} inside rekindle.budget(...): it may "
+                    "write the region's arguments unseen. Let it run outside of the region, by "
+                    "torch.compiler.disable, or compile nothing inside the budget, by "
+                    'torch.compiler.set_stance("force_eager")'
+                )
+    return written
+
+
+def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
+    """What the node's result may share memory with, and whether it is written."""
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None:
+            given = node.args[position] if position < len(node.args) else None
+            given = node.kwargs.get(argument.name, given)
+            for each in given if isinstance(given, (list, tuple)) else (given,):
+                yield each, argument.alias_info.is_write
+
+
+def _depends(nodes: list[fx.Node], on: set[fx.Node]) -> bool:
+    """Whether a result of the graph is computed from what was in those arguments."""
+    dependent = set(on)
+    for node in nodes:
+        if not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+    return nodes[-1] in dependent
+
+
+@final
+class _OnMeta(fx.Interpreter):
+    """Runs a graph on meta tensors, wherever it says that it makes some."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))
+        return super().call_function(target, args, kwargs)

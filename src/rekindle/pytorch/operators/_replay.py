@@ -1,0 +1,158 @@
+"""Runs a recorded call again, as the first time, touching nothing that anyone else sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from rekindle._errors import Unsupported
+from rekindle.engine import Call, Storage
+from rekindle.pytorch.operators._signature import Invocation, Signature, tensors_in
+from rekindle.pytorch.tensors import Geometry, Memory, site
+
+_KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
+_AUTOCAST = torch._C.DispatchKeySet(_KEYS.AutocastCPU)  # type: ignore[attr-defined]
+for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastHPU", "AutocastPrivateUse1"):
+    _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(getattr(_KEYS, _name))  # type: ignore[attr-defined]
+
+
+@final
+class Recipe:
+    """How a call made its results. Hangs on `Call.payload`.
+
+    The tensor arguments are the call's inputs, in order, but for those that are left out.
+    """
+
+    __slots__ = ("depth", "dropped", "extras", "grad_mode", "random", "signature", "written")
+
+    depth: int  #: how many calls hang on each other, where somebody counts
+
+    def __init__(
+        self, invocation: Invocation, written: tuple[int, ...], dropped: tuple[int, ...]
+    ) -> None:
+        self.signature = invocation.signature
+        self.extras = invocation.extras
+        self.random = invocation.random  #: the generator, and its state before the call
+        self.grad_mode = invocation.grad_mode
+        self.written = written  #: which of the tensors the operator writes
+        self.dropped = dropped  #: which are left out: running statistics move only once
+
+
+@contextmanager
+def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
+    """Below autograd and autocast, where the mode saw the call; in the grad mode of then."""
+    grad_mode_now = torch.is_grad_enabled()
+    below_autograd = torch._C._AutoDispatchBelowAutograd()  # type: ignore[attr-defined]
+    below_autocast = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # type: ignore[attr-defined]
+    with below_autograd, below_autocast:
+        torch._C._set_grad_enabled(grad_mode)
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(grad_mode_now)
+
+
+def generator_of(
+    tensors: list[Tensor], extras: list[Any], device: torch.device | None
+) -> torch.Generator:
+    """The generator that a random operator draws from; `device`: where its result is asked for."""
+    for extra in extras:
+        if type(extra) is torch.Generator:
+            return extra
+    if device is None:
+        device = tensors[0].device if tensors else torch.device("cpu")
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
+
+
+def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
+    """The tensors that `call` makes, in the order of `Call.outputs`.
+
+    With `in_place` it writes the memory of the inputs that it overwrites, else copies of them.
+    """
+    recipe: Recipe = call.payload
+    signature = recipe.signature
+    homes = [_home(value.storage) for value in call.inputs]
+    device = homes[0].device if homes else None
+    for position in recipe.dropped:
+        homes.insert(position, torch.UntypedStorage(0))
+    if recipe.written and not in_place:
+        for position in recipe.written:
+            storage = call.inputs[position].storage
+            private = _copy(_home(storage))
+            for other, value in enumerate(call.inputs):
+                if value.storage is storage:
+                    homes[other] = private
+    rebuilt = (
+        _stand_in(signature, geometry, device) if position in recipe.dropped else geometry.of(home)
+        for position, (geometry, home) in enumerate(zip(signature.geometries(), homes, strict=True))
+    )
+    args, kwargs = signature.arguments(rebuilt, recipe.extras)
+    with as_the_first_time(recipe.grad_mode):
+        if recipe.random is None:
+            result = signature.operator.func(*args, **kwargs)
+        else:
+            generator, state = recipe.random
+            now = generator.get_state()
+            generator.set_state(state)
+            try:
+                result = signature.operator.func(*args, **kwargs)
+            finally:
+                generator.set_state(now)
+    if recipe.written:
+        return [_whole(homes[position]) for position in recipe.written]
+    made = tensors_in(result)
+    fresh = [made[position] for position in signature.fresh or ()]
+    for tensor, storage in zip(fresh, call.made, strict=True):
+        if tensor.untyped_storage().nbytes() != storage.nbytes:
+            raise Unsupported(
+                f"{call.name} made {tensor.untyped_storage().nbytes()} bytes when it ran again, "
+                f"{storage.nbytes} the first time: its result depends on something outside its "
+                "arguments. Keep it: run it in `with rekindle.never_recompute():`"
+            )
+    return fresh
+
+
+def _home(storage: Storage) -> torch.UntypedStorage:
+    """The memory of a resident input, after making sure that it still is what it was."""
+    memory: Memory = storage.payload
+    home = memory.home()
+    if home.nbytes() != storage.nbytes:
+        raise Unsupported(
+            f"a tensor of {storage.nbytes} bytes that recomputation needs now has {home.nbytes()}: "
+            "its memory was resized outside (as FSDP does after the forward pass). "
+            "Use reshard_after_forward=False"
+        )
+    unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
+    if not unchanged and memory.program_tensor_is_at(home):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: {site(storage)} that recomputation needs is at version "
+            f"{memory.current_version()}; expected version {memory.version} instead. It was "
+            "modified where the budget does not see it. Do that inside `with rekindle.budget(...)`"
+        )
+    return home
+
+
+def _whole(home: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=home.device).set_(home)  # type: ignore[call-overload]
+
+
+def _copy(home: torch.UntypedStorage) -> torch.UntypedStorage:
+    return _whole(home).clone().untyped_storage()
+
+
+def _stand_in(
+    signature: Signature, geometry: Geometry, device: torch.device | None
+) -> Tensor | None:
+    """In the place of running statistics: nothing where that is allowed, else a scratch tensor."""
+    if not signature.operator.written:
+        return None
+    empty = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=device)
+    return empty.zero_()

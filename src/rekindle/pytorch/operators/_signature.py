@@ -1,0 +1,298 @@
+"""Calls that differ only in the content of their tensors share a signature.
+
+A signature holds the arguments with a `Geometry` in the place of each tensor: enough to know the
+sizes of the results before the operator runs, to price it, and, with tensors put back, to run it
+again. Numbers that change from call to call (a float, a generator) stay out of it, as `extras`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn import Parameter
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import Storage
+from rekindle.pytorch.operators._operators import Operator
+from rekindle.pytorch.tensors import (
+    COMPLEX,
+    MOST_KEPT,
+    Geometry,
+    geometries,
+    geometry_of,
+    new_geometry,
+    requiring_grad,
+)
+
+PLAIN_TENSORS = (Tensor, Parameter)
+STRIDED = torch.strided
+
+
+@final
+class _Mark:
+    """Stands for something in a key."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+EXTRA = _Mark("extra")
+TRUE, FALSE = _Mark("true"), _Mark("false")  # True == 1, but not for an operator
+_HASHABLE = (
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+@final
+class Invocation:
+    """One call of an operator by the program: its arguments, taken apart, and what is known."""
+
+    __slots__ = (
+        "extras",
+        "fixed",
+        "grad_mode",
+        "inputs",
+        "key",
+        "opaque",
+        "operator",
+        "random",
+        "signature",
+        "tensors",
+        "written",
+    )
+
+    signature: Signature
+
+    def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.operator = operator
+        self.tensors: list[Tensor] = []  #: in order
+        self.extras: list[Any] = []  #: what is not in the key: floats, generators
+        self.inputs: list[Storage] = []  #: of the tensors
+        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
+        self.written: tuple[int, ...] = ()  #: which tensors are written
+        self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
+        self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+        self.grad_mode = True  #: as far as it is recorded
+        parts: list[Any] = [operator, len(args)]
+        self._take(args, parts)
+        for name, arg in kwargs.items():
+            parts.append(name)
+            self._take((arg,), parts)
+        if self.extras and not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
+            parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
+        self.key = tuple(parts)
+
+    def outside_grad_mode(self) -> bool:
+        """It is recorded although grad mode is off; True, for a condition."""
+        self.grad_mode = False
+        return True
+
+    def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
+        """Adds to `parts`, a key in the making, what stands there for each of `args`."""
+        find = geometries.get
+        sees_requires_grad = self.operator.sees_requires_grad
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is Parameter:
+                if arg.layout is not STRIDED:
+                    self.opaque = True
+                    self.extras.append(arg)
+                    parts.append(EXTRA)
+                    continue
+                self.tensors.append(arg)
+                # As in `geometry_of`: nothing is called as often as this.
+                key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
+                if key[3] in COMPLEX or arg.is_neg():
+                    geometry = geometry_of(arg)
+                else:
+                    geometry = find(key) or new_geometry(key)
+                if sees_requires_grad and arg.requires_grad:
+                    geometry = requiring_grad(geometry) if torch.is_grad_enabled() else geometry
+                parts.append(geometry)
+            elif kind is int or arg is None:
+                parts.append(arg)
+            elif kind is bool:
+                parts.append(TRUE if arg else FALSE)
+            elif kind is list or kind is tuple or kind is torch.Size:
+                items: list[Any] = []
+                self._take(arg, items)
+                parts.append(tuple(items))
+            elif kind in _HASHABLE:
+                parts.append(arg)
+            else:
+                self.opaque |= isinstance(arg, Tensor)
+                self.extras.append(arg)
+                parts.append(EXTRA)
+
+
+@final
+class Signature:
+    """What calls of one operator with equal geometries and plain arguments have in common."""
+
+    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator", "ordinary", "priced")
+
+    def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
+        self.operator = operator
+        self.key = key
+        #: Bytes of the storages that a call makes, or an upper bound; negative until known.
+        self.needed: Bytes = -1
+        #: Which of the tensors returned have storages of their own; None until known.
+        self.fresh: tuple[int, ...] | None = None
+        #: Results whose bytes are known beforehand, and nothing else to look out for.
+        self.ordinary = False
+        self.cost: Nanoseconds = 0
+        self.priced = False
+        self._samples = 0
+
+    def predict(self, extras: Sequence[Any]) -> Bytes:
+        """Bytes of what a call will make, from the operator's meta kernel: nothing is computed."""
+        self.needed = _predicted_bytes(self, extras)
+        return self.needed
+
+    def learn(self, fresh: tuple[int, ...], nbytes: Bytes, *, exotic: bool) -> None:
+        """Which of the tensors that a call returned are new, and their bytes."""
+        operator = self.operator
+        self.fresh = fresh
+        if not (operator.dynamic or operator.resizes):
+            self.needed = nbytes
+            special = operator.opaque or operator.statistics or operator.separating
+            self.ordinary = not (exotic or special)
+
+    def sample(self, elapsed: Nanoseconds) -> None:
+        """Takes one execution into the price: the least of the first three."""
+        self.cost = min(self.cost, elapsed) if self._samples else elapsed
+        self._samples += 1
+        self.priced = self._samples >= 3
+
+    def arguments(
+        self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of one call again; a tensor given as None is left out as None."""
+        rest = iter(extras)
+        count: int = self.key[1] if type(self.key[1]) is int else self.key[1][0]
+        args = [_put_back(part, tensors, rest) for part in self.key[2 : 2 + count]]
+        named = self.key[2 + count :]
+        kwargs = {named[i]: _put_back(named[i + 1], tensors, rest) for i in range(0, len(named), 2)}
+        return args, kwargs
+
+    def geometries(self) -> Iterator[Geometry]:
+        """The geometries of the tensor arguments, in order."""
+        return _geometries_in(self.key[2:])
+
+
+# Functions of the module, not closures: one that names itself is a cycle, and keeps what it closes
+# over (here: memory) until the garbage collector comes by.
+
+
+def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]) -> Any:
+    if type(part) is Geometry:
+        return next(tensors)
+    if part is EXTRA:
+        return next(extras)
+    if part is TRUE:
+        return True
+    if part is FALSE:
+        return False
+    if type(part) is tuple:
+        return [_put_back(item, tensors, extras) for item in part]
+    return part
+
+
+def _geometries_in(parts: Any) -> Iterator[Geometry]:
+    for part in parts:
+        if type(part) is Geometry:
+            yield part
+        elif type(part) is tuple:
+            yield from _geometries_in(part)
+
+
+_signatures: dict[tuple[Any, ...], Signature] = {}
+
+
+def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
+    found = _signatures.get(key)
+    if found is None:
+        if len(_signatures) > MOST_KEPT:
+            _signatures.clear()
+        found = _signatures[key] = Signature(operator, key)
+    return found
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors that an operator returned, in order (a sparse or wrapped one counts too)."""
+    if type(result) is Tensor:
+        return [result]
+    if type(result) is tuple or type(result) is list:
+        return [tensor for item in result for tensor in tensors_in(item)]
+    return [result] if isinstance(result, Tensor) else []
+
+
+def takes_itself_apart(kind: type) -> bool:
+    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
+
+    Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
+    """
+    if kind in (FakeTensor, FunctionalTensor):
+        return False
+    plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
+    return getattr(kind, "__torch_dispatch__", plain) not in (
+        plain,
+        torch._C._disabled_torch_dispatch_impl,
+    )
+
+
+def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
+    """Runs the operator on meta tensors.
+
+    Where the sizes depend on values (nonzero) or there is no meta kernel: an upper bound that holds
+    for every operator of the first kind, as many 8-byte coordinates as the largest argument has.
+    """
+    metas = [_meta(geometry) for geometry in signature.geometries()]
+    known = {(home := meta.untyped_storage())._cdata: home.nbytes() for meta in metas}
+    drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
+    args, kwargs = signature.arguments(iter(metas), drawn)
+    if kwargs.get("device") is not None:
+        kwargs["device"] = "meta"
+    try:
+        result = signature.operator.predicting(*args, **kwargs)
+    except Exception:  # if the arguments are wrong, the operator itself will say so
+        counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
+        return 8 * max(counts, default=0)
+    total = 0
+    for tensor in tensors_in(result):
+        if tensor.layout is torch.strided:  # new, or larger than before: `out` grows
+            home = tensor.untyped_storage()
+            total += max(0, home.nbytes() - known.get(home._cdata, 0))
+            known[home._cdata] = home.nbytes()
+    return total
+
+
+def _meta(geometry: Geometry) -> Tensor:
+    reach = sum((n - 1) * s for n, s in zip(geometry.size, geometry.stride, strict=True))
+    length = geometry.offset + reach + 1 if geometry.size.numel() else 0
+    flat = torch.empty(length, dtype=geometry.dtype, device="meta")
+    return geometry.marked(flat.as_strided(geometry.size, geometry.stride, geometry.offset))
+
+
+def written_by(
+    operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """The tensors that a call writes, running statistics that the schema hides included (R6)."""
+    if operator.statistics:
+        written = (args[position] for position in operator.written_statistics(tuple(args)))
+        yield from (target for target in written if target is not None)
+        return
+    for position, name in operator.written:
+        yield from tensors_in(args[position] if position < len(args) else kwargs.get(name))

@@ -1,0 +1,7 @@
+"""Ahead of time: a model's joint graph, partitioned by a plan, run or compiled."""
+
+from rekindle.pytorch.planned._backend import Backend as Backend
+from rekindle.pytorch.planned._export import Export as Export
+from rekindle.pytorch.planned._export import candidates as candidates
+from rekindle.pytorch.planned._planned import ModelPlan as ModelPlan
+from rekindle.pytorch.planned._planned import plan_model as plan_model

@@ -1,0 +1,117 @@
+"""A graph as a Python function that holds nothing longer than it must.
+
+It takes its arguments in a list, which it empties, runs one operator after the other by its plain
+overload, and deletes every name after its last use: what the graph saves and returns is all that is
+left. `torch.fx.Interpreter` does the same in many times the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+from rekindle.pytorch.operators import generator_of, tensors_in
+
+
+def boxed(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], list[Any]]:
+    """The function of `module`: a list of arguments in, which is emptied, a list of results out."""
+    writer = _Writer(module)
+    source = writer.source()
+    scope = dict(writer.scope)
+    exec(compile(source, "<rekindle graph>", "exec"), scope)
+    run = scope["run"]
+    run._boxed_call = True
+    return run
+
+
+class _Writer:
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.scope: dict[str, Any] = {}
+        self.names: dict[fx.Node, str] = {}
+
+    def source(self) -> str:
+        graph = self.module.graph
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        for node in graph.nodes:
+            self.names[node] = f"v{len(self.names)}"
+        given = "".join(f"{self.names[node]}, " for node in placeholders)
+        lines = [f"{given or '_'} = args" if given else "pass", "args.clear()"]
+        last = {}
+        for node in graph.nodes:
+            for source in node.all_input_nodes:
+                last[source] = node
+        dead: dict[fx.Node | None, list[str]] = {}
+        for node in graph.nodes:
+            dead.setdefault(last.get(node, node), []).append(self.names[node])
+        for node in graph.nodes:
+            lines += self._statement(node)
+            if node.op != "output" and node in dead:
+                lines.append(f"del {', '.join(dead[node])}")
+        return "def run(args):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def _statement(self, node: fx.Node) -> list[str]:
+        name = self.names[node]
+        match node.op:
+            case "placeholder":
+                return []
+            case "get_attr":
+                value: Any = self.module
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                return [f"{name} = {self._constant(value)}"]
+            case "output":
+                return [f"return {self._text(list(node.args[0]))}"]  # type: ignore[arg-type]
+            case _:
+                arguments = [self._text(arg) for arg in node.args]
+                arguments += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+                target = _PLAIN.get(node.target, node.target)
+                return [f"{name} = {self._constant(target)}({', '.join(arguments)})"]
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self.names[value]
+        if isinstance(value, list):
+            return f"[{', '.join(self._text(item) for item in value)}]"
+        if isinstance(value, tuple):
+            return f"({''.join(f'{self._text(item)}, ' for item in value)})"
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+
+def _run_and_save(func: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+    """The state of the generator that `func` draws from, and its result."""
+    generator = _generator(args, kwargs)
+    return generator.get_state(), func(*args, **kwargs)
+
+
+def _run_with(state: torch.Tensor, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `func` returned when the generator was in `state`; the generator stays where it is."""
+    generator = _generator(args, kwargs)
+    now = generator.get_state()
+    generator.set_state(state)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        generator.set_state(now)
+
+
+def _generator(args: Any, kwargs: dict[str, Any]) -> torch.Generator:
+    return generator_of(tensors_in(args), [], kwargs.get("device"))
+
+
+#: Higher-order operators do not run below a dispatch mode; these do the same anywhere.
+_PLAIN: dict[Any, Any] = {
+    run_and_save_rng_state: _run_and_save,
+    run_with_rng_state: _run_with,
+}

@@ -1,0 +1,331 @@
+"""A joint forward-backward graph, as AOTAutograd traces it, told as a trace like any other.
+
+Parameters, buffers, batches and tangents are sources held to the end; so are the results of the
+forward pass, from when they are made, and the gradients. Everything else is let go after its last
+reader. The graph is functional: no operator writes what another reads.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, ValueId
+from rekindle.pytorch.operators import EFFECTS, ROUTING, UNTAGGED_RANDOM
+from rekindle.pytorch.planned._prices import Price
+from rekindle.trace import Trace, TraceBuilder
+
+#: A tensor in the graph: the call that makes it, and its place among what the call returns.
+Place = tuple[fx.Node, int]
+CPU_STATE_BYTES = torch.default_generator.get_state().nbytes
+
+
+@final
+class Joint:
+    """`trace`, and the way back from its operators and values to the nodes of the graph."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        forward_outputs: int,
+        prices: Callable[[list[fx.Node]], dict[fx.Node, Price]],
+        *,
+        besides: Callable[[Bytes], Bytes] = lambda _: 0,
+        name: str = "model",
+    ) -> None:
+        """`besides(bytes of the sources)` is what is in memory and not in the graph."""
+        self.module = module
+        nodes = list(module.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.tangents = [node for node in placeholders if is_tangent(node)]
+        self.primals = [node for node in placeholders if not is_tangent(node)]
+        self.output = next(node for node in reversed(nodes) if node.op == "output")
+        results = list(self.output.args[0])  # type: ignore[arg-type]
+        self.forward_results: list[Any] = results[:forward_outputs]
+        self.backward_results: list[Any] = results[forward_outputs:]
+        _refuse_symbols(placeholders)
+
+        #: The node of each operator of the trace; None: memory that is in no graph.
+        self.nodes: list[fx.Node | None] = []
+        self.value: dict[Place, ValueId] = {}
+        self.place: dict[ValueId, Place] = {}
+        self._results = {
+            place_of(each)
+            for each in (*self.forward_results, *self.backward_results)
+            if isinstance(each, fx.Node)
+        }
+        _without_blanks(module)
+        calls = [node for node in module.graph.nodes if is_call(node)]
+        forward, backward = self._halves(calls)
+        self._price = prices(calls)
+        self._builder = TraceBuilder(name)
+        #: Inputs that the forward pass gives another content, and the node that computes it.
+        self.mutations = self._find_mutations()
+        self._mutated = {node.meta["val"].untyped_storage()._cdata for node in self.mutations}
+        self.trace = self._tell(forward, backward, besides)
+
+    # What a node reads and makes.
+
+    @staticmethod
+    def places(arguments: Any) -> Iterator[Place]:
+        """The tensors among the arguments of a node, in order."""
+        for leaf in pytree.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, fx.Node)):
+            if isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), Tensor):
+                yield place_of(leaf)
+
+    def constants(self) -> Iterable[fx.Node]:
+        return (node for node in self.module.graph.nodes if node.op == "get_attr")
+
+    # The trace.
+
+    def _halves(self, calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+        """What the forward pass runs and what the backward pass does, each in order."""
+        tainted: set[fx.Node] = set(self.tangents)
+        for node in self.module.graph.nodes:
+            if not tainted.isdisjoint(node.all_input_nodes):
+                tainted.add(node)
+        wanted: set[fx.Node] = set()
+        stack = [node for node in self.forward_results if isinstance(node, fx.Node)]
+        stack += [node for node in calls if node not in tainted and mutates(node)]
+        while stack:
+            node = stack.pop()
+            if node not in wanted:
+                wanted.add(node)
+                stack += node.all_input_nodes
+        forward: list[fx.Node] = []
+        backward: list[fx.Node] = []
+        for node in calls:
+            begun = bool(backward)
+            late = node in tainted or (begun and node not in wanted)
+            (backward if late else forward).append(node)
+        return forward, backward
+
+    def _find_mutations(self) -> dict[fx.Node, fx.Node]:
+        """Inputs that have another content after the forward pass, such as statistics, and that."""
+        named = {node.meta.get("desc"): node for node in self.primals}
+        described = self.output.meta.get("desc", ())
+        results: Any = self.output.args[0]
+        found: dict[fx.Node, fx.Node] = {
+            named[each.mutated_input]: result
+            for each, result in zip(described, results, strict=False)
+            if hasattr(each, "mutated_input")
+        }
+        for node in self.module.graph.nodes:  # Inductor has the write in the graph, at its end
+            if mutates(node) and node.args[0] in self.primals:
+                found[node.args[0]] = node.args[1]
+        return found
+
+    def _tell(
+        self,
+        forward: list[fx.Node],
+        backward: list[fx.Node],
+        besides: Callable[[Bytes], Bytes],
+    ) -> Trace:
+        homes: dict[int, ValueId] = {}
+        for node in [*self.primals, *self.constants()]:
+            self._source(node, homes)
+        rest = besides(self._size_together(self.primals))
+        rest += sum(state_bytes(node) for node in forward if is_random(node))
+        #: Bytes of what the graph is given, and that is there from beginning to end.
+        self.given = self._size_together([*self.primals, *self.constants()]) + max(rest, 0)
+        if rest > 0:
+            self.nodes.append(None)
+            self._builder.source(rest, "besides", held=True)
+        last = self._last_readers([*forward, *backward])
+        for node in forward:
+            self._call(node, last, is_backward=False)
+        for node in self.tangents:
+            self._source(node, {})
+        for node in backward:
+            self._call(node, last, is_backward=True)
+        return self._builder.build()
+
+    def _size_together(self, nodes: Iterable[fx.Node]) -> Bytes:
+        tensors = [node for node in nodes if isinstance(node.meta.get("val"), Tensor)]
+        homes = {node.meta["val"].untyped_storage()._cdata: self._size(node) for node in tensors}
+        return sum(homes.values())
+
+    def _size(self, node: fx.Node) -> Bytes:
+        return int(node.meta["val"].untyped_storage().nbytes())
+
+    def _source(self, node: fx.Node, homes: dict[int, ValueId]) -> None:
+        """Inputs that share memory are views of the first of them."""
+        fake = node.meta.get("val")
+        if not isinstance(fake, Tensor):
+            return
+        address = fake.untyped_storage()._cdata
+        self.nodes.append(node)
+        if address in homes:
+            base = homes[address]
+            (made,) = self._builder.call(
+                node.name, 0, [base], [0], aliases=[base], replayable=False, held=True
+            )
+        else:
+            made = homes[address] = self._builder.source(self._size(node), node.name, held=True)
+        self.value[node, 0] = made
+        self.place[made] = (node, 0)
+
+    def _last_readers(self, order: list[fx.Node]) -> dict[Place, fx.Node]:
+        return {place: node for node in order for place in self.places((node.args, node.kwargs))}
+
+    def _call(self, node: fx.Node, last: dict[Place, fx.Node], *, is_backward: bool) -> None:
+        price = self._price[node]
+        read = list(self.places((node.args, node.kwargs)))
+        inputs = [self.value[place] for place in read]
+        aliases = [inputs[each.alias] if each.alias >= 0 else None for each in price.results]
+        self.nodes.append(node)
+        results = price.results
+        if mutates(node):  # it returns what it wrote: nothing new
+            for index, alias in enumerate(aliases):
+                if alias is not None:
+                    self.value[node, index] = alias
+            results, aliases = (), []
+        made = self._builder.call(
+            str(node.target),
+            price.cost,
+            list(dict.fromkeys(inputs)),
+            [each.nbytes for each in results],
+            aliases=aliases,
+            replayable=self._replayable(node),
+            is_backward=is_backward,
+        )
+        for index, value in enumerate(made):
+            self.value[node, index] = value
+            self.place[value] = (node, index)
+            if (node, index) in self._results:
+                self._builder.use(value)
+            elif (node, index) not in last:
+                self._builder.release(value)
+        for place in dict.fromkeys(read):
+            if last[place] is node and is_call(place[0]) and place not in self._results:
+                self._builder.release(self.value[place])
+
+    def _replayable(self, node: fx.Node) -> bool:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or mutates(node):
+            return False
+        name = target._schema.name
+        if name in _SEEDS or name in ROUTING or name.split("::")[0] in EFFECTS:
+            return False
+        if torch.Tag.dynamic_output_shape in target.tags:
+            return False
+        if makes_statistics(node):
+            return True
+        return not any(self._is_mutated(place) for place in self.places((node.args, node.kwargs)))
+
+    def _is_mutated(self, place: Place) -> bool:
+        fake = place[0].meta.get("val")
+        return isinstance(fake, Tensor) and fake.untyped_storage()._cdata in self._mutated
+
+
+def is_tangent(node: fx.Node) -> bool:
+    return "tangents" in str(node.target)
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether the node runs something: all but inputs and the picking of one result of many."""
+    return node.op == "call_function" and node.target is not operator.getitem
+
+
+def mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def makes_statistics(node: fx.Node) -> bool:
+    """A batch norm that learns: of running statistics it makes new ones, and nothing else."""
+    where = _STATISTICS.get(getattr(node.target, "name", str)())
+    return where is not None and (where < 0 or bool(node.args[where]))
+
+
+#: The position of the argument that says whether statistics are made; negative: always.
+_STATISTICS = {
+    "aten::_native_batch_norm_legit_functional": 5,
+    "aten::_batch_norm_with_update_functional": -1,
+}
+
+
+def is_random(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = target._schema.name
+    if name.startswith("prims::inductor_"):
+        return False  # a function of a seed that another operator drew, and that is kept
+    return torch.Tag.nondeterministic_seeded in target.tags or name in UNTAGGED_RANDOM
+
+
+#: Draw the seeds of Inductor's own random numbers: a few bytes, kept.
+_SEEDS = {"prims::inductor_seed", "prims::inductor_seeds"}
+
+
+def state_bytes(node: fx.Node) -> Bytes:
+    """What the state of the generator takes that a random call is repeated from."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
+    return 16 if device is not None and device.type == "cuda" else CPU_STATE_BYTES
+
+
+def place_of(node: fx.Node) -> Place:
+    """Where the tensor of `node` is made: at itself, or where it was picked from."""
+    path: list[int] = []
+    while node.op == "call_function" and node.target is operator.getitem:
+        path.insert(0, int(node.args[1]))  # type: ignore[arg-type]
+        node = node.args[0]  # type: ignore[assignment]
+    if not path:
+        return node, 0
+    return node, index_of(node, path)
+
+
+def index_of(node: fx.Node, path: list[int]) -> int:
+    """The place among the tensors that `node` returns of what lies at `path` in its result."""
+    numbered = iter(range(1 << 30))
+    tree = pytree.tree_map(
+        lambda leaf: next(numbered) if isinstance(leaf, Tensor) else None, node.meta["val"]
+    )
+    for step in path:
+        tree = tree[step]
+    assert isinstance(tree, int)
+    return tree
+
+
+def paths_of(node: fx.Node) -> list[tuple[int, ...]]:
+    """For each tensor that `node` returns the way to it; empty where it returns one tensor."""
+    leaves, _ = pytree.tree_flatten_with_path(node.meta.get("val"))
+    return [
+        tuple(getattr(key, "idx", 0) for key in path)
+        for path, leaf in leaves
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def _without_blanks(module: fx.GraphModule) -> None:
+    """Dropout on a CPU fills an empty tensor. Out of place that one is only looked at for its size,
+    as which the tensor that it is like does as well, and takes no memory."""
+    aten = torch.ops.aten
+    for node in module.graph.find_nodes(op="call_function", target=aten.bernoulli.p):
+        blank: Any = node.args[0]
+        if blank.target is aten.empty_like.default and set(blank.kwargs) <= {"memory_format"}:
+            like = blank.args[0]
+            if like.meta["val"].stride() == blank.meta["val"].stride():
+                node.update_arg(0, like)
+                if not blank.users:
+                    module.graph.erase_node(blank)
+
+
+def _refuse_symbols(placeholders: list[fx.Node]) -> None:
+    for node in placeholders:
+        value = node.meta.get("val")
+        symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
+            isinstance(value, Tensor) and not all(type(n) is int for n in value.shape)
+        )
+        if symbolic:
+            raise Unsupported(
+                "a plan is for fixed sizes, and torch.compile made them symbols: write "
+                "torch.compile(model, backend=rekindle.backend(...), dynamic=False)"
+            )

@@ -1,0 +1,267 @@
+"""`rekindle.plan(model, ...)`: a model, planned; `apply()` gives the module that runs the plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from logging import Logger
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import exc
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+
+from rekindle._errors import OutOfBudget, RekindleError, Unsupported
+from rekindle._types import Bytes, Nanoseconds
+from rekindle._units import format_bytes, format_ns
+from rekindle.planners._result import Plan, Status
+from rekindle.pytorch.planned._backend import Backend, Planned, PlanTrace, Rehearsed, Shapes
+from rekindle.pytorch.planned._prices import Prices, Report
+from rekindle.trace import Trace
+
+
+@final
+class ModelPlan:
+    """What a model needs within a budget, and the module that does it. Memory in bytes, time in ns.
+
+    Counted is everything that one step holds: parameters, buffers, inputs, activations, gradients.
+    The optimizer's state, gradients kept from an earlier micro-batch, and what a loss outside the
+    module makes are not seen: that is what `reserve` is for.
+    """
+
+    def __init__(self, backend: Backend, module: nn.Module) -> None:
+        assert backend.last is not None
+        self._planned: Planned = backend.last
+        self._module = module
+        self.budget = backend.budget
+        self.reserve = backend.reserve
+
+    @property
+    def plan(self) -> Plan:
+        """The planner's answer, for the memory that is left beside `reserve`."""
+        return self._planned.plan
+
+    @property
+    def trace(self) -> Trace:
+        """One forward and backward pass of the model, as planners and the simulator see it."""
+        return self._planned.trace
+
+    @property
+    def status(self) -> Status:
+        return self.plan.status
+
+    @property
+    def peak(self) -> Bytes | None:
+        """Predicted, with the reserve; None without a plan."""
+        if self.plan.peak is None:
+            return None
+        return self.plan.peak - self._planned.spared + self.reserve
+
+    @property
+    def time_ns(self) -> Nanoseconds | None:
+        """Predicted for one forward and backward pass; None without a plan."""
+        return self.plan.cost_ns
+
+    @property
+    def overhead(self) -> float | None:
+        """Recomputation over the cost of running everything once."""
+        return self.plan.overhead
+
+    @property
+    def lower_bound(self) -> float:
+        """The overhead below which no schedule can be."""
+        return self.plan.lower_bound
+
+    @property
+    def gap(self) -> float | None:
+        """How far the time may be above the best, as a share of it."""
+        return self.plan.gap
+
+    @property
+    def saved(self) -> Bytes:
+        """Kept between the forward and the backward pass."""
+        return self._planned.saved
+
+    @property
+    def smallest_budget(self) -> Bytes:
+        """The smallest budget known to do: this plan's peak, or what `OutOfBudget` names."""
+        if self.peak is not None:
+            return self.peak
+        return (self.plan.smallest_budget or self.plan.needed) + self.reserve
+
+    def apply(self) -> nn.Module:
+        """The module that runs the plan: the model's class, its very parameters, its flags.
+
+        Raises `OutOfBudget` where there is no plan.
+        """
+        if self.plan.schedule is None:
+            raise OutOfBudget(
+                f"there is no plan within {self.budget} bytes to apply ({self.plan.message}): "
+                f"write rekindle.plan(model, ..., budget={self.smallest_budget})",
+                needed=self.smallest_budget,
+                budget=self.budget,
+                held={"reserve": self.reserve},
+                smallest_budget=self.smallest_budget,
+            )
+        return self._module
+
+    def report(self) -> str:
+        """The figures, one a line."""
+        plan = self.plan
+        rows = [("status", str(self.status)), ("budget", format_bytes(self.budget))]
+        if self.reserve:
+            rows.append(("reserve", format_bytes(self.reserve)))
+        if self.peak is None or plan.cost_ns is None:
+            rows.append(("smallest budget", format_bytes(self.smallest_budget)))
+        else:
+            rows += [
+                ("predicted peak", format_bytes(self.peak)),
+                ("saved for backward", format_bytes(self.saved)),
+                ("predicted time", format_ns(plan.cost_ns)),
+                ("recomputation", f"{plan.overhead:.2%}"),
+            ]
+        rows.append(("lower bound", f"{plan.lower_bound:.2%}"))
+        if plan.gap is not None:
+            rows.append(("gap", f"{plan.gap:.2%}"))
+        rows.append(("planned by", f"{plan.planner} in {plan.seconds:.1f} s"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {figure}" for name, figure in rows)
+
+    def __str__(self) -> str:
+        return self.report()
+
+
+def plan_model(
+    model: nn.Module,
+    example_inputs: Any,
+    budget: Bytes,
+    plan_trace: PlanTrace,
+    *,
+    shapes: Shapes = "replan",
+    reserve: Bytes = 0,
+    prices: Prices | None = None,
+    report: Report | None = None,
+) -> ModelPlan:
+    """Traces `model` on `example_inputs` without running it, and plans it.
+
+    `example_inputs`: a tuple of arguments, a mapping of keyword arguments, or one tensor.
+    """
+    args, kwargs = _arguments(example_inputs)
+    around = _bytes_around(model, (args, kwargs))
+    backend = Backend(
+        budget,
+        plan_trace,
+        inner="eager",
+        shapes=shapes,
+        reserve=reserve,
+        prices=prices,
+        report=report,
+        besides=lambda counted: max(around - counted, 0),
+    )
+    module = copy.copy(model)  # its own flags and hooks; parameters, buffers, children are shared
+    module._compiled_call_impl = _Call(module, backend)  # type: ignore[assignment]
+    backend.rehearsing = True
+    try:
+        with torch.enable_grad():
+            module(*args, **kwargs)
+    except Rehearsed:
+        pass
+    except OutOfBudget:
+        if backend.last is None:
+            raise
+    finally:
+        backend.rehearsing = False
+    if backend.last is None:
+        raise Unsupported(
+            "nothing to plan: no result of the model has a gradient. Are all parameters frozen? "
+            "Write model.requires_grad_(True), or do without a plan"
+        )
+    return ModelPlan(backend, module)
+
+
+@final
+class _Call:
+    """Stands for `module._call_impl`, compiled in one piece; errors come out as they went in."""
+
+    def __init__(self, module: nn.Module, backend: Backend) -> None:
+        self._compiled = torch.compile(
+            _own_code(module._call_impl), backend=backend, fullgraph=True, dynamic=False
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with dynamo_config.patch(ignore_logger_methods=_loggers()):
+                return self._compiled(*args, **kwargs)
+        except exc.BackendCompilerFailed as error:
+            inner = error.inner_exception
+            if isinstance(inner, RekindleError):
+                raise inner from None
+            raise
+        except exc.FailOnRecompileLimitHit as error:
+            raise Unsupported(
+                "this planned model met too many kinds of input (shapes, train and eval, with and "
+                "without gradients): make batches alike, or allow for more: write "
+                "torch._dynamo.config.recompile_limit = 64"
+            ) from error
+        except (exc.Unsupported, exc.UserError, GuardOnDataDependentSymNode) as error:
+            raise Unsupported(
+                f"this model cannot be planned ahead, for its path depends on data or on something "
+                f"outside: {_first_lines(error)}. Let memory be decided while it runs: write "
+                f"with rekindle.budget(...) around the step"
+            ) from error
+        except RuntimeError as error:
+            if "found no compiled frames" not in str(error):
+                raise
+            raise Unsupported(
+                "a planned model below another dispatch mode (a counter of operators, say), "
+                "where nothing can be compiled: leave that mode for it, or run the plain model "
+                "there"
+            ) from error
+
+
+def _loggers() -> set[Any]:
+    """Messages to a log do not keep a model from being planned: they are left out."""
+    names = ("debug", "info", "warning", "error", "log", "warning_once", "warning_advice")
+    return {getattr(Logger, name) for name in names if hasattr(Logger, name)}
+
+
+def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `function`, with a code object that no other has.
+
+    What is compiled hangs on a code object, and there may be only so much: were it shared, as that
+    of `nn.Module._call_impl`, one plan more would throw out another.
+    """
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    planned.__code__ = planned.__code__.replace()
+    return planned
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]).rstrip(".")
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), {str(name): value for name, value in example_inputs.items()}
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
+        return tuple(example_inputs), {}
+    raise Unsupported(
+        f"example_inputs: got {type(example_inputs).__name__}, wanted what the model is called "
+        "with; write rekindle.plan(model, (x, y), ...) or rekindle.plan(model, {'x': x}, ...)"
+    )
+
+
+def _bytes_around(model: nn.Module, inputs: Any) -> Bytes:
+    """Parameters, buffers and inputs, whether the step reads them or not."""
+    given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    homes = [each.untyped_storage() for each in (*model.parameters(), *model.buffers(), *given)]
+    return sum({home._cdata: home.nbytes() for home in homes}.values())

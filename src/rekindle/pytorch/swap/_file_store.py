@@ -1,0 +1,276 @@
+"""Values of the CPU in a file: written and read by a thread for each way, while others compute.
+
+Plain reads and writes at an offset, not a memory map: where the disk is full or the file is gone, a
+map ends the process (SIGBUS), and a call returns an error. They give the GIL back while they wait.
+
+What is read must be what was written, by a sum of its words: a system that could not write a page
+after all, long after it said that it would, gives back zeros.
+
+The file is unlinked as soon as it is open, so the system takes it away with the process, however
+that ends. Where that is not possible its name says whose it is (process, time of start), and the
+next store in the same directory removes it once that process is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.swap._space import Space
+from rekindle.pytorch.swap._store import Lost, Store, Transfer
+
+_PIECE = 8 * 2**14
+"""Bytes that PyTorch adds up without asking other threads to help."""
+_NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
+_FORKED = "what was swapped out before a fork belongs to the process it was forked from"
+
+
+@final
+class FileStore(Store):
+    """A file of at most `limit` bytes in `directory`. Raises `Unsupported` if none can be there."""
+
+    def __init__(self, limit: Bytes, directory: Path) -> None:
+        if not hasattr(os, "pwrite") or not hasattr(os, "preadv"):
+            raise Unsupported(
+                "swap= on this system, whose Python has no os.pwrite and os.preadv; "
+                "leave it out: rekindle.budget(...) recomputes"
+            )
+        self.limit = limit
+        self._file = _open(directory)
+        self._space = Space(limit)
+        self._process = os.getpid()
+        self._out = ThreadPoolExecutor(1, "rekindle-swap-out")
+        self._back = ThreadPoolExecutor(1, "rekindle-swap-in")
+        #: Memory that a thread writes or reads must not go before it is done, come what may.
+        self._moving: set[_Job] = set()
+        self._end = weakref.finalize(
+            self, _end, self._file, self._process, self._moving, self._out, self._back
+        )
+
+    @property
+    def used(self) -> Bytes:
+        return self._space.used
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that opened it, and not a fork: only that one has threads,
+        and only that one knows what is where in the file."""
+        return os.getpid() == self._process and self._end.alive
+
+    def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
+        offset = self._space.take(home.nbytes()) if self.here else None
+        if offset is None:
+            return None
+        block = _Block(offset, home.nbytes())
+        try:
+            return block, self._start(self._out, _write, block, home)
+        except Lost:
+            self.release(block)
+            return None
+
+    def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
+        if not self.here:
+            raise Lost(_FORKED)
+        assert isinstance(key, _Block)
+        return self._start(self._back, _read, key, home)
+
+    def release(self, key: object) -> None:
+        assert isinstance(key, _Block)
+        if self.here:
+            self._space.give_back(key.offset, key.nbytes)
+
+    def new_home(self, nbytes: Bytes) -> torch.UntypedStorage:
+        return torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
+
+    def close(self) -> None:
+        self._end()
+
+    def _start(
+        self,
+        pool: ThreadPoolExecutor,
+        move: Callable[[int, int, _Block], Nanoseconds],
+        block: _Block,
+        home: torch.UntypedStorage,
+    ) -> Transfer:
+        try:
+            future = pool.submit(move, self._file, home.data_ptr(), block)
+        except RuntimeError as error:  # no more threads, or the interpreter is about to end
+            raise Lost(str(error)) from None
+        job = _Job(future, home, self._moving, self)
+        self._moving.add(job)
+        return job
+
+
+@final
+class _Job(Transfer):
+    """One call of a thread, which knows the address alone; the memory is kept here meanwhile."""
+
+    def __init__(
+        self,
+        future: Future[Nanoseconds],
+        home: torch.UntypedStorage,
+        moving: set[_Job],
+        store: FileStore,
+    ) -> None:
+        self._future = future
+        self._home: torch.UntypedStorage | None = home
+        self._moving = moving
+        self._store = weakref.ref(store)
+        self._process = os.getpid()
+        self._ns: Nanoseconds = 0
+        self._waiting_ns: Nanoseconds = 0
+
+    @property
+    def ns(self) -> Nanoseconds:
+        return self._ns
+
+    @property
+    def waiting_ns(self) -> Nanoseconds:
+        return self._waiting_ns
+
+    @property
+    def _forked(self) -> bool:
+        """In a fork the thread is gone, and the lock of its future may be held for good."""
+        return os.getpid() != self._process
+
+    def ended(self) -> bool:
+        return self._forked or self._future.done()
+
+    def wait(self) -> None:
+        if self._forked:
+            raise Lost(_FORKED)
+        store, start = self._store(), time.perf_counter_ns()
+        if not self._future.done() and (store is None or not store.here):
+            raise Lost("its file was closed while it was on its way")
+        try:
+            error = self._future.exception()  # not raised: its traceback would keep the memory
+        except CancelledError:
+            error = OSError("its file was closed")
+        self._waiting_ns = time.perf_counter_ns() - start
+        self._home = None
+        self._moving.discard(self)
+        if error is not None:
+            raise Lost(str(error))
+        self._ns = self._future.result()
+
+
+@final
+@dataclass(slots=True)
+class _Block:
+    """A part of the file."""
+
+    offset: int
+    nbytes: Bytes
+    sum: int = 0  #: of its words, once it is written
+
+
+def _write(file: int, address: int, block: _Block) -> Nanoseconds:
+    """Writes all of it, however often the system stops half way. Returns the time it took."""
+    start = time.perf_counter_ns()
+    memory, done = _view(address, block.nbytes), 0
+    block.sum = _sum(memory)
+    while done < block.nbytes:
+        wrote = os.pwrite(file, memory[done:], block.offset + done)
+        if not wrote:
+            raise OSError(errno.ENOSPC, "nothing more could be written")
+        done += wrote
+    return time.perf_counter_ns() - start
+
+
+def _read(file: int, address: int, block: _Block) -> Nanoseconds:
+    """Reads all of it. A file that is too short is an error, too."""
+    start = time.perf_counter_ns()
+    memory, done = _view(address, block.nbytes), 0
+    while done < block.nbytes:
+        got = os.preadv(file, [memory[done:]], block.offset + done)
+        if not got:
+            raise OSError(errno.EIO, "the file ends before what was written")
+        done += got
+    if _sum(memory) != block.sum:
+        raise OSError(errno.EIO, "what is read is not what was written")
+    return time.perf_counter_ns() - start
+
+
+def _view(address: int, nbytes: Bytes) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def _sum(memory: memoryview) -> int:
+    whole = len(memory) // 8 * 8
+    total = int.from_bytes(memory[whole:], "little")
+    for start in range(0, whole, _PIECE):
+        words = torch.frombuffer(memory[start : min(start + _PIECE, whole)], dtype=torch.int64)
+        total = (31 * total + int(words.sum())) % 2**64  # 31: pieces that changed places show
+    return total
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def _open(directory: Path) -> int:
+    """A new file without a name, open for both ways."""
+    remove_leftovers(directory)
+    name = f"rekindle-swap-{os.getpid()}-{_started(os.getpid())}-{os.urandom(8).hex()}"
+    path = directory / name
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    try:
+        file = os.open(path, flags, 0o600)  # activations are nobody else's business
+    except OSError as error:
+        raise Unsupported(
+            f"swap= cannot make a file in {str(directory)!r}: {error.strerror}. Name a directory "
+            'that is there and can be written: rekindle.Swap("32GiB", directory="/path")'
+        ) from error
+    with suppress(OSError):
+        path.unlink()
+    return file
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Removes the files of processes that ended without doing so; no others.
+
+    Were it wrong about one (a process in another container), that would keep what it has open.
+    """
+    with suppress(OSError):
+        for path in directory.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and _started(int(match[1])) not in (0, int(match[2])):
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _started(process: int) -> int:
+    """When `process` started, in ticks of the system; 0: nobody knows; -1: it is not there."""
+    with suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{process}/stat").read_text()
+        return int(status.rpartition(")")[2].split()[19])  # proc(5), field 22
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return -1
+    except OSError:
+        pass
+    return 0
+
+
+def _end(
+    file: int, owner: int, moving: set[_Job], out: ThreadPoolExecutor, back: ThreadPoolExecutor
+) -> None:
+    if os.getpid() == owner:  # a fork has no such threads
+        for pool in (out, back):
+            pool.shutdown(wait=True, cancel_futures=True)
+    moving.clear()
+    os.close(file)

@@ -1,0 +1,96 @@
+"""`rekindle.budget(..., swap="32GiB")`: where swapped values go, and how fast that is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, final
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes
+from rekindle._units import parse_bytes
+from rekindle.policies import Policy, Swap
+from rekindle.pytorch.swap._bandwidth import bandwidth_of
+from rekindle.pytorch.swap._file_store import FileStore
+from rekindle.pytorch.swap._pinned_store import PinnedStore
+from rekindle.pytorch.swap._store import Store
+from rekindle.pytorch.swap._swapping_driver import SwappingDriver
+
+
+def host_memory(
+    swap: str | int | Swap | None,
+    directory: str | os.PathLike[str] | None,
+    device: torch.device,
+) -> HostMemory | None:
+    """What a user asked for. Raises `InvalidBudget` or `Unsupported` for what cannot be."""
+    if swap is not None:
+        return HostMemory(swap, directory, device)
+    if directory is not None:
+        raise Unsupported(
+            f"swap_directory={os.fspath(directory)!r} without swap=, so that nothing goes there; "
+            'write rekindle.budget("6GiB", swap="32GiB", swap_directory=...)'
+        )
+    return None
+
+
+ANY: Final[Bytes] = 1 << 60
+"""More than there is."""
+
+
+@final
+class HostMemory:
+    """The host's side of a budget, as the user wrote it; nothing is opened before `driver`."""
+
+    def __init__(
+        self,
+        swap: str | int | Swap,
+        directory: str | os.PathLike[str] | None,
+        device: torch.device,
+    ) -> None:
+        if device.type not in ("cpu", "cuda"):
+            raise Unsupported(
+                f"swap= on {device.type}: values are swapped on CUDA and on the CPU; leave it out"
+            )
+        if directory is not None and device.type != "cpu":
+            raise Unsupported(
+                f"swap_directory={os.fspath(directory)!r} on {device.type}, from where values go "
+                'to pinned memory and not to a file; write rekindle.budget(..., swap="32GiB") alone'
+            )
+        self._swap = swap
+        if not isinstance(swap, Swap):
+            self._limit = parse_bytes(swap, line='rekindle.budget("6GiB", swap={})')
+        else:
+            self._limit = None if swap.host is None else swap.host
+        self._device = device
+        self._directory = directory
+
+    def driver(self, budget: Bytes | None, policy: Policy) -> SwappingDriver:
+        """Opens the store. Raises `Unsupported` where it cannot be."""
+        store, place = self._open()
+        swap, believed = self._swap, None
+        if not isinstance(swap, Swap):
+            most = store.limit if budget is None else budget // 8
+            believed = bandwidth_of(store, place, most)
+            swap = Swap(store.limit, believed.out, believed.back)
+        swap = replace(swap, host=store.limit)
+        return SwappingDriver(budget, policy, self._device, swap, store, believed)
+
+    def _open(self) -> tuple[Store, Hashable]:
+        limit = ANY if self._limit is None else self._limit  # the host itself says when it is full
+        if self._device.type == "cuda":
+            return PinnedStore(limit, self._device), self._device
+        directory = Path(default_directory() if self._directory is None else self._directory)
+        store = FileStore(limit, directory)
+        return store, directory.stat().st_dev
+
+
+def default_directory() -> str:
+    """/tmp is in memory on many systems, /var/tmp is on a disk."""
+    if os.environ.get("TMPDIR"):
+        return os.environ["TMPDIR"]
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()

@@ -1,0 +1,120 @@
+"""Values of a CUDA device in pinned host memory: a side stream for each way, ordered by events.
+
+The host never waits: whoever comes after on the device waits for an event there. So memory may go
+as soon as its copy is queued and the program's stream has been told to wait for it, since whatever
+takes its place is queued behind. PyTorch's allocator of pinned memory hands a block on only when
+the copies that were queued from and to it are done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.operators import whole
+from rekindle.pytorch.swap._store import Lost, Store, Transfer
+
+
+@final
+class PinnedStore(Store):
+    """At most `limit` bytes of pinned host memory for what is on `device`."""
+
+    def __init__(self, limit: Bytes, device: torch.device) -> None:
+        self.limit = limit
+        self._device = device
+        self._used: Bytes = 0
+        self._out: Any = torch.cuda.Stream(device)
+        self._back: Any = torch.cuda.Stream(device)
+
+    @property
+    def used(self) -> Bytes:
+        return self._used
+
+    def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
+        nbytes = home.nbytes()
+        if self._used + nbytes > self.limit:
+            return None
+        try:
+            host = _pinned(nbytes)
+        except RuntimeError:  # the machine has less to pin than the limit says
+            return None
+        self._used += nbytes
+        return host, self._copy(host, whole(home), self._out, home)
+
+    def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
+        assert isinstance(key, torch.Tensor)
+        return self._copy(whole(home), key, self._back, home)
+
+    def release(self, key: object) -> None:
+        assert isinstance(key, torch.Tensor)
+        self._used -= key.nbytes
+
+    def new_home(self, nbytes: Bytes) -> torch.UntypedStorage:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device).untyped_storage()
+
+    def close(self) -> None:
+        """Nothing is left to do: blocks go with their keys."""
+
+    def _copy(
+        self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
+    ) -> Transfer:
+        stream.wait_stream(torch.cuda.current_stream(self._device))  # it was written there
+        with torch.cuda.stream(stream):
+            start = _now()
+            into.copy_(source, non_blocking=True)
+            end = _now()
+        return _Copy(start, end, home, self._device)
+
+
+@final
+class _Copy(Transfer):
+    """Two events around a copy. It keeps the device's memory until somebody has waited for it."""
+
+    def __init__(
+        self, start: Any, end: Any, home: torch.UntypedStorage, device: torch.device
+    ) -> None:
+        self._start = start
+        self._end = end
+        self._home: torch.UntypedStorage | None = home
+        self._device = device
+        self._wait: tuple[Any, Any] | None = None
+
+    @property
+    def ns(self) -> Nanoseconds:
+        return _between(self._start, self._end)
+
+    @property
+    def waiting_ns(self) -> Nanoseconds:
+        return 0 if self._wait is None else _between(*self._wait)
+
+    def ended(self) -> bool:
+        return self._end.query() and (self._wait is None or self._wait[1].query())
+
+    def wait(self) -> None:
+        """The program's stream waits, on the device; the host goes on."""
+        stream = torch.cuda.current_stream(self._device)
+        try:
+            before = _now()
+            stream.wait_event(self._end)
+            self._wait = (before, _now())
+        except RuntimeError as error:
+            raise Lost(str(error)) from None
+        self._home = None
+
+
+def _pinned(nbytes: Bytes) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _now() -> Any:
+    """An event of the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(start: Any, end: Any) -> Nanoseconds:
+    end.synchronize()
+    return int(start.elapsed_time(end) * 1e6)  # ms to ns

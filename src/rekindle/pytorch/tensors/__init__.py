@@ -1,0 +1,29 @@
+"""Tensors and the memory under them: which are alive, where they lie, what they take."""
+
+from rekindle.pytorch.tensors._geometry import COMPLEX as COMPLEX
+from rekindle.pytorch.tensors._geometry import MOST_KEPT as MOST_KEPT
+from rekindle.pytorch.tensors._geometry import Geometry as Geometry
+from rekindle.pytorch.tensors._geometry import geometries as geometries
+from rekindle.pytorch.tensors._geometry import geometry_of as geometry_of
+from rekindle.pytorch.tensors._geometry import is_exotic as is_exotic
+from rekindle.pytorch.tensors._geometry import new_geometry as new_geometry
+from rekindle.pytorch.tensors._geometry import requiring_grad as requiring_grad
+from rekindle.pytorch.tensors._living import homes_of as homes_of
+from rekindle.pytorch.tensors._living import living_objects as living_objects
+from rekindle.pytorch.tensors._living import living_tensors as living_tensors
+from rekindle.pytorch.tensors._memory import COUNTERS as COUNTERS
+from rekindle.pytorch.tensors._memory import EXOTIC as EXOTIC
+from rekindle.pytorch.tensors._memory import NOTICED as NOTICED
+from rekindle.pytorch.tensors._memory import UNWRITTEN as UNWRITTEN
+from rekindle.pytorch.tensors._memory import ZEROED as ZEROED
+from rekindle.pytorch.tensors._memory import Memory as Memory
+from rekindle.pytorch.tensors._memory import Obituaries as Obituaries
+from rekindle.pytorch.tensors._memory import Table as Table
+from rekindle.pytorch.tensors._memory import Watch as Watch
+from rekindle.pytorch.tensors._memory import share_version as share_version
+from rekindle.pytorch.tensors._memory import site as site
+from rekindle.pytorch.tensors._memory import unread as unread
+from rekindle.pytorch.tensors._memory import version_of as version_of
+from rekindle.pytorch.tensors._meter import Meter as Meter
+from rekindle.pytorch.tensors._meter import bytes_of as bytes_of
+from rekindle.pytorch.tensors._meter import tensors_of as tensors_of

@@ -1,0 +1,221 @@
+"""Budgets that the device decides, batches that a budget decides, and memory that is not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.pytorch.context import _auto
+from rekindle.pytorch.context._advice import advice_on
+
+KIB = 1024
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 1,000 KiB free, in no control group; no tensors but the test's own."""
+    (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")
+    monkeypatch.setattr(_auto, "_MEMINFO", tmp_path / "meminfo")
+    limits = ((tmp_path / "memory.max", tmp_path / "memory.current"),)
+    monkeypatch.setattr(_auto, "_CGROUPS", limits)
+    monkeypatch.setattr(_auto, "living_tensors", list)
+    return tmp_path
+
+
+def automatic() -> int | None:
+    with rekindle.budget("auto") as run:
+        pass
+    return run.budget
+
+
+def test_auto_is_what_the_machine_has_free(machine: Path) -> None:
+    assert automatic() == int(0.9 * 1000 * KIB)
+
+
+def test_auto_counts_what_tensors_have_already(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = torch.zeros(50 * KIB)
+    monkeypatch.setattr(_auto, "living_tensors", lambda: [mine, mine[:3], mine.view(2, -1)])
+    assert automatic() == int(0.9 * 1200 * KIB)
+
+
+def test_auto_stays_within_a_control_group(machine: Path) -> None:
+    (machine / "memory.max").write_text(f"{900 * KIB}\n")
+    (machine / "memory.current").write_text(f"{600 * KIB}\n")
+    assert automatic() == int(0.9 * 300 * KIB)
+    (machine / "memory.stat").write_text(f"anon 5\ninactive_file {100 * KIB}\n")  # makes way
+    assert automatic() == int(0.9 * 400 * KIB)
+    (machine / "memory.max").write_text("max\n")
+    assert automatic() == int(0.9 * 1000 * KIB)
+
+
+def test_auto_where_nobody_says_how_much_there_is(machine: Path) -> None:
+    (machine / "meminfo").unlink()
+    with pytest.raises(rekindle.Unsupported, match=r'write the amount, .*budget\("6GiB"\)'):
+        rekindle.budget("auto")
+    with pytest.raises(rekindle.Unsupported, match=r"auto.*on meta"):
+        rekindle.budget("auto", device="meta")
+
+
+def test_auto_on_this_machine_is_more_than_its_tensors() -> None:
+    kept = torch.ones(1000)
+    found = _auto.available(torch.device("cpu"))
+    assert found > kept.nbytes
+    assert any(tensor is kept for tensor in _auto.living_tensors())
+
+
+def test_on_cuda_auto_is_what_is_free_and_what_the_allocator_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    assert _auto.available(torch.device("cuda")) == 810
+
+
+def test_the_device_s_own_error_gets_the_short_form() -> None:
+    weight = torch.ones(1000, requires_grad=True)
+
+    def forward() -> None:
+        y = weight.sin().exp()
+        y + torch.empty(1 << 60)
+
+    with pytest.raises(RuntimeError, match="can't allocate") as caught, rekindle.budget.unlimited():
+        forward()
+    (note,) = caught.value.__notes__
+    assert note.startswith("The device ran out of memory (the peak was 11.7 KiB)")
+    assert "parameters" in note
+    assert "rekindle.budget(" in note
+
+
+def test_other_errors_get_no_note() -> None:
+    with pytest.raises(RuntimeError) as caught, rekindle.budget("1MiB"):
+        torch.ones(3) @ torch.ones(4)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_advice_is_for_those_who_need_it() -> None:
+    cpu = torch.device("cpu")
+    assert advice_on(100, {"saved for backward": 90, "held by your code": 10}, cpu) == ()
+    first, second = advice_on(
+        1000, {"held by your code": 300, "kept, cannot be recomputed": 400}, cpu
+    )
+    assert first.startswith("400 B at the peak cannot be recomputed")
+    assert second.startswith("300 B at the peak are held by your program's variables")
+
+
+def test_advice_on_cuda_s_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {
+        "reserved_bytes.all.peak": 4 * 2**30,
+        "allocated_bytes.all.peak": 3 * 2**30,
+        "inactive_split_bytes.all.peak": 2**29,
+        "num_alloc_retries": 3,
+    }
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    fragmented, short = advice_on(2**30, {}, torch.device("cuda"))
+    assert "reserved 4.00 GiB but gave out at most 3.00 GiB (512.0 MiB" in fragmented
+    assert "expandable_segments:True" in fragmented
+    assert "3 times" in short
+    stats.update({"reserved_bytes.all.peak": 3 * 2**30, "num_alloc_retries": 0})
+    assert advice_on(2**30, {}, torch.device("cuda")) == ()
+
+
+# -- batches -------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """Steps of a small network, for batches of any size."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.tried: list[int] = []
+
+    def at(self, batch: int):
+        def step() -> None:
+            self.tried.append(batch)
+            self.optimizer.zero_grad()
+            self.model(torch.ones(batch, 64)).sum().backward()
+            self.optimizer.step()
+
+        return step
+
+
+BUDGET = 800_000
+
+
+def fits(batch: int) -> bool:
+    step = Trainer().at(batch)
+    try:
+        with rekindle.budget(BUDGET):
+            step()
+            step()
+    except rekindle.OutOfBudget:
+        return False
+    return True
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    trainer = Trainer()
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    said: list[str] = []
+    found = rekindle.max_batch(trainer.at, budget=BUDGET, watch=said.append)
+    assert fits(found)
+    assert not fits(found + 1)
+    assert found > 100
+    assert len({*trainer.tried}) < 30
+    assert said[:3] == [f"trying a batch of {n}" for n in (1, 2, 4)]
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+    assert not trainer.optimizer.state
+    assert rekindle.max_batch(trainer.at, budget=BUDGET, at_most=37) == 37
+
+
+def test_a_simulated_one_is_close_and_runs_only_small_batches() -> None:
+    trainer = Trainer()
+    found = rekindle.max_batch(trainer.at, budget=BUDGET, simulated=True)
+    assert {*trainer.tried} == {2, 4}
+    assert found == pytest.approx(rekindle.max_batch(trainer.at, budget=BUDGET), rel=0.1)
+
+
+def test_a_simulated_one_is_the_same_in_a_fresh_process() -> None:
+    """There the first step knows no operator yet, and lists the optimizer's state otherwise."""
+    found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
+    program = (
+        "import rekindle; from tests.pytorch.context.test_auto import BUDGET, Trainer; "
+        "print(rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True))"
+    )
+    fresh = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert int(fresh.stdout) == pytest.approx(found, rel=0.1)  # costs are measured
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_not_even_one(simulated: bool) -> None:
+    with pytest.raises(rekindle.OutOfBudget):
+        rekindle.max_batch(Trainer().at, budget=1000, simulated=simulated)
+
+
+def test_an_error_of_the_step_is_not_taken_for_a_full_memory() -> None:
+    def broken(batch: int):
+        return lambda: torch.ones(3) @ torch.ones(4)
+
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        rekindle.max_batch(broken, budget="1GiB")
+
+
+def test_steps_that_differ_cannot_be_simulated() -> None:
+    def uneven(batch: int):
+        return lambda: [torch.ones(3).exp() for _ in range(batch)]
+
+    with pytest.raises(rekindle.RekindleError, match=r"batch 2 .* batch 4"):
+        rekindle.max_batch(uneven, budget="1GiB", simulated=True)

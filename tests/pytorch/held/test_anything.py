@@ -1,0 +1,492 @@
+"""`evict="anything"`: what the program holds is let go, and comes back at a touch or at the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.pytorch.held import _shells, _threads
+from rekindle.pytorch.online import _driver
+from rekindle.pytorch.operators import _replay
+from tests.pytorch.harsh import harshest
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.sweep import _everything
+from tests.pytorch.test_models import differing, everything, plainly, train
+from tests.pytorch.tracker import Tracker, measure
+
+NUMBERS = 10_000
+NBYTES = 4 * NUMBERS
+HOME: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+
+
+def pipeline(steps: int = 20) -> list[Tensor]:
+    """Inference that keeps every intermediate."""
+    torch.manual_seed(20)
+    x, kept = torch.randn(NUMBERS), []
+    with torch.no_grad():
+        for _ in range(steps):
+            x = torch.tanh(F.dropout(x * 1.5, 0.1)) + 0.1
+            kept.append(x)
+    return kept
+
+
+def empty(tensors: list[Tensor]) -> int:
+    return sum(HOME(tensor).nbytes() == 0 for tensor in tensors)
+
+
+def test_a_pipeline_without_autograd_is_larger_than_its_budget() -> None:
+    wanted = pipeline()
+    with Tracker(resized=True) as tracker, rekindle.budget(8 * NBYTES, evict="anything") as run:
+        kept = pipeline()
+        assert empty(kept) >= 12
+        sums = [x.sum() for x in kept]
+        inside = tracker.peak  # when the budget is over all comes back
+    assert inside <= 8 * NBYTES
+    assert run.peak <= 8 * NBYTES
+    assert run.recomputations > 0
+    assert empty(kept) == 0  # the budget is over
+    assert all(torch.equal(*pair) for pair in zip(kept, wanted, strict=True))
+    assert all(torch.equal(a, b.sum()) for a, b in zip(sums, wanted, strict=True))
+    run._driver.engine.check()
+    assert run.memory == sum(HOME(x).nbytes() for x in [*kept, *sums])
+
+
+def test_it_is_refused_by_default() -> None:
+    with rekindle.budget(8 * NBYTES), pytest.raises(rekindle.OutOfBudget):
+        pipeline()
+
+
+@pytest.mark.parametrize("option", [{"record": True}, {"learn": True}, {"swap": "1MiB"}])
+def test_what_it_does_not_go_with_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(rekindle.Unsupported, match=f"{next(iter(option))}.*Leave out"):
+        rekindle.budget("1MiB", evict="anything", **option)
+
+
+def test_under_inference_mode() -> None:
+    wanted = pipeline()
+    with rekindle.budget(8 * NBYTES, evict="anything"), torch.inference_mode():
+        kept = pipeline()
+        assert empty(kept) >= 12
+    assert all(torch.equal(*pair) for pair in zip(kept, wanted, strict=True))
+    assert all(x.is_inference() for x in kept)
+
+
+def test_views_see_what_comes_back() -> None:
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(NUMBERS) * 3
+        rows, odd, same = x.view(100, 100), x[1::2], x.detach()
+        _everything.let_go(run)
+        assert HOME(x).nbytes() == 0
+        assert HOME(rows) is HOME(odd) is HOME(same) is HOME(x)
+        assert rows[7, 7].item() == 3.0
+        _everything.let_go(run)
+        assert odd.sum().item() == 3 * NUMBERS / 2
+    assert same.eq(3).all()
+
+
+def test_a_write_to_what_was_let_go() -> None:
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(NUMBERS) * 3
+        twice = x * 2
+        _everything.let_go(run)
+        x[:5].add_(1)
+        _everything.let_go(run)
+        assert (HOME(x).nbytes(), HOME(twice).nbytes()) == (0, 0)
+    assert x[:6].tolist() == [4, 4, 4, 4, 4, 3]
+    assert twice.eq(6).all()
+
+
+def test_it_is_freed_when_the_program_drops_it() -> None:
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(NUMBERS) * 3
+        y = x.exp()
+        watch = weakref.ref(HOME(x))
+        _everything.let_go(run)
+        del x
+        assert watch() is None
+        assert y[0].item() == pytest.approx(20.085536)
+        del y
+        assert run.memory == 0
+        run._driver.engine.check()
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def skips() -> Callable[[], Any]:
+    """A U-Net in small: every hidden state is held until its mirror image is computed."""
+    down = nn.ModuleList(nn.Linear(20, 20) for _ in range(5))
+    up = nn.ModuleList(nn.Linear(40, 20) for _ in range(5))
+    x = torch.randn(400, 20)
+
+    def step() -> Any:
+        hidden, held = x, []
+        for layer in down:
+            hidden = F.relu_(F.dropout(layer(hidden), 0.2))
+            held.append(hidden)
+        for layer in up:
+            hidden = torch.tanh(layer(torch.cat([hidden, held.pop()], 1)))
+        loss = hidden.square().mean()
+        loss.backward()
+        return loss.detach(), down, up
+
+    return step
+
+
+def test_skips_are_let_go() -> None:
+    smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "anything")}
+    assert smallest["anything"] < 0.7 * smallest["saved"]
+
+
+def held_in_place() -> Callable[[], Any]:
+    """What is held was written in place, and is written again where it is a view."""
+    weight = torch.randn(60, 60, requires_grad=True)
+    x = torch.randn(200, 60)
+
+    def step() -> Any:
+        held = [x @ weight]
+        for number in range(6):
+            hidden = held[-1] @ weight / 8
+            hidden[number].mul_(2)
+            held.append(torch.relu_(hidden))
+        loss = torch.stack([h.square().mean() * h.sum() for h in held]).sum()
+        loss.backward()
+        return loss.detach(), weight, held
+
+    return step
+
+
+def test_what_was_written_in_place_is_let_go() -> None:
+    harshest(held_in_place, evict="anything")
+
+
+def unrolled() -> list[Tensor]:
+    """Every state is held, and the gradients of the weights are sums over all of time."""
+    torch.manual_seed(20)
+    weight, x = torch.randn(100, 100, requires_grad=True), torch.randn(20, 100)
+    hidden, held = x, []
+    for _ in range(40):
+        hidden = torch.tanh(F.layer_norm(hidden @ weight, (100,)))
+        held.append(hidden)
+    loss = torch.stack([each.square().mean() for each in held]).sum()
+    loss.backward()
+    assert weight.grad is not None
+    return [loss.detach(), weight.grad]
+
+
+def test_gradients_are_let_go_when_nothing_else_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum so far was the largest, stale and cheap but for all that it came from."""
+    plain = measure(unrolled)
+    wanted = unrolled()
+    calls: list[bool] = []
+
+    def run_again(call: Any, *, in_place: bool) -> list[Tensor]:
+        calls.append(call.payload.grad_mode)
+        return _replay.run_again(call, in_place=in_place)
+
+    monkeypatch.setattr(_driver, "run_again", run_again)
+    with rekindle.budget(plain.budget(0.7), evict="anything"):
+        got = unrolled()
+    assert len(calls) > 20
+    assert all(calls), "a gradient was computed again"
+    assert all(map(torch.equal, got, wanted))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fraction", [1.0, 0.7, 0.5, 0.3])
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+def test_models_train_the_same(case: Case, fraction: float) -> None:
+    plain = plainly(case)
+    budget = plain.measured.budget(fraction)
+    for _ in range(12):
+        workload, tracker = case.build(), Tracker(resized=True)
+        try:
+            with tracker, rekindle.budget(budget, evict="anything") as run:
+                losses = train(workload)
+                peak = tracker.peak
+        except rekindle.OutOfBudget as error:
+            budget = error.worth_trying
+            continue
+        assert peak <= budget
+        assert differing(everything(workload, losses), plain.outcome) == []
+        run._driver.engine.check()
+        return
+    pytest.fail(f"the smallest budget grew too often, to {budget}")
+
+
+# -- afterwards ------------------------------------------------------------------------------------
+
+
+def test_an_exception_leaves_everything_there() -> None:
+    wanted = pipeline()
+    kept: list[Tensor] = []
+
+    def interrupted() -> None:
+        with rekindle.budget(8 * NBYTES, evict="anything"):
+            kept.extend(pipeline())
+            assert empty(kept) >= 12
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    assert all(torch.equal(*pair) for pair in zip(kept, wanted, strict=True))
+
+
+def test_out_of_budget_leaves_everything_there() -> None:
+    kept: list[Tensor] = []
+
+    def too_much() -> None:
+        with rekindle.budget(8 * NBYTES, evict="anything"):
+            kept.extend(pipeline())
+            torch.cat(kept)
+
+    with pytest.raises(rekindle.OutOfBudget):
+        too_much()
+    assert all(torch.equal(*pair) for pair in zip(kept, pipeline(), strict=True))
+
+
+def test_what_cannot_come_back_raises_and_stays_empty() -> None:
+    constant = torch.ones(NUMBERS)
+    kept: list[Tensor] = []
+
+    def overwritten() -> None:
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            kept.extend((constant * 2, torch.ones(NUMBERS) * 5))
+            _everything.let_go(run)
+            with torch._C._DisableTorchDispatch():
+                constant.add_(1)  # where nobody sees it
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        overwritten()
+    x, y = kept
+    assert y.eq(5).all()
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        x.sum()
+
+
+def test_nothing_is_left_behind() -> None:
+    names = ("numpy", "data_ptr", "tolist", "untyped_storage", "__repr__")
+    before = [getattr(Tensor, name) for name in names]
+    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    apply = torch.autograd.Function.apply
+    with rekindle.budget(8 * NBYTES, evict="anything") as run:
+        kept = pipeline()
+    assert [getattr(Tensor, name) for name in names] == before
+    assert "numpy" not in vars(Tensor)
+    assert threading.Thread._bootstrap_inner is begin  # type: ignore[attr-defined]
+    assert torch.autograd.Function.apply == apply
+    assert hasattr(Tensor, "__dlpack_c_exchange_api__")
+    driver = weakref.ref(run._driver)
+    gc.disable()
+    try:
+        del run, kept
+        assert driver() is None
+    finally:
+        gc.enable()
+
+
+def test_backward_after_the_context() -> None:
+    def step() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(20)
+        weight = torch.randn(NUMBERS, requires_grad=True)
+        x = weight
+        for _ in range(10):
+            x = torch.sin(x * 2)
+        return x, weight
+
+    wanted, plain = step()
+    wanted.sum().backward()
+    with rekindle.budget(12 * NBYTES, evict="anything") as run:
+        result, weight = step()
+    assert run.evictions > 0
+    result.sum().backward()
+    assert weight.grad is not None
+    assert plain.grad is not None
+    assert torch.equal(weight.grad, plain.grad)
+
+
+# -- without an end --------------------------------------------------------------------------------
+
+
+def test_a_running_mean_does_not_remember_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shells, "LONGEST_CHAIN", 50)
+    with rekindle.budget(1 << 30, evict="anything") as run, torch.no_grad():
+        mean = torch.zeros(10)
+        counts = []
+        for number in range(400):
+            mean = 0.9 * mean + 0.1 * torch.full((10,), float(number))
+            counts.append(len(list(run._driver.engine.storages)))
+    assert max(counts[200:]) <= max(counts[:200])
+
+
+def test_after_the_longest_chain_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shells, "LONGEST_CHAIN", 10)
+    with rekindle.budget(1 << 30, evict="anything") as run, torch.no_grad():
+        results = [torch.ones(10)]
+        for _ in range(44):
+            results.append(results[-1] + 1)
+        kept = [i for i, x in enumerate(results) if not run._driver.known(x).replayable]
+    assert kept == [10, 21, 32, 43]
+
+
+def test_batches_that_only_recomputation_needs_are_given_up() -> None:
+    """Each is part of how the mean came about; they do not fit together."""
+    with rekindle.budget(24 * NBYTES, evict="anything") as run, torch.no_grad():
+        mean = torch.zeros(NUMBERS)
+        for number in range(60):
+            batch = torch.from_numpy(_counting(number))
+            mean = 0.9 * mean + 0.1 * batch
+            del batch
+    assert run.peak <= 24 * NBYTES
+    wanted = torch.zeros(NUMBERS)
+    for number in range(60):
+        wanted = 0.9 * wanted + 0.1 * torch.from_numpy(_counting(number))
+    assert torch.equal(mean, wanted)
+
+
+def _counting(number: int) -> Any:
+    return torch.arange(number, number + NUMBERS, dtype=torch.float32).numpy().copy()
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def test_a_thread_begun_inside_sees_what_was_let_go() -> None:
+    found: list[float] = []
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(NUMBERS) * 3
+        _everything.let_go(run)
+        thread = threading.Thread(target=lambda: found.append((x * 2).sum().item()))
+        thread.start()
+        thread.join()
+    assert found == [6.0 * NUMBERS]
+
+
+def test_nothing_is_let_go_while_an_operator_of_a_thread_runs() -> None:
+    """Without its mode the thread would read memory that is free by then."""
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(200, NUMBERS) * 3
+        wrong: list[float] = []
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                total = x.sum().item()
+                wrong.extend([total] if total != 600 * NUMBERS else [])
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        for _ in range(20):
+            _everything.let_go(run)
+            x[0, 0].item()
+        done.set()
+        thread.join()
+    assert wrong == []
+
+
+def test_while_an_older_thread_lives_nothing_held_is_let_go() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: stop.wait(60))
+    thread.start()
+    try:
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == NBYTES
+            stop.set()
+            thread.join()
+            torch.ones(1)  # an operator sees that it is gone
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_harmless_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_threads, "HARMLESS", (*_threads.HARMLESS, __name__))
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: stop.wait(60))
+    thread.start()
+    try:
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_threads_that_compile_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's pool outlives the compilation, and made `evict="anything"` let go of nothing."""
+    from torch._inductor import async_compile
+
+    if async_compile.AsyncCompile.pool.cache_info().currsize:  # what compiled here before
+        async_compile.AsyncCompile.pool().shutdown()
+        async_compile.AsyncCompile.pool.cache_clear()
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(async_compile.AsyncCompile, "pool", lru_cache(lambda: pool))
+        pool.submit(int).result()
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == NBYTES  # nobody asked Inductor for the pool
+            torch.ones(1)
+        assert async_compile.AsyncCompile.pool() is pool
+        with rekindle.budget(1 << 30, evict="anything") as run:
+            x = torch.ones(NUMBERS) * 3
+            _everything.let_go(run)
+            assert HOME(x).nbytes() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_in_a_forked_process_what_is_empty_raises() -> None:
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(NUMBERS) * 3
+        _everything.let_go(run)
+        child = os.fork()
+        if child == 0:
+            outcome = 1
+            try:
+                x.sum()
+            except RuntimeError:
+                outcome = 7
+            finally:  # or the child would go on with the tests
+                os._exit(outcome)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+    assert x.eq(3).all()
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{"record": True}, {"learn": True}])
+def test_not_with_traces(option: dict[str, Any]) -> None:
+    with pytest.raises(rekindle.Unsupported, match='evict="saved"'):
+        rekindle.budget("1GiB", evict="anything", **option)
+
+
+def test_no_such_word() -> None:
+    with pytest.raises(rekindle.Unsupported, match='evict="anything"'):
+        rekindle.budget("1GiB", evict="everything")  # type: ignore[arg-type]
+
+
+def test_the_default_has_none_of_it() -> None:
+    with rekindle.budget("1GiB") as run:
+        assert run._driver.table.shells is None
+        assert "numpy" not in vars(Tensor)

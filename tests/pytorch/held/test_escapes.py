@@ -1,0 +1,311 @@
+"""Every way to a tensor's memory that the dispatcher does not show, on memory that was let go.
+
+Each way is taken three times: plainly; inside, where the same must come out, also after all is let
+go once more; and on a husk that nobody protects: what each way would come to without protection.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.utils.dlpack import from_dlpack
+
+import rekindle
+from rekindle.pytorch.held import _escapes, _husk
+from tests.pytorch.held.test_anything import HOME
+from tests.pytorch.sweep import _everything
+
+Look = Callable[[Tensor], Any]
+
+
+def saved(x: Tensor) -> Any:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file).tolist()
+
+
+def address(x: Tensor) -> Any:
+    """What a kernel outside PyTorch does: no tensor is needed to read it."""
+    import ctypes
+
+    return list((ctypes.c_float * x.numel()).from_address(x.data_ptr()))
+
+
+def shared(x: Tensor) -> Any:
+    return x.share_memory_().tolist()
+
+
+def sent(x: Tensor) -> Any:
+    """To another process, through a queue's own thread."""
+    queue: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(ForkingPickler.dumps(x).tobytes())
+    return pickle.loads(queue.get()).tolist()
+
+
+class Kernel(Function):
+    """As a kernel of one's own: reads memory without an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.tensor(address(x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * torch.tensor(address(x))
+
+
+def custom(x: Tensor) -> Any:
+    leaf = x.detach().requires_grad_()
+    made = leaf * 1
+    Kernel.apply(made).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad.tolist()
+
+
+#: Those that read at once, and those that keep what they got: it must stay right.
+LOOKS: dict[str, Look] = {
+    "item": lambda x: x[1].item(),
+    "float": lambda x: float(x[1]),
+    "bool": lambda x: bool(x[1]),
+    "tolist": lambda x: x.tolist(),
+    "iteration": lambda x: [each.item() for each in x],
+    "repr": repr,
+    "str": str,
+    "format": lambda x: f"{x[1]:.3f}",
+    "deepcopy": lambda x: copy.deepcopy(x).tolist(),
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)).tolist(),
+    "torch.save": saved,
+    "address": address,
+    "another process": sent,
+    "custom Function": custom,
+    "equal": lambda x: torch.equal(x, x.clone()),
+}
+KEEPS: dict[str, Look] = {
+    "numpy": lambda x: x.numpy(),
+    "__array__": lambda x: np.asarray(x),
+    "numpy, forced": lambda x: x.numpy(force=True),
+    "numpy of a view": lambda x: x.view(2, 2).t().numpy(),
+    "numpy from dlpack": lambda x: np.from_dlpack(x),
+    "dlpack": lambda x: torch.from_dlpack(x),
+    "capsule": lambda x: from_dlpack(torch.utils.dlpack.to_dlpack(x)),
+    "untyped_storage": lambda x: x.untyped_storage(),
+    "storage": lambda x: x._typed_storage()._untyped_storage,
+    "detached": lambda x: x.detach(),
+    "data": lambda x: x.data,
+}
+
+
+def packed(sizes: Tensor) -> Any:
+    """Rows of sequences, so many at each time."""
+    return PackedSequence(torch.ones(5, 2), sizes)
+
+
+def recurrent(sizes: Tensor) -> Any:
+    torch.manual_seed(1)
+    return torch.nn.GRU(2, 3)(packed(sizes))[1].tolist()
+
+
+#: Composed functions that read lengths and indices before any operator runs: these stay.
+COUNTS: dict[str, Look] = {
+    "tensor_split": lambda n: [part.tolist() for part in torch.arange(4).tensor_split(n)],
+    "torch.tensor_split": lambda n: torch.tensor_split(torch.arange(4), n)[0].tolist(),
+    "ctc_loss": lambda n: F.ctc_loss(torch.zeros(4, 3, 5), torch.ones(3, 2).long(), n, n).item(),
+    "pad_packed_sequence": lambda n: pad_packed_sequence(packed(n))[0].tolist(),
+    "recurrent": recurrent,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_lengths_and_indices(name: str) -> None:
+    base = torch.tensor([2, 2, 1])
+    wanted = COUNTS[name](base)
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        n, other = base * 1, base * 1.0
+        _everything.let_go(run)
+        assert HOME(other).nbytes() == 0
+        assert COUNTS[name](n) == wanted
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look(name: str) -> None:
+    wanted = LOOKS[name](torch.ones(4) * 3)
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4) * 3
+        _everything.let_go(run)
+        assert HOME(x).nbytes() == 0
+        assert LOOKS[name](x) == wanted
+        _everything.let_go(run)
+        assert LOOKS[name](x) == wanted
+    assert x.tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_what_is_kept_stays(name: str) -> None:
+    wanted = plain(KEEPS[name](torch.ones(4) * 3))
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4) * 3
+        _everything.let_go(run)
+        assert HOME(x).nbytes() == 0
+        kept = KEEPS[name](x)
+        del x
+        _everything.let_go(run)
+        filler = [torch.zeros(4) for _ in range(64)]  # what is free would be taken
+        assert plain(kept) == wanted
+        del filler
+    assert plain(kept) == wanted
+
+
+def test_shared_memory() -> None:
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4) * 3
+        _everything.let_go(run)
+        assert shared(x) == [3, 3, 3, 3]
+        _everything.let_go(run)
+        assert x.is_shared()
+        assert x.tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(set(dir(Tensor)) - {"__class__"}))
+def test_every_method_without_arguments(name: str) -> None:
+    """Whatever a tensor can do: the same as in plain PyTorch, be it the same kind of error."""
+    if name in _DIFFER:
+        pytest.skip(_DIFFER[name])
+    wanted = _called(torch.ones(4) * 3, name)
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4) * 3
+        _everything.let_go(run)
+        assert HOME(x).nbytes() == 0
+        assert _called(x, name) == wanted
+
+
+#: Those whose results differ from call to call, and what kills the interpreter anyway.
+_DIFFER = {
+    "__dlpack_c_exchange_api__": "hidden inside: `__dlpack__` is in its place",
+    "__weakref__": "whether there is one",
+    "_lazy_clone": "a storage of its own kind",
+}
+
+
+def _called(x: Tensor, name: str) -> str:
+    torch.manual_seed(20)
+    try:
+        found = getattr(x, name)
+        result = found() if callable(found) else found
+    except Exception as error:
+        return type(error).__name__
+    if isinstance(result, Tensor) and result.layout is torch.strided and not result.is_quantized:
+        return f"{result.dtype} {result.shape} {result.tolist() if not result.is_meta else ''}"
+    return type(result).__name__
+
+
+@pytest.mark.parametrize("name", [*LOOKS, *KEEPS])
+def test_unprotected_it_goes_wrong(name: str) -> None:
+    """Nearly all raise, as would what is not in the lists above; those that go by the size of a
+    storage find nothing, or what happens to be in shared memory."""
+    look = {**LOOKS, **KEEPS}[name]
+    wanted = plain(look(torch.ones(4) * 3))
+    x = torch.ones(4) * 3
+    HOME(x)._swap_data_ptr_(_husk.husk(x.device))
+    try:
+        found = plain(look(x))
+    except (RuntimeError, BufferError):
+        return
+    assert name in ("another process", "storage", "untyped_storage")
+    assert found != wanted
+
+
+def test_a_husk_raises_in_every_kernel() -> None:
+    x = torch.ones(4, 4)
+    HOME(x)._swap_data_ptr_(_husk.husk(x.device))
+    for touch in (
+        lambda: x + 1,
+        lambda: torch.add(torch.ones(4, 4), 1, out=x),
+        lambda: x.fill_(1),
+        lambda: x @ x,
+        lambda: x.sum(),
+        lambda: torch.nn.functional.conv2d(x[None, None], torch.ones(1, 1, 2, 2)),
+        lambda: torch.ones(4, 4).copy_(x),
+        lambda: x.sort(),
+        lambda: torch.fft.fft(x),
+        lambda: torch.linalg.inv(x),
+    ):
+        with pytest.raises(RuntimeError):
+            touch()
+
+
+def test_without_the_flag_the_process_would_end() -> None:
+    """Memory alone is not enough to take: kernels do not ask."""
+    program = (
+        "import torch; x = torch.ones(4); "
+        "x.untyped_storage()._swap_data_ptr_(torch.UntypedStorage(0)); x + 1"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.returncode < 0
+
+
+@pytest.mark.parametrize("name", ["address", "tolist", "custom Function"])
+def test_without_protection_it_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the tests above can fail."""
+    monkeypatch.setattr(_escapes, "_replace", lambda *arguments: None)
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4) * 3
+        _everything.let_go(run)
+        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+            Kernel.apply(x) if name == "custom Function" else LOOKS[name](x)
+
+
+@pytest.mark.parametrize("name", ["numpy", "dlpack", "capsule", "untyped_storage"])
+def test_without_protection_the_memory_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was kept would be read after that. Here it is not."""
+    monkeypatch.setattr(_escapes, "_replace", lambda *arguments: None)
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4) * 3
+        kept = KEEPS[name](x)
+        _everything.let_go(run)
+        assert HOME(x).nbytes() == 0
+        del kept
+
+
+def test_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _husk.flag_of_reading.cache_clear()
+    monkeypatch.setattr(torch, "UntypedStorage", object)
+    try:
+        with pytest.raises(rekindle.Unsupported, match=r"torch 2\.12"):
+            _husk.flag_of_reading()
+    finally:
+        _husk.flag_of_reading.cache_clear()
+
+
+def test_storages_that_cannot_refuse_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _husk.flag_of_reading.cache_clear()
+    monkeypatch.setattr(_husk, "_next_to_the_flag_of_writing", lambda: 75)  # some other byte
+    try:
+        with pytest.raises(rekindle.Unsupported, match="refuse to be read"):
+            rekindle.budget("1GiB", evict="anything")
+    finally:
+        _husk.flag_of_reading.cache_clear()

@@ -1,0 +1,435 @@
+"""Learned schedules change when things are computed, and nothing else. Waited for, so that each
+test sees the same; but for a few, "planned" here is what another policy would have done, at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.engine import Route
+from rekindle.policies import Thrifty
+from rekindle.pytorch import Run
+from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned._background import Planning
+from rekindle.pytorch.learned._lessons import MOST_LESSONS, Lessons, forget_lessons, lessons_for
+from rekindle.schedule import verify
+from rekindle.simulator import replay
+from rekindle.trace import Trace, chain
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.test_models import differing, everything, plainly
+from tests.pytorch.tracker import Tracker, measure
+
+WIDTH, BATCH = 64, 128
+
+
+class AtOnce:
+    """Planning without a process: the schedule of another policy."""
+
+    running = False
+
+    def __init__(self, trace: Trace, budget: int, seconds: float) -> None:
+        record = replay(trace, budget=budget, policy=Thrifty())
+        cost = record.recompute_ns
+        self.route = replace(Route.of(trace, record.schedule), recompute_ns=cost)
+
+    def newest(self) -> Route:
+        return self.route
+
+    def wait(self, timeout: float | None) -> bool:
+        return True
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_lessons, "Planning", AtOnce)
+    forget_lessons()
+    yield
+    forget_lessons()
+
+
+@pytest.fixture
+def for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made as they are outside of tests, but quickly."""
+    monkeypatch.setattr(_lessons, "Planning", Planning)
+    monkeypatch.setattr(_lessons, "SECONDS", 1.0)
+
+
+class Deep(nn.Module):
+    """Layers with dropout, a batch norm and an in-place activation; the last ones may be left
+    out."""
+
+    def __init__(self, layers: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True), nn.Dropout()
+            )
+            for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor, depth: int | None = None) -> Tensor:
+        for layer in self.layers[:depth]:
+            x = torch.tanh(layer(x)) + x
+        return x.square().mean()
+
+
+class Training:
+    """A model and an optimizer, and what is left when they have made some steps."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(3)
+        self.model = Deep()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.losses: list[Tensor] = []
+
+    def step(self, number: int, *, depth: int | None = None, batch: int = BATCH) -> None:
+        self.optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(number)
+        loss = self.model(torch.randn(batch, WIDTH, generator=generator), depth)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.detach())
+
+    def left_behind(self) -> list[Tensor]:
+        state = self.model.state_dict()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return [*self.losses, *state.values(), *gradients, torch.get_rng_state()]
+
+
+Steps = Callable[[Training], object]
+
+
+def six(training: Training) -> None:
+    for number in range(6):
+        training.step(number)
+
+
+def budget_of(fraction: float = 0.5, steps: Steps = six) -> int:
+    return measure(lambda: steps(Training())).budget(fraction)
+
+
+def assert_alike(steps: Steps, budget: int, **options: Any) -> Run:
+    """The steps in one context, learning, leave what they leave without it."""
+    plain = Training()
+    steps(plain)
+    expected = [value.clone() for value in plain.left_behind()]
+    training = Training()
+    with Tracker() as tracker, rekindle.budget(budget, learn="wait", **options) as run:
+        steps(training)
+    assert tracker.peak <= budget
+    got = training.left_behind()
+    assert len(got) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert run.recomputations > 0
+    return run
+
+
+@pytest.mark.usefixtures("for_real")
+def test_a_plan_is_made_in_another_process() -> None:
+    training = Training()
+    with rekindle.budget(budget_of(), learn="wait") as run:
+        for number in range(4):
+            training.step(number)
+    assert (run.steps_followed, run.steps_left) == (1, 0)
+    (shape,) = learned(run).shapes
+    assert shape.route is not None
+    assert 0 <= shape.route.bound_ns <= shape.route.recompute_ns > 0
+
+
+@pytest.mark.usefixtures("for_real")
+def test_a_step_whose_variables_go_when_it_is_over() -> None:
+    """The batch and the loss outlive the optimizer's step, where the next one begins."""
+    training = Training()
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=True)
+
+    def step(number: int) -> None:
+        training.optimizer.zero_grad()
+        batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+        loss = training.model(batch)
+        loss.backward()
+        training.optimizer.step()
+
+    with rekindle.budget(budget_of(), learn="wait") as run:
+        for number in range(4):
+            step(number)
+    assert (run.steps_followed, run.steps_left) == (1, 0)
+
+
+def learned(run: Run) -> Lessons:
+    assert run.budget is not None
+    return lessons_for(run.budget, torch.device("cpu"))
+
+
+def test_steps_follow_a_plan_from_the_fourth_on() -> None:
+    run = assert_alike(six, budget_of())
+    assert (run.steps_followed, run.steps_left) == (3, 0)
+    assert "3   followed to the end, 0 left" in str(run.report())
+
+
+def test_what_was_done_is_a_valid_schedule_of_what_the_program_did() -> None:
+    run = assert_alike(six, budget_of(), record=True)
+    assert run.steps_followed == 3
+    cost = verify(run.trace, run.record.schedule, run.budget)
+    assert (cost.recompute_ns, cost.peak) == (run.recompute_ns, run.peak)
+
+
+def test_a_plan_recomputes_what_it_promised() -> None:
+    training = Training()
+    with rekindle.budget(budget_of(), learn="wait") as run:
+        for number in range(3):
+            training.step(number)
+        before = run.recomputations
+        training.step(3)
+        (shape,) = learned(run).shapes
+        assert shape.route is not None
+        assert run.steps_followed == 1
+        # Counted, not timed: prices settle only within the first steps.
+        assert run.recomputations - before <= len(shape.route.restores)
+
+
+def test_a_program_that_changes_its_mind_leaves_the_plan() -> None:
+    def steps(training: Training) -> None:
+        for number in range(8):
+            training.step(number, depth=5 if number == 4 else None)
+
+    run = assert_alike(steps, budget_of(steps=steps))
+    assert (run.steps_followed, run.steps_left) == (4, 1)
+    assert "of the step was" in str(run.report())
+
+
+def test_batches_of_varying_length_each_get_their_plan() -> None:
+    def steps(training: Training) -> None:
+        for number in range(12):
+            training.step(number, batch=(BATCH, BATCH - 32)[number % 2])
+
+    run = assert_alike(steps, budget_of(0.4, steps))
+    shapes = learned(run).shapes
+    assert len([shape for shape in shapes if shape.route is not None]) == 2
+    assert run.steps_followed >= 4
+    assert run.steps_left <= 2  # while only one of them has a plan
+
+
+def test_two_shapes_that_begin_alike_share_their_beginning() -> None:
+    def steps(training: Training) -> None:
+        for number in range(14):
+            training.step(number, depth=(None, 6)[number % 2])
+
+    run = assert_alike(steps, budget_of(0.4, steps))
+    assert run.steps_followed >= 4
+    assert run.steps_left <= 2  # while only one of them has a plan
+
+
+def test_shapes_are_remembered_from_one_context_to_the_next() -> None:
+    budget = budget_of()
+    plain = Training()
+    six(plain)
+    expected = [value.clone() for value in plain.left_behind()]
+    training = Training()
+    followed = 0
+    for number in range(6):
+        with Tracker() as tracker, rekindle.budget(budget, learn="wait") as run:
+            training.step(number)
+        assert tracker.peak <= budget
+        followed += run.steps_followed
+    got = training.left_behind()
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert followed >= 2
+
+
+class Bang(Exception):
+    pass
+
+
+def test_an_exception_amid_a_planned_step_leaves_nothing_behind() -> None:
+    budget = budget_of()
+
+    def fail(gradient: Tensor) -> None:
+        raise Bang
+
+    def fails(training: Training) -> None:
+        training.optimizer.zero_grad()
+        x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(4))
+        loss = training.model(x)
+        hook = loss.register_hook(fail)
+        with pytest.raises(Bang):
+            loss.backward()
+        hook.remove()
+
+    def steps(training: Training) -> None:
+        for number in range(8):
+            if number == 4:
+                fails(training)
+            training.step(number)
+
+    run = assert_alike(steps, budget)
+    assert run.steps_left == 1
+    assert run.steps_followed >= 2
+
+
+def test_out_of_budget_amid_a_step_ends_it_as_always() -> None:
+    training = Training()
+    budget = budget_of()
+
+    def four_and_a_large_one() -> None:
+        with rekindle.budget(budget, learn="wait") as run:
+            for number in range(4):
+                training.step(number)
+            assert run.steps_followed == 1
+            training.step(4, batch=64 * BATCH)
+
+    with pytest.raises(rekindle.OutOfBudget):
+        four_and_a_large_one()
+    with rekindle.budget(budget, learn="wait") as run:
+        training.step(5)
+    assert run.peak <= budget
+
+
+def test_off_is_off() -> None:
+    training = Training()
+    with rekindle.budget(budget_of(), learn=False) as run:
+        six(training)
+    assert run.recomputations > 0
+    assert run._driver.watcher is None
+    assert run.wait_for_plan(0.0)
+    assert run.steps_followed == run.steps_left == 0
+    assert "steps planned" not in str(run.report())
+
+
+def test_with_room_for_everything_nothing_is_learned() -> None:
+    training = Training()
+    with rekindle.budget(budget_of(1.5), learn="wait") as run:
+        six(training)
+    assert run.evictions == 0
+    assert learned(run).shapes == []
+
+
+@pytest.mark.usefixtures("for_real")
+def test_a_plan_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rekindle.pytorch.learned._background.MODULE", "rekindle.no_such_module")
+    run = assert_alike(six, budget_of())
+    assert run.steps_followed == 0
+    assert "no_such_module" in str(run.report())
+
+
+@pytest.mark.usefixtures("for_real")
+def test_training_goes_on_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lessons, "SECONDS", 1e6)
+    training = Training()
+    with rekindle.budget(budget_of(), learn=True) as run:
+        six(training)
+        assert not run.wait_for_plan(0.0)
+        (_, planning) = learned(run)._planning or pytest.fail("no plan")
+        process = planning._process
+        forget_lessons()
+        assert process.poll() is not None
+        assert not planning._folder.exists()
+
+
+@pytest.mark.usefixtures("for_real")
+def test_a_frozen_program_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.frozen", True, raising=False)
+    run = assert_alike(six, budget_of())
+    assert run.steps_followed == 0
+    assert "no process to plan in" in str(run.report())
+
+
+def test_the_process_ends_with_whoever_started_it() -> None:
+    planning = Planning(chain(40), 10, 1e6)
+    process, folder = planning._process, planning._folder
+    del planning
+    gc.collect()
+    assert process.poll() is not None
+    assert not folder.exists()
+
+
+def test_lessons_are_numbers() -> None:
+    """No tensor and no storage outlives its step because of a lesson."""
+    seen: list[weakref.ref[torch.UntypedStorage]] = []
+    training = Training()
+
+    def watch(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.append(weakref.ref(output.untyped_storage()))
+
+    training.model.layers[2].register_forward_hook(watch)
+    gc.collect()
+    gc.disable()
+    try:
+        with rekindle.budget(budget_of(), learn="wait") as run:
+            six(training)
+            assert run.steps_followed == 3
+            del run
+    finally:
+        gc.enable()
+    assert len(seen) == 6
+    assert all(storage() is None for storage in seen)
+
+
+def test_bookkeeping_is_flat_over_many_steps() -> None:
+    from tests.pytorch.online.test_rules_leaks import entries
+
+    training = Training()
+    with rekindle.budget(budget_of(), learn="wait") as run:
+        counts = []
+        for number in range(30):
+            training.step(number)
+            training.losses.clear()  # each would keep what it is computed from
+            counts.append(entries(run))
+        assert run.steps_followed == 27
+    assert len(set(counts[6:])) == 1
+
+
+def test_no_more_shapes_than_that_are_remembered() -> None:
+    lessons = lessons_for(1, torch.device("cpu"))
+    for number in range(3 * MOST_LESSONS):
+        other = _lessons.Lesson([object()] * (number + 1), [], [], None)  # type: ignore[list-item]
+        lessons.over(other.signatures, other)
+    assert len(lessons.shapes) <= MOST_LESSONS
+    for number in range(3 * MOST_LESSONS):
+        lessons_for(2 + number, torch.device("cpu"))
+    assert len(_lessons._lessons) <= MOST_LESSONS
+
+
+def test_where_no_two_steps_are_alike_writing_down_is_given_up() -> None:
+    lessons = lessons_for(1, torch.device("cpu"))
+    written = 0
+    for _ in range(1000):
+        signatures = [object()]
+        wanted = lessons.wants_more()
+        written += wanted
+        lesson = _lessons.Lesson(signatures, [], [], None) if wanted else None  # type: ignore[arg-type]
+        lessons.over(signatures, lesson)  # type: ignore[arg-type]
+    assert 0 < written < 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+def test_models_train_the_same(case: Case) -> None:
+    """Three steps until there is a plan, three along it, against six without a budget."""
+    plain = case.build()
+    losses = [loss for number in range(6) for loss in plain.step(number)]
+    expected = {name: value.clone() for name, value in everything(plain, losses).items()}
+    budget = plainly(case).measured.budget(0.5)
+    while True:
+        workload, tracker = case.build(), Tracker()
+        try:
+            with tracker, rekindle.budget(budget, learn="wait") as run:
+                losses = [loss for number in range(6) for loss in workload.step(number)]
+        except rekindle.OutOfBudget as error:
+            budget = error.smallest_budget
+        else:
+            break
+    assert tracker.peak <= budget
+    assert differing(everything(workload, losses), expected) == []
+    if case.name in ("gpt", "densenet", "unet", "lstm"):  # the others are never the same again
+        assert run.steps_followed >= 3

@@ -1,0 +1,209 @@
+"""`rekindle.profile`: its figures against independent ones, and nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import rekindle
+from rekindle.cli import _demo_training as demo
+from rekindle.pytorch.observed._undo import Undo
+from rekindle.report import Profile
+from tests.pytorch.models import Case
+from tests.pytorch.test_models import each_case
+from tests.pytorch.tracker import measure
+
+
+def gpt(layers: int) -> Callable[[], None]:
+    """A step of the demo's GPT, always with the same batch."""
+    settings = demo.Settings(layers=layers, width=64, context=64, batch=8)
+    text = demo.read_text(settings.context)
+    torch.manual_seed(0)
+    model = demo.GPT(settings, len(text.alphabet))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        characters, following = text.batch(settings, 0)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(characters).flatten(0, 1), following.flatten())
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def check(profile: Profile, peak: int) -> None:
+    """The tables add up to the peak, and that is what the tracker saw, within 1 %."""
+    at_peak = profile.at_peak
+    assert at_peak.memory == pytest.approx(profile.peak, rel=0.02)
+    for table in (at_peak.categories, at_peak.modules, at_peak.lines):
+        assert sum(table.values()) == at_peak.memory
+    assert sum(at_peak.categories.values()) == pytest.approx(peak, rel=0.01)
+
+
+def test_the_demo_s_categories_add_up_to_the_tracked_peak() -> None:
+    step = gpt(4)
+    profile = rekindle.profile(step, repeats=1)
+    measured = measure(lambda: (step(), step(), None)[-1])
+    check(profile, measured.peak)
+    held = profile.at_peak.categories
+    parameters = held["parameters"]
+    assert held["optimizer state"] == pytest.approx(2 * parameters, rel=0.02)  # AdamW's moments
+    assert held["saved for backward"] > profile.peak / 2
+    assert {"GPT.blocks.0.wide", "GPT.blocks.3.wide"} <= profile.at_peak.modules.keys()
+
+
+@pytest.mark.slow
+@each_case
+def test_on_every_model_the_categories_add_up_to_the_tracked_peak(case: Case) -> None:
+    workload = case.build()
+
+    def step() -> None:
+        torch.manual_seed(1)  # stochastic depth decides about the peak
+        workload.step(0)
+
+    profile = rekindle.profile(step, repeats=1)
+
+    def steps() -> None:
+        for _ in range(3):
+            step()
+
+    check(profile, measure(steps).peak)
+
+
+def test_the_smallest_budget_is_one_and_the_curve_ends_there() -> None:
+    step = gpt(3)
+    profile = rekindle.profile(step, repeats=1)
+    budgets = [choice.budget for choice in profile.curve]
+    times = [choice.step_ns for choice in profile.curve]
+    assert budgets == sorted(budgets, reverse=True)
+    assert times == sorted(times)
+    assert budgets[-1] == profile.smallest_budget < 0.6 * profile.peak
+    assert profile.curve[0].recomputations == 0
+    with rekindle.budget(profile.smallest_budget) as run:
+        step()
+        step()
+    assert run.recomputations > 0
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(int(0.8 * profile.smallest_budget)):
+        step()
+
+
+def test_within_a_budget() -> None:
+    step = gpt(3)
+    free = rekindle.profile(step, repeats=1)
+    budget = (free.peak + free.smallest_budget) // 2
+    profile = rekindle.profile(step, budget=budget, repeats=1)
+    assert profile.peak <= budget
+    assert profile.report.evictions > 0
+    assert profile.report.recomputed
+    assert profile.report.keep_all == pytest.approx(free.peak, rel=0.01)
+    assert profile.smallest_budget == pytest.approx(free.smallest_budget, rel=0.05)
+    with pytest.raises(rekindle.OutOfBudget):
+        rekindle.profile(step, budget="100KB")
+    step()  # and no context is left open
+
+
+def test_a_run_that_cannot_be_repeated() -> None:
+    calls: list[int] = []
+
+    def script() -> None:
+        calls.append(1)
+        model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh())
+        for _ in range(3):
+            model(torch.randn(64, 32)).sum().backward()
+
+    profile = rekindle.profile(script, repeats=0)
+    assert len(calls) == 1
+    assert profile.report.plain_ns == profile.report.compute_ns > 0
+    assert profile.curve[0].slowdown > 1
+
+
+class Everything(nn.Module):
+    """Whatever a step can change: weights, running statistics, a counter, random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 1)
+        )
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return self.body(x)
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    gradients = [p.grad if p.grad is None else p.grad.clone() for p in model.parameters()]
+    moments = {
+        (number, name): entry.clone() if isinstance(entry, Tensor) else entry
+        for number, p in enumerate(model.parameters())
+        for name, entry in optimizer.state.get(p, {}).items()
+    }
+    settings = [
+        {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+    ]
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    generators = (torch.get_rng_state(), random.getstate())
+    return values, gradients, moments, settings, generators
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_step_learns_is_undone(trained: bool, fails: bool) -> None:
+    torch.manual_seed(3)
+    model = Everything()
+    optimizer = torch.optim.Adam(model.parameters())
+    calls: list[int] = []
+
+    def step() -> None:
+        calls.append(1)
+        optimizer.zero_grad()
+        model(torch.randn(8, 16) * random.random()).sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.5
+        if fails and len(calls) == 6:
+            raise ZeroDivisionError
+
+    if trained:
+        step()
+    before = state(model, optimizer)
+    gradients = [p.grad for p in model.parameters()]
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            rekindle.profile(step, repeats=2)
+    else:
+        rekindle.profile(step, repeats=1)
+    assert len(calls) > 3
+    assert same(before, state(model, optimizer))
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), gradients, strict=True))
+
+
+def test_undo_fails_to_see_nothing() -> None:
+    """The test above can fail: without `restore` the state is another one."""
+    model = Everything()
+    optimizer = torch.optim.Adam(model.parameters())
+    before = state(model, optimizer)
+    undo = Undo()
+    with undo:
+        model(torch.randn(8, 16)).sum().backward()
+        optimizer.step()
+    assert not same(before, state(model, optimizer))
+    undo.restore()
+    assert same(before, state(model, optimizer))

@@ -1,0 +1,130 @@
+"""What is run to learn of a program leaves the program as it was."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.pytorch.observed._undo import Undo
+
+WAYS: dict[str, Callable[[Callable[[], object]], object]] = {
+    "profile": rekindle.profile,
+    "verify": lambda step: rekindle.verify(step, budget="1MiB"),
+    "max_batch": lambda step: rekindle.max_batch(lambda size: step, budget="1MiB", at_most=2),
+}
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+class Stateful(nn.Module):
+    """Has what a step changes beside parameters: attributes, and random numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.last = torch.zeros(8)
+        self.calls = 0
+        self.generator = torch.Generator().manual_seed(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        noise = torch.rand(8, generator=self.generator)
+        y = (self.layer(x) * noise + self.last).tanh()
+        self.last = y[0].detach()
+        return y
+
+
+class Lazy(nn.Module):
+    """Gets its sizes from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@ways
+@pytest.mark.parametrize("kind", [Stateful, Lazy])
+def test_training_goes_on_as_if_nothing_had_been(
+    kind: type[nn.Module], way: Callable[[Callable[[], object]], object]
+) -> None:
+    x = torch.rand(32, 8)
+
+    def losses(learn: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = kind()
+
+        def step() -> Tensor:
+            model.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad  # type: ignore[operator]
+            return loss.detach()
+
+        if learn:
+            way(step)
+        return [step() for _ in range(3)]
+
+    assert all(map(torch.equal, losses(learn=True), losses(learn=False)))
+
+
+@ways
+def test_a_layer_that_is_not_in_the_step_may_have_no_size_yet(
+    way: Callable[[Callable[[], object]], object],
+) -> None:
+    elsewhere = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    model = nn.Linear(8, 8)
+    way(lambda: model(torch.rand(4, 8)).sum().backward())
+    with rekindle.budget("auto"):
+        assert elsewhere(torch.rand(3, 5)).shape == (3, 4)
+
+
+def test_it_fails_to_see_nothing() -> None:
+    """The tests above can fail: without `restore` the state is another one."""
+    model = Stateful()
+    before = [model.layer.weight.clone(), model.last, model.generator.get_state()]
+    undo = Undo()
+    with undo:
+        model(torch.rand(4, 8)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+    def now() -> list[Tensor]:
+        return [model.layer.weight, model.last, model.generator.get_state()]
+
+    assert not any(map(torch.equal, before, now()))
+    undo.restore()
+    assert all(map(torch.equal, before, now()))
+    assert model.calls == 0
+    assert model.layer.weight.grad is None
+
+
+def test_memory_that_was_resized_comes_back() -> None:
+    x = torch.arange(6.0)
+    undo = Undo()
+    with undo:
+        x.resize_(2).fill_(9)
+        x.untyped_storage().resize_(0)
+    undo.restore()
+    assert torch.equal(torch.empty(0).set_(x.untyped_storage()), torch.arange(6.0))
+
+
+def test_memory_that_a_step_lets_go_of_is_not_kept() -> None:
+    """Else what a step frees would count as used while it is measured."""
+    kept = [torch.rand(100)]
+    home = kept[0].untyped_storage()
+    undo = Undo()
+    deaths: list[None] = []
+    weakref.finalize(home, deaths.append, None)
+    del home
+    with undo:
+        kept[0] = kept[0] * 2
+    assert len(deaths) == 1
+    undo.restore()

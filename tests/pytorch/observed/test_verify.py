@@ -1,0 +1,308 @@
+"""`rekindle.verify` finds planted faults, names the operator, and leaves no trace."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.pytorch.online._driver import Driver
+from tests.pytorch.harsh import differing, everything
+
+TIGHT = "600KiB"
+WIDTH, ROWS = 32, 256
+
+_library = torch.library.Library("rekindle_verify", "DEF")
+_library.define("shaken(Tensor x) -> Tensor")
+_library.define("scaled(Tensor x) -> Tensor")
+_library.define("counted(Tensor x) -> Tensor")
+_scale = [1.0]
+_inside = nn.Identity()
+
+
+def _scaled(x: Tensor) -> Tensor:
+    _scale[0] += 1.0  # a global that its caller puts back
+    return x * _scale[0]
+
+
+_library.impl("shaken", lambda x: x * int.from_bytes(os.urandom(2)), "CPU")
+_library.impl("scaled", _scaled, "CPU")
+_library.impl("counted", lambda x: _inside(x) + 0, "CPU")
+
+
+class Program:
+    """A network with everything that a step may change, and a step that trains it."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        torch.manual_seed(20)
+        layers = [
+            nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.GELU()
+            )
+            for _ in range(8)
+        ]
+        self.network = nn.Sequential(*layers)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self.batch = torch.randn(ROWS, WIDTH)
+        self.between = between
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        x = self.batch
+        for layer in self.network:
+            x = layer(x)
+            x = x * self.between(x.detach())
+        loss = x.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.detach()
+
+    def state(self) -> dict[str, Any]:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        moments = [list(state.values()) for state in self.optimizer.state.values()]
+        python = (random.getstate(), self.schedule.last_epoch)
+        return everything((self.network, self.batch, rates, moments, python))
+
+
+def test_an_honest_step_is_the_same() -> None:
+    found = rekindle.verify(Program().step, budget=TIGHT)
+    assert found.ok
+    assert found
+    assert found.recomputations > 0
+    assert found.peak <= found.budget
+    assert found.compared["results"] == 1
+    # At least: what else lives in the process is compared as well.
+    assert found.compared["gradients"] >= 32
+    assert found.compared["buffers"] >= 24
+    assert found.compared["optimizer state"] >= 96
+    assert found.compared["forward and hook calls"] == 1 + 8 * 4 + 8 - 1
+    assert "the same as plain PyTorch, bit for bit" in str(found)
+    found.raise_if_different()
+
+
+@pytest.mark.parametrize("trained", [0, 2])
+def test_it_leaves_no_trace(trained: int) -> None:
+    """Before the first step there are no gradients and no optimizer state; later there are."""
+    program = Program()
+    for _ in range(trained):
+        program.step()
+    gradients = [parameter.grad for parameter in program.network.parameters()]
+    wanted = program.state()
+    rekindle.verify(program.step, budget=TIGHT)
+    assert differing(program.state(), wanted) == []
+    for parameter, gradient in zip(program.network.parameters(), gradients, strict=True):
+        assert parameter.grad is gradient
+    after = program.step(), program.state()
+    untouched = Program()
+    for _ in range(trained):
+        untouched.step()
+    assert torch.equal(untouched.step(), after[0])
+    assert differing(untouched.state(), after[1]) == []
+
+
+def test_gradients_that_accumulate_are_put_back() -> None:
+    program = Program()
+    program.network(program.batch).sum().backward()
+    wanted = program.state()
+
+    def step() -> None:
+        program.network(program.batch).sum().backward()
+
+    assert rekindle.verify(step, budget=TIGHT)
+    assert differing(program.state(), wanted) == []
+
+
+def test_an_operator_that_depends_on_global_state() -> None:
+    """Plain runs agree, since the step sets the global; recomputation finds it elsewhere."""
+    program = Program(torch.ops.rekindle_verify.scaled)
+
+    def step() -> Tensor:
+        _scale[0] = 1.0
+        return program.step()
+
+    found = rekindle.verify(step, budget=TIGHT)
+    assert not found.ok
+    assert found.unstable == ()
+    assert ("gradients", "Sequential.0.0.weight") in found.differing
+    first = found.recomputed_differently[0]
+    assert first.operator == "rekindle_verify::scaled"
+    assert first.line.startswith(__file__)
+    assert "DIFFERENT from plain PyTorch" in str(found)
+    assert f"recomputation differs: {first}" in str(found)
+    with pytest.raises(rekindle.VerificationFailed, match="rekindle_verify::scaled"):
+        found.raise_if_different()
+
+
+def test_an_operator_that_draws_from_an_unknown_generator() -> None:
+    """Python's generator is put back between runs, but recomputation draws another number."""
+    program = Program(lambda x: _drawing(x))
+    state = random.getstate()
+    found = rekindle.verify(program.step, budget=TIGHT)
+    assert found.unstable == ()
+    assert found.recomputed_differently[0].operator == "rekindle_verify_draw::draw"
+    assert random.getstate() == state
+
+
+@torch.library.custom_op("rekindle_verify_draw::draw", mutates_args=())
+def _drawing(x: Tensor) -> Tensor:
+    return x * random.random()
+
+
+def test_kept_it_is_the_same() -> None:
+    """What the message advises helps."""
+
+    def kept(x: Tensor) -> Tensor:
+        with rekindle.never_recompute():
+            return _drawing(x)
+
+    assert rekindle.verify(Program(kept).step, budget="1MiB")
+
+
+def test_an_operator_that_is_random_by_itself() -> None:
+    found = rekindle.verify(Program(torch.ops.rekindle_verify.shaken).step, budget=TIGHT)
+    assert not found.ok
+    assert found.unstable
+    assert found.first_unstable is not None
+    assert found.first_unstable.operator == "rekindle_verify::shaken"
+    assert found.recomputed_differently[0].operator == "rekindle_verify::shaken"
+    assert "plain PyTorch itself differs between two runs" in str(found)
+
+
+def test_a_model_that_differs_by_itself() -> None:
+    """A counter that nobody can put back: plain PyTorch is to blame, and the line is named."""
+    program, count = Program(), [0]
+
+    def step() -> Tensor:
+        count[0] += 1
+        with torch.no_grad():
+            program.batch.add_(count[0])
+        return program.step()
+
+    found = rekindle.verify(step, budget=TIGHT)
+    assert not found.ok
+    assert found.recomputed_differently == ()
+    assert found.first_unstable is not None
+    assert found.first_unstable.operator == "aten::add_"
+    assert found.first_unstable.line.startswith(__file__)
+    assert "give the step the same batch" in str(found)
+
+
+def test_hooks_are_counted() -> None:
+    """Each runs as often as in plain PyTorch; a counter in a module's attributes is put back."""
+    program = Program()
+
+    def count(module: nn.Module, *_: Any) -> None:
+        module.calls = getattr(module, "calls", 0) + 1
+
+    program.network[3].register_forward_hook(count)
+    program.network[3].register_full_backward_hook(count)
+    program.network[0][0].weight.register_hook(lambda gradient: gradient * 2)
+    hooks = dict(program.network[3]._forward_hooks)
+    found = rekindle.verify(program.step, budget=TIGHT)
+    assert found.ok
+    assert found.compared["forward and hook calls"] == 40 + 3
+    assert not hasattr(program.network[3], "calls")
+    assert program.network[3]._forward_hooks == hooks
+
+
+def test_calls_that_happen_again_are_noticed() -> None:
+    """The count itself: an operator that calls a module, which recomputation does as well."""
+    found = rekindle.verify(Program(torch.ops.rekindle_verify.counted).step, budget=TIGHT)
+    assert found.differing == (("forward and hook calls", "forward of Identity"),)
+
+
+def test_a_difference_within_the_budget_is_named() -> None:
+    """No recomputation is to blame: the program itself asks whether there is a budget."""
+    program = Program(lambda x: x + float(rekindle.budget._active is not None))
+    found = rekindle.verify(program.step, budget="1GiB")
+    assert found.recomputed_differently == ()
+    assert found.first_differing is not None
+    assert found.first_differing.operator == "aten::add"
+    assert "nothing was recomputed" in str(found)
+    assert f"another result: {found.first_differing}" in str(found)
+
+
+def test_errors_pass_and_leave_no_trace() -> None:
+    program = Program()
+    wanted = program.state()
+    with pytest.raises(rekindle.OutOfBudget):
+        rekindle.verify(program.step, budget="200KiB")
+    assert differing(program.state(), wanted) == []
+    runs = [0]
+
+    def fails() -> None:
+        runs[0] += 1
+        program.step()
+        if runs[0] == 2:
+            raise ValueError("in the second run")
+
+    with pytest.raises(ValueError, match="in the second run"):
+        rekindle.verify(fails, budget=TIGHT)
+    assert differing(program.state(), wanted) == []
+    with pytest.raises(rekindle.InvalidBudget, match=r"rekindle.verify\(step, budget="):
+        rekindle.verify(program.step, budget="600KB of it")
+
+
+def test_a_generator_of_its_own_is_put_back() -> None:
+    generator = torch.Generator().manual_seed(3)
+    state = generator.get_state()
+    program = Program(lambda x: x + torch.rand(WIDTH, generator=generator))
+    assert rekindle.verify(program.step, budget=TIGHT)
+    assert torch.equal(generator.get_state(), state)
+
+
+def test_uninitialized_memory_is_no_fault() -> None:
+    """`empty` gives something else each time, and what reads it first has written it."""
+
+    def filled(x: Tensor) -> Tensor:
+        return torch.empty_like(x).copy_(x).mul_(2)
+
+    assert rekindle.verify(Program(filled).step, budget=TIGHT)
+
+
+def test_state_in_containers_of_modules_is_put_back() -> None:
+    program = Program()
+    program.network.log = []
+    program.network.seen = {"deep": {"steps": [1]}}
+    program.network.seen["itself"] = program.network.seen
+
+    def step() -> Tensor:
+        program.network.log.append("step")
+        program.network.seen["deep"]["steps"].append(2)
+        return program.step() * len(program.network.log)
+
+    assert rekindle.verify(step, budget=TIGHT)
+    assert program.network.log == []
+    assert program.network.seen["deep"] == {"steps": [1]}
+    assert program.network.seen["itself"] is program.network.seen
+
+
+def test_writes_to_other_tensors_are_put_back_and_compared() -> None:
+    program, log = Program(), torch.zeros(3)
+
+    def step() -> Tensor:
+        loss = program.step()
+        log[1] = loss
+        return loss
+
+    found = rekindle.verify(step, budget=TIGHT)
+    assert found
+    assert found.compared["other tensors"] == 1
+    assert torch.equal(log, torch.zeros(3))
+
+
+def test_free_when_unused() -> None:
+    """No audit, no cost: a driver has none unless it is given one."""
+    with rekindle.budget(TIGHT) as run:
+        F.gelu(torch.ones(3))
+    assert isinstance(run._driver, Driver)
+    assert run._driver.audit is None

@@ -1,0 +1,318 @@
+"""The step of a known optimizer is looked at once, and then passes as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+import rekindle
+from rekindle.pytorch.online._runtime import Runtime
+from tests.pytorch.bits import differing
+from tests.pytorch.tracker import Tracker, measure
+
+WIDTH = 32
+LookedAt = Callable[[Callable[[], object]], int]
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that get to a mode on top of the runtime's, or below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Program:
+    """A chain of layers, trained by the optimizer that is asked for."""
+
+    def __init__(self, kind: Callable[..., optim.Optimizer] = optim.AdamW, **options: Any) -> None:
+        torch.manual_seed(0)
+        layers = [part for _ in range(6) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        self.model = nn.Sequential(*layers)
+        self.optimizer = kind(self.model.parameters(), **{"lr": 1e-2} | options)
+        self.batch = torch.randn(64, WIDTH)
+
+    def backward(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(self.batch).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def step(self) -> Tensor:
+        loss = self.backward()
+        self.optimizer.step()
+        return loss
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(self.model.state_dict())
+        for number, state in self.optimizer.state_dict()["state"].items():
+            found |= {f"{number}.{name}": value for name, value in state.items()}
+        return found
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> LookedAt:
+    """Tells how many operators the runtime is handed during a step."""
+    count = 0
+    plain = Runtime.run
+
+    def run(self: Runtime, *args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return plain(self, *args)
+
+    monkeypatch.setattr(Runtime, "run", run)
+
+    def looked_at(step: Callable[[], object]) -> int:
+        before = count
+        step()
+        return count - before
+
+    return looked_at
+
+
+KINDS = [
+    (optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    (optim.SGD, {}),
+    (optim.Adam, {"amsgrad": True}),
+    (optim.AdamW, {}),
+    (optim.AdamW, {"foreach": True}),
+    (optim.AdamW, {"fused": True}),
+    (optim.RMSprop, {"centered": True}),
+    (optim.Adagrad, {}),
+    (optim.Adadelta, {}),
+    (optim.Adamax, {}),
+    (optim.NAdam, {}),
+    (optim.RAdam, {}),
+    (optim.Rprop, {}),
+    (optim.ASGD, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=str)
+def test_weights_and_state_are_those_of_plain_pytorch(
+    looked_at: LookedAt, kind: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
+    plain, ours = Program(kind, **options), Program(kind, **options)
+    for _ in range(6):
+        plain.step()
+    with rekindle.budget("1GiB"):
+        first = looked_at(ours.step)
+        counts = [looked_at(ours.step) for _ in range(5)]
+    assert differing(ours.state(), plain.state()) == []
+    assert counts[-1] < first  # from some step on nobody looked inside
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_its_temporaries_stay_below_the_budget(foreach: bool) -> None:
+    """Their peak is reached in the optimizer, far above that of the passes."""
+    plain, ours = Program(foreach=foreach), Program(foreach=foreach)
+    plain.batch, ours.batch = plain.batch[:2], ours.batch[:2]
+    plain.step()
+    limit = measure(lambda: (plain.step(), plain.step())).peak
+    with Tracker() as tracker, rekindle.budget(limit) as run:
+        for _ in range(5):
+            ours.step()
+        assert run.peak <= limit
+    assert tracker.peak <= limit
+    weights = {name: value.clone() for name, value in ours.state().items()}
+    with rekindle.budget(limit - 512):
+        ours.backward()
+        with pytest.raises(rekindle.OutOfBudget, match=r"AdamW\.step\(\) needs"):
+            ours.optimizer.step()
+        assert _get_current_dispatch_mode() is not None
+    assert differing(ours.state(), weights) == []
+
+
+def test_another_context_knows_what_the_one_before_has_seen(looked_at: LookedAt) -> None:
+    plain, ours = Program(), Program()
+    for _ in range(4):
+        plain.step()
+    counts: list[int] = []
+    for _ in range(4):
+        with rekindle.budget("1GiB"):
+            counts.append(looked_at(ours.step))
+    assert counts[3] < counts[1] - 6 * 2 * 8
+    assert differing(ours.state(), plain.state()) == []
+
+
+def _more_decay(program: Program) -> None:
+    program.optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+def _frozen(program: Program) -> None:
+    program.model[0].requires_grad_(False)
+
+
+def _another_group(program: Program) -> None:
+    program.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+
+
+@pytest.mark.parametrize("change", [_more_decay, _frozen, _another_group])
+def test_a_step_of_another_kind_is_looked_at(
+    looked_at: LookedAt, change: Callable[[Program], None]
+) -> None:
+    ours, plain = Program(optim.Adam), Program(optim.Adam)
+    with rekindle.budget("1GiB"):
+        before = [looked_at(ours.step) for _ in range(4)]
+        change(ours)
+        after = [looked_at(ours.step) for _ in range(4)]
+    for _ in range(4):
+        plain.step()
+    change(plain)
+    for _ in range(4):
+        plain.step()
+    assert before[-1] < 60 < after[0]
+    assert after[-1] < 60
+    assert differing(ours.state(), plain.state()) == []
+
+
+def test_the_learning_rate_may_move(looked_at: LookedAt) -> None:
+    ours = Program()
+    schedule = optim.lr_scheduler.ExponentialLR(ours.optimizer, 0.9)
+    counts: list[int] = []
+    with rekindle.budget("1GiB"):
+        for _ in range(4):
+            counts.append(looked_at(ours.step))
+            schedule.step()
+    assert counts[3] == counts[2] < counts[1]
+
+
+class Mine(optim.AdamW):
+    """Whose step nobody knows."""
+
+
+def _with_a_hook(program: Program) -> None:
+    program.optimizer.register_step_post_hook(lambda *_: None)
+
+
+def _with_a_mode(program: Program) -> None:
+    step = program.optimizer.step
+
+    def under_a_mode() -> None:
+        with Seen() as seen:
+            step()
+        assert len(seen.names) > 50
+
+    program.optimizer.step = under_a_mode  # type: ignore[method-assign]
+
+
+def _of_my_own(program: Program) -> None:
+    program.optimizer.__class__ = Mine
+
+
+@pytest.mark.parametrize("change", [_with_a_hook, _with_a_mode, _of_my_own])
+def test_where_others_look_on_it_does_not_pass(
+    looked_at: LookedAt, change: Callable[[Program], None]
+) -> None:
+    ours = Program()
+    change(ours)
+    with rekindle.budget("1GiB"):
+        ours.step()
+        counts = [looked_at(ours.step) for _ in range(4)]
+    assert min(counts[1:]) == max(counts[1:]) >= 6 * 2 * 8
+
+
+def test_a_closure_runs_before_our_eyes(looked_at: LookedAt) -> None:
+    ours = Program(optim.SGD)
+    with rekindle.budget("1GiB"):
+        for _ in range(3):
+            ours.step()
+        assert looked_at(lambda: ours.optimizer.step(ours.backward)) > 30
+
+
+def test_a_step_that_fails_leaves_the_mode_where_it_was(
+    looked_at: LookedAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode is back when autograd next saves something, and so is the budget."""
+    ours = Program()
+    with rekindle.budget("1GiB") as run:
+        for _ in range(3):
+            ours.step()
+        before = run.peak
+        ours.backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(optim.AdamW, "_init_group", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                ours.optimizer.step()
+        assert looked_at(ours.backward) > 20
+        assert _get_current_dispatch_mode() is not None
+        assert run.peak >= before
+        ours.optimizer.step()
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_context_left_by_a_failing_step_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Program()
+
+    def train() -> None:
+        with rekindle.budget("1GiB"):
+            for _ in range(3):
+                ours.step()
+            monkeypatch.setattr(optim.AdamW, "_init_group", lambda *_: 1 / 0)
+            ours.step()
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert _get_current_dispatch_mode() is None
+    with rekindle.budget("1GiB"):
+        ours.backward()
+
+
+def test_backward_through_weights_that_a_step_changed_is_refused() -> None:
+    """As plain PyTorch does; the step that changed them was not looked at (R7)."""
+    ours = Program(optim.SGD)
+    with rekindle.budget("1GiB"):
+        for _ in range(3):
+            ours.step()
+        loss = ours.model(ours.batch).square().mean()
+        loss.backward(retain_graph=True)
+        ours.optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_values_made_from_the_weights_are_saved_first() -> None:
+    """What is evicted and reads a weight must come back before the weight moves (R4)."""
+
+    def losses(program: Program) -> Iterator[Tensor]:
+        for _ in range(4):
+            program.step()
+        x = program.batch
+        for _ in range(8):  # not through saved weights: only recipes read them
+            x = (x * 1.5).tanh() + program.model[0].bias
+        program.backward()
+        program.optimizer.step()
+        x.sum().backward()
+        yield program.model[0].bias.grad
+
+    ours, plain = Program(), Program()
+    wanted = list(losses(plain))
+    with rekindle.budget(250_000):
+        got = list(losses(ours))
+    assert all(map(torch.equal, got, wanted))
+    assert differing(ours.state(), plain.state()) == []
+
+
+def test_learned_schedules_go_on_beside_it() -> None:
+    plain, ours = Program(), Program()
+    for _ in range(10):
+        plain.step()
+    measured = measure(lambda: (plain.step(), plain.step()))
+    plain = Program()
+    for _ in range(10):
+        plain.step()
+    with rekindle.budget(measured.budget(0.6), learn="wait") as run:
+        for _ in range(10):
+            ours.step()
+        assert run.steps_followed >= 3
+    assert differing(ours.state(), plain.state()) == []

@@ -1,0 +1,236 @@
+"""R10: after an exception at any point no mode and no hook is left, and training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import rekindle
+from rekindle.pytorch.online import _driver
+from tests.pytorch.harsh import WIDTH, differing, everything, vector
+
+TIGHT = 14 * 4 * WIDTH
+ROOMY = 1_000 * 4 * WIDTH
+
+
+def hooks_on() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """After each test here: no mode, no hook, and a new context can be entered."""
+    yield
+    assert _get_current_dispatch_mode_stack() == []
+    assert not hooks_on()
+    with rekindle.budget(ROOMY):
+        assert hooks_on()
+    assert not hooks_on()
+
+
+class Trainer:
+    """A few layers, and an optimizer with a state, that `fail` may disturb."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(20)
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Tanh()) for _ in range(6)]
+        self.network = nn.Sequential(*layers)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
+        self.batch = torch.rand(300, 4)
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.network(self.batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def results(self) -> dict[str, object]:
+        return everything((self.network, list(self.optimizer.state.values())))
+
+
+class Bang(Exception):
+    pass
+
+
+def _from_a_forward_hook(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
+    def bang(*_: object) -> None:
+        raise Bang
+
+    return trainer.network[4].register_forward_hook(bang).remove
+
+
+def _from_a_backward_hook(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
+    def bang(*_: object) -> None:
+        raise Bang
+
+    (weight,) = (p for name, p in trainer.network.named_parameters() if name == "2.0.weight")
+    return weight.register_hook(bang).remove
+
+
+def _before_recomputation(_: Trainer, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return _interrupted(patch, before=True)
+
+
+def _after_recomputation(_: Trainer, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return _interrupted(patch, before=False)
+
+
+def _interrupted(patch: pytest.MonkeyPatch, *, before: bool) -> Callable[[], None]:
+    run_again, calls = _driver.run_again, iter(range(100))
+
+    def interrupted(call, **how):
+        if next(calls) < 3:
+            return run_again(call, **how)
+        if not before:
+            run_again(call, **how)
+        raise KeyboardInterrupt
+
+    patch.setattr(_driver, "run_again", interrupted)
+    return lambda: patch.setattr(_driver, "run_again", run_again)
+
+
+def _from_an_operator(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
+    layer = trainer.network[4][0]
+    trainer.network[4][0] = nn.Linear(9, 4)  # of the wrong size
+
+    def undo() -> None:
+        trainer.network[4][0] = layer
+
+    return undo
+
+
+FAILURES = {
+    _from_a_forward_hook: Bang,
+    _from_a_backward_hook: Bang,
+    _before_recomputation: KeyboardInterrupt,
+    _after_recomputation: KeyboardInterrupt,
+    _from_an_operator: RuntimeError,
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["caught inside", "caught outside"])
+@pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
+def test_training_goes_on_after(
+    fail: Callable[..., Callable[[], None]], inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a lock, an entry, a mode or a count is left as it was at the moment of the error."""
+    budget = 42_000
+    plain = Trainer()
+    for _ in range(3):
+        plain.step()
+    wanted = plain.results()
+
+    trainer = Trainer()
+    with rekindle.budget(budget) as run:
+        trainer.step()
+    assert run.recomputations > 0
+    state = torch.get_rng_state()
+    undo = fail(trainer, monkeypatch)
+    if inside:
+        with rekindle.budget(budget) as run:
+            with pytest.raises(FAILURES[fail]):
+                trainer.step()
+            undo()
+            torch.set_rng_state(state)
+            run._driver.engine.check()
+            trainer.step()
+            trainer.step()
+            run._driver.engine.check()
+    else:
+        with pytest.raises(FAILURES[fail]), rekindle.budget(budget) as run:
+            trainer.step()
+        undo()
+        torch.set_rng_state(state)
+        with rekindle.budget(budget) as run:
+            trainer.step()
+            trainer.step()
+    assert run.recomputations > 0
+    assert differing(trainer.results(), wanted) == []
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_the_same_backward_pass_after_an_interrupted_one(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of writes interrupted half way is not continued on what is half written."""
+
+    def loss_of(weight: Tensor) -> Tensor:
+        x = weight.sin()
+        for number in range(8):
+            noise = torch.empty_like(x).fill_(0.5).add_(number).mul_(x.detach()).cos_()
+            x = x * noise
+        return x.sum()
+
+    weight = vector(True)
+    plain = torch.autograd.grad(loss_of(weight), weight)[0]
+    for nth in range(12):
+        with rekindle.budget(TIGHT // 2) as run:
+            loss = loss_of(weight)
+            run_again, calls = _driver.run_again, iter(range(1_000))
+
+            def interrupted(call, nth=nth, calls=calls, run_again=run_again, **how):
+                result = None if before else run_again(call, **how)
+                if next(calls) == nth:
+                    raise KeyboardInterrupt
+                return run_again(call, **how) if before else result
+
+            with monkeypatch.context() as patch:
+                patch.setattr(_driver, "run_again", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    torch.autograd.grad(loss, weight, retain_graph=True)
+            run._driver.engine.check()
+            (gradient,) = torch.autograd.grad(loss, weight)
+            assert torch.equal(gradient, plain)
+            run._driver.engine.check()
+
+
+def test_training_goes_on_after_out_of_budget_anywhere() -> None:
+    """In the forward pass, in the backward pass, in the optimizer: no weight has moved."""
+    plain = Trainer()
+    for _ in range(2):
+        plain.step()
+    wanted = plain.results()
+    trainer = Trainer()
+    state = torch.get_rng_state()
+    where = set()
+    budget = 6_000
+    for _ in range(2):
+        while True:
+            weights = everything(trainer.network.state_dict())
+            state = torch.get_rng_state()
+            try:
+                with rekindle.budget(budget) as run:
+                    trainer.step()
+                break
+            except rekindle.OutOfBudget as error:
+                where.add(error.operator)
+                budget = error.smallest_budget
+            torch.set_rng_state(state)
+            assert differing(everything(trainer.network.state_dict()), weights) == []
+            run._driver.engine.check()
+    assert "aten::addmm" in where
+    assert len(where) >= 3
+    assert differing(trainer.results(), wanted) == []
+
+
+def test_out_of_budget_inside_and_on_with_less_at_a_time() -> None:
+    """Caught inside the context: half the batch at a time fits, in the same context."""
+    weight = torch.rand(WIDTH, requires_grad=True)
+
+    def gradient(rows: int) -> Tensor:
+        x = weight.expand(rows, WIDTH) * torch.ones(rows, 1)
+        return torch.autograd.grad((x.sin() * x).square().sum(), weight)[0]
+
+    plain = gradient(4)
+    with rekindle.budget(24 * 4 * WIDTH) as run:
+        for _ in range(3):
+            with pytest.raises(rekindle.OutOfBudget):
+                gradient(20)
+            run._driver.engine.check()
+            assert torch.equal(gradient(4), plain)
+            run._driver.engine.check()

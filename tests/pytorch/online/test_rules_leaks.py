@@ -1,0 +1,305 @@
+"""R2: the bookkeeping dies with the graph. Steps without end leave nothing; nor does any one step.
+
+Reference cycles would hide behind the garbage collector, so it is off where single steps are
+watched: what a step made must be gone by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.engine import Call, Storage, Value
+from rekindle.pytorch import Run
+from rekindle.pytorch.online import _history, _runtime
+from rekindle.pytorch.online._handle import Handle
+from rekindle.pytorch.operators._replay import Recipe
+from rekindle.pytorch.tensors._memory import Memory
+from rekindle.schedule import verify
+from tests.pytorch.harsh import WIDTH, deeper, vector
+
+TIGHT = 14 * 4 * WIDTH
+BOOKKEEPING = (Storage, Value, Call, Handle, Memory, Recipe)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Bang(Exception):
+    pass
+
+
+def entries(run: Run) -> tuple[int, int, int]:
+    """What the engine has in its graph, what the table finds, what may be held."""
+    torch.zeros(())  # an event: deaths are acted on
+    driver = run._driver
+    return (
+        len(list(driver.engine.storages)),
+        sum(1 for thing in gc.get_objects() if type(thing) in BOOKKEEPING),
+        run.memory,
+    )
+
+
+def plain_step(weight: Tensor) -> None:
+    deeper(weight, 8).sum().backward()
+    weight.grad = None
+
+
+def kept_graph(weight: Tensor) -> None:
+    loss = deeper(weight, 8).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    weight.grad = None
+
+
+def forward_only(weight: Tensor) -> None:
+    deeper(weight, 8).sum()
+
+
+def without_grad(weight: Tensor) -> None:
+    with torch.no_grad():
+        deeper(weight, 8).sum()
+
+
+def penalty(weight: Tensor) -> None:
+    (slope,) = torch.autograd.grad(deeper(weight, 2).sum(), weight, create_graph=True)
+    torch.autograd.grad(slope.square().sum(), weight)
+
+
+def writes(weight: Tensor) -> None:
+    x = (weight * 2).neg_().add_(1).mul_(0.3)
+    x.data.mul_(0.5)
+    torch.zeros_like(x).add_(x)[3:9].fill_(2)
+    deeper(x, 8).sum().backward()
+    weight.grad = None
+    with torch.no_grad():
+        weight.mul_(0.99).add_(0.01)
+
+
+def statistics(weight: Tensor) -> None:
+    mean, variance = torch.zeros(50), torch.ones(50)
+    x = weight.view(20, 50)
+    for _ in range(2):
+        x = nn.functional.batch_norm(x.sin() * x, mean, variance, training=True)
+        x = nn.functional.dropout(x, 0.1) + x.topk(50).values.sum()
+    x.square().sum().backward()
+    weight.grad = None
+
+
+def out_of_budget(weight: Tensor) -> None:
+    def hoard() -> None:
+        rows = [weight]
+        while True:
+            rows.append(rows[-1].sin())
+
+    with pytest.raises(rekindle.OutOfBudget):
+        hoard()
+
+
+STEPS = [plain_step, kept_graph, forward_only, without_grad, penalty, writes, statistics]
+
+
+@pytest.mark.parametrize("step", [*STEPS, out_of_budget], ids=lambda step: step.__name__)
+def test_a_step_leaves_nothing(step: Callable[[Tensor], None], no_collector: None) -> None:
+    weight = vector(True)
+    with rekindle.budget(TIGHT) as run:
+        step(weight)
+        step(weight)
+        gc.collect()  # what torch itself made for the first time
+        before = entries(run)
+        for _ in range(3):
+            step(weight)
+            if step is out_of_budget:
+                gc.collect()  # a traceback is a cycle of the test's own
+        assert all(now <= then for now, then in zip(entries(run), before, strict=True))
+        run._driver.engine.check()
+    assert run.evictions > 0 or step in (without_grad, out_of_budget)
+
+
+def test_a_context_leaves_nothing(no_collector: None) -> None:
+    """Neither the driver nor its graph outlives the context, the loss and `run`."""
+    weight = vector(True)
+    with rekindle.budget(TIGHT) as run:
+        plain_step(weight)
+    driver = weakref.ref(run._driver)
+    del run
+    assert driver() is None
+
+
+def test_a_graph_dropped_after_everything_else(no_collector: None) -> None:
+    """The loss goes last: memory that only the runtime kept goes with it."""
+    weight = vector(True)
+    with rekindle.budget(1_000 * TIGHT) as run:
+        x = weight.sin()
+        memory = weakref.ref(x.untyped_storage())
+        loss = (x * x).sum()
+        del x
+    del run
+    assert memory() is not None
+    del loss
+    assert memory() is None
+
+
+@pytest.mark.parametrize("layers", [3, 40], ids=["in the forward pass", "in the backward pass"])
+def test_nothing_is_held_after_an_exception(layers: int, no_collector: None) -> None:
+    """Memory that only the graph held is gone with the graph, although `run` is still there.
+
+    Fails if deaths are acted on only at the next event: after the context there is none.
+    """
+    weight = vector(True)
+    watched: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def bang(gradient: Tensor) -> None:
+        raise Bang
+
+    def fail() -> None:
+        x = weight.sin()
+        watched.append(weakref.ref(x.untyped_storage()))
+        x = deeper(x, layers)
+        watched.append(weakref.ref(x.untyped_storage()))
+        x = x.exp()
+        watched.append(weakref.ref(x.untyped_storage()))
+        if layers == 3:
+            raise Bang
+        weight.register_hook(bang)
+        x.sum().backward()
+
+    with pytest.raises(Bang), rekindle.budget(40 * 4 * WIDTH) as run:
+        fail()
+    assert [reference() for reference in watched] == [None] * 3
+    assert run.memory <= 3 * 4 * WIDTH
+    assert run.peak > 10 * 4 * WIDTH
+
+
+def test_a_graph_that_outlives_the_context_takes_its_memory_along(no_collector: None) -> None:
+    """Dropping the loss later frees all, `run` or no `run`, collector or none."""
+    weight = vector(True)
+    with rekindle.budget(1_000 * TIGHT) as run:
+        x = weight.sin()
+        memory = weakref.ref(x.untyped_storage())
+        loss = deeper(x * x).sum()
+        del x
+    assert memory() is not None
+    assert run.memory > 10 * 4 * WIDTH
+    del loss
+    assert memory() is None
+    assert run.memory <= 2 * 4 * WIDTH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [plain_step, writes, statistics], ids=lambda step: step.__name__)
+def test_two_thousand_steps(step: Callable[[Tensor], None]) -> None:
+    weight = vector(True)
+    with rekindle.budget(TIGHT) as run:
+        for _ in range(200):
+            step(weight)
+        gc.collect()
+        before, memory = entries(run), _resident()
+        for _ in range(1_800):
+            step(weight)
+        gc.collect()
+        assert entries(run) == before
+        assert _resident() < memory + 4_000_000
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory."""
+    if sys.platform == "linux":
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# -- what is carried from graph to graph ---------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """Carries its state from one batch to the next."""
+
+    def __init__(self, *, asks_for_gradient: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4, WIDTH // 4) / 2)
+        self.mix = nn.Parameter(torch.eye(4))
+        self.asks_for_gradient = asks_for_gradient
+        self.state = torch.zeros(4, WIDTH // 4)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        state = self.state
+        for _ in range(8):
+            state = torch.tanh(self.mix @ state + self.weight * batch).sin()
+        self.state = state.detach()
+        if self.asks_for_gradient:
+            self.state.requires_grad_()
+        return state.square().mean()
+
+
+def train(model: Recurrent, after: Callable[[], None] = lambda: None) -> list[Tensor]:
+    """Without an optimizer's step, which would end what can be recomputed."""
+    for number in range(40):
+        batch = torch.randn(4, WIDTH // 4, generator=torch.Generator().manual_seed(number))
+        model(batch).backward()
+        del batch
+        after()
+    return [model.state, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.fixture
+def short_memory(monkeypatch: pytest.MonkeyPatch) -> int:
+    longest = 200
+    monkeypatch.setattr(_history, "LONGEST_CHAIN", longest)
+    monkeypatch.setattr(_runtime, "LONGEST_CHAIN", longest)
+    return longest
+
+
+@pytest.mark.parametrize("asks_for_gradient", [False, True])
+@pytest.mark.parametrize(
+    "setting", [{}, {"evict": "anything"}, {"learn": True}], ids=["saved", "anything", "learn"]
+)
+def test_a_state_does_not_carry_all_batches_along(
+    setting: dict[str, Any], asks_for_gradient: bool, short_memory: int
+) -> None:
+    wanted = train(Recurrent(asks_for_gradient=asks_for_gradient))
+    model = Recurrent(asks_for_gradient=asks_for_gradient)
+    known: list[int] = []
+
+    def count() -> None:
+        known.append(len(list(run._driver.engine.storages)))
+
+    with rekindle.budget(TIGHT, **setting) as run:
+        found = train(model, count)
+    assert run.evictions > 100
+    assert max(known) < 4 * short_memory  # a chain, what hangs on it beside, until the next look
+    assert len(found) == 3
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_otherwise_it_would(monkeypatch: pytest.MonkeyPatch, short_memory: int) -> None:
+    """The test above can fail."""
+    monkeypatch.setattr(_runtime.Driver, "forget_history", lambda driver: None)
+    with rekindle.budget(TIGHT) as run:
+        train(Recurrent())
+        assert len(list(run._driver.engine.storages)) > 1_000
+
+
+def test_while_a_trace_is_written_nothing_is_forgotten(short_memory: int) -> None:
+    """It says whether an operator can be repeated, not until when."""
+    with rekindle.budget(TIGHT, record=True) as run:
+        train(Recurrent())
+    trace, record = run.trace, run.record
+    assert verify(trace, record.schedule, TIGHT).recomputations == record.recomputations > 0
+    simulated = rekindle.simulate(trace, budget=TIGHT)
+    assert simulated.actions == record.actions

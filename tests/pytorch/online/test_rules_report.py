@@ -1,0 +1,276 @@
+"""What a run tells (`OutOfBudget`, its report, its record) and what it takes (amounts, `keep`)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.policies import LRU
+from rekindle.pytorch.online import _explain
+from rekindle.schedule import Compute, Free
+from tests.pytorch.harsh import WIDTH, Watch, deeper, vector
+
+VECTOR = 4 * WIDTH
+TIGHT = 14 * VECTOR
+
+
+@pytest.mark.parametrize(
+    ("amount", "line"),
+    [
+        ("6 Gigs", 'rekindle.budget("6GiB")'),
+        ("", 'rekindle.budget("6GiB")'),
+        ("-6GiB", 'rekindle.budget("6GiB")'),
+        (0, 'rekindle.budget("6GiB")'),
+        (-100, "rekindle.budget(100)"),
+        (6e9, "rekindle.budget(6000000000)"),
+        (0.5, 'rekindle.budget("6GiB")'),
+        (float("nan"), 'rekindle.budget("6GiB")'),
+        (True, 'rekindle.budget("6GiB")'),
+        (None, 'rekindle.budget("6GiB")'),
+        (torch.ones(3), 'rekindle.budget("6GiB")'),
+    ],
+)
+def test_what_is_no_amount_is_refused_with_the_line_to_write(amount: object, line: str) -> None:
+    with pytest.raises(rekindle.InvalidBudget) as caught:
+        rekindle.budget(amount)  # type: ignore[arg-type]
+    assert line in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_smaller_than_the_parameters() -> None:
+    network = nn.Sequential(*[nn.Linear(30, 30) for _ in range(5)])
+    with rekindle.budget(10_000), pytest.raises(rekindle.OutOfBudget) as caught:
+        network(torch.rand(1, 30))
+    assert caught.value.held["parameters"] > 2 * 30 * 30 * 4
+    assert "parameters" in str(caught.value)
+    with rekindle.budget(100), pytest.raises(rekindle.OutOfBudget) as caught:
+        network[0].weight.sum()
+    assert caught.value.needed == 30 * 30 * 4
+    assert str(caught.value).startswith("a parameter needs 3.5 KiB more")
+
+
+def test_smaller_than_the_optimizer_s_state() -> None:
+    weight = vector(True)
+    optimizer = torch.optim.Adam([weight], foreach=False)
+    with rekindle.budget(8 * VECTOR):
+        weight.sin().sum().backward()
+        optimizer.step()
+
+    def train() -> None:
+        hoard = []
+        while True:
+            optimizer.zero_grad(set_to_none=False)
+            (weight * weight).sum().backward()
+            optimizer.step()
+            hoard.append(torch.ones(WIDTH))
+
+    with rekindle.budget(10 * VECTOR), pytest.raises(rekindle.OutOfBudget) as caught:
+        train()
+    held = caught.value.held
+    assert held["parameters"] == VECTOR
+    assert held["gradients"] == VECTOR
+    assert held["optimizer state"] >= 2 * VECTOR
+    assert sum(held.values()) <= 10 * VECTOR
+
+
+def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_explain, "_strides", _explain._Strides())  # no budget came too short yet
+    weight, batch = vector(True), vector()
+
+    def forward() -> None:
+        x = [weight * batch]
+        while True:
+            x.append(x[-1].cos())  # here
+
+    with rekindle.budget(TIGHT), pytest.raises(rekindle.OutOfBudget) as caught:
+        forward()
+    error = caught.value
+    assert isinstance(error, MemoryError)
+    assert isinstance(error, rekindle.RekindleError)
+    assert (error.budget, error.needed, error.operator) == (TIGHT, VECTOR, "aten::cos")
+    assert error.smallest_budget == 15 * VECTOR
+    assert error.held == {
+        "parameters": VECTOR,
+        "inputs and buffers": VECTOR,
+        "held by your code": 12 * VECTOR,
+    }
+    path, _, line = error.where.rpartition(":")
+    assert path == __file__
+    with open(path) as source:
+        assert source.readlines()[int(line) - 1].endswith("# here\n")
+    message = str(error)
+    assert message.splitlines()[0] == (
+        "aten::cos needs 3.9 KiB more, and nothing is left to let go: "
+        "54.7 KiB of a budget of 54.7 KiB cannot be recomputed or is in use"
+    )
+    assert f"at {error.where}" in message
+    assert "held by your code" in message
+    assert message.splitlines()[-1].endswith("rekindle.budget(60000)")
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+
+
+def test_the_smallest_budget_gets_past_the_place() -> None:
+    """And one byte less does not."""
+    weight = vector(True)
+
+    def loss() -> None:
+        hoard = [weight]
+        for _ in range(20):
+            hoard.append(hoard[-1].sin())
+
+    with rekindle.budget(TIGHT), pytest.raises(rekindle.OutOfBudget) as caught:
+        loss()
+    smallest = caught.value.smallest_budget
+    with rekindle.budget(smallest - 1), pytest.raises(rekindle.OutOfBudget) as again:
+        loss()
+    assert again.value.smallest_budget == smallest
+    with rekindle.budget(smallest), pytest.raises(rekindle.OutOfBudget) as caught:
+        loss()
+    assert caught.value.smallest_budget > smallest
+
+
+def test_a_loop_is_past_after_a_few_budgets() -> None:
+    """Each time around takes a vector more: the smallest budgets would be a hundred."""
+    weight = vector(True)
+
+    def loss() -> torch.Tensor:
+        hoard = [weight]
+        for _ in range(100):
+            hoard.append(hoard[-1].sin())
+        return hoard[-1].sum()
+
+    with rekindle.budget.unlimited() as free:
+        loss()
+    errors: list[rekindle.OutOfBudget] = []
+    budget = 10 * VECTOR
+    while True:
+        try:
+            with rekindle.budget(budget):
+                loss()
+            break
+        except rekindle.OutOfBudget as error:
+            errors.append(error)
+            budget = error.worth_trying
+    assert len(errors) <= 12
+    assert free.peak <= budget <= 1.25 * free.peak
+    for error in errors:
+        assert error.smallest_budget <= error.worth_trying <= 1.25 * error.smallest_budget
+        assert str(error).splitlines()[-1].endswith(f"rekindle.budget({error.worth_trying})")
+
+
+def test_who_does_not_do_as_told_is_told_the_smallest() -> None:
+    """Also those who try the smallest budgets only: they want to know them."""
+    weight = vector(True)
+
+    def hoarded() -> None:
+        hoard = [weight]
+        for _ in range(100):
+            hoard.append(hoard[-1].sin())
+
+    def refused(budget: int) -> rekindle.OutOfBudget:
+        with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget(budget):
+            hoarded()
+        return caught.value
+
+    first = refused(10 * VECTOR)
+    assert first.worth_trying == first.smallest_budget
+    second = refused(first.smallest_budget)
+    assert second.smallest_budget == first.smallest_budget + VECTOR
+    assert second.worth_trying == second.smallest_budget + VECTOR
+    other = refused(20 * VECTOR)
+    assert other.worth_trying == other.smallest_budget
+
+
+def test_the_report() -> None:
+    weight = vector(True)
+    with rekindle.budget(TIGHT) as run:
+        deeper(weight, 8).sum().backward()
+    report = str(run.report())
+    assert re.search(r"^budget +54\.7 KiB$", report, re.MULTILINE)
+    assert re.search(r"^peak +5\d\.\d KiB +\d+\.\d% of budget$", report, re.MULTILINE)
+    assert re.search(rf"^evictions +{run.evictions}$", report, re.MULTILINE)
+    assert re.search(rf"^recomputations +{run.recomputations}$", report, re.MULTILINE)
+    assert re.search(r"^time lost +[\d.]+ \w+ +[\d.]+% of the computation$", report, re.MULTILINE)
+    assert "near the peak" in report
+    assert "saved for backward" in report
+    assert re.search(r", at .*harsh\.py:\d+\):$", report, re.MULTILINE)
+
+
+def test_the_report_of_nothing() -> None:
+    with rekindle.budget("1MiB") as run:
+        pass
+    assert re.match(r"budget +1\.0 MiB\npeak +0 B ", str(run.report()))
+    assert run.record.actions == ()
+
+
+def test_the_record() -> None:
+    weight = vector(True)
+    with rekindle.budget(TIGHT, record=True) as run:
+        deeper(weight, 8).sum().backward()
+    record = run.record
+    assert (record.budget, record.peak) == (TIGHT, run.peak)
+    assert (record.evictions, record.recomputations) == (run.evictions, run.recomputations)
+    assert record.recomputations > 0
+    assert record.recompute_ns > 0
+    assert max(record.memory) <= record.peak <= TIGHT
+    assert list(record.clock) == sorted(record.clock)
+    assert sum(isinstance(action, Free) for action in record.actions) >= record.evictions
+    assert sum(isinstance(action, Compute) for action in record.actions) >= record.recomputations
+
+
+def test_kept_tensors_are_not_let_go() -> None:
+    """Fails if `Run.keep` does not pin: the watch counts how often it was made."""
+
+    def made(*, keep: bool) -> int:
+        weight = vector(True)
+        with Watch() as watch, rekindle.budget(20 * VECTOR, policy=LRU()) as run:
+            x = deeper(weight, 4).atan()
+            x = run.keep(x) if keep else x
+            loss = (x * x).sum() + deeper(weight, 12).sum()
+            del x
+            loss.backward()
+        assert run.recomputations > 0
+        return watch.operators["atan"]
+
+    assert made(keep=True) == 1
+    assert made(keep=False) > 1
+
+
+def test_a_kept_view_keeps_the_whole() -> None:
+    weight = vector(True)
+    with Watch() as watch, rekindle.budget(20 * VECTOR) as run:
+        x = deeper(weight, 4).atan()
+        assert run.keep(x[3:9]).shape == (6,)
+        loss = (x * x).sum() + deeper(weight, 12).sum()
+        del x
+        loss.backward()
+    assert watch.operators["atan"] == 1
+
+
+def test_what_is_kept_goes_when_nobody_needs_it() -> None:
+    weight = vector(True)
+    with rekindle.budget(20 * VECTOR) as run:
+        for _ in range(30):
+            x = run.keep(weight.sin())
+            (x * x).sum().backward()
+            del x
+    assert run.memory < 5 * VECTOR
+
+
+def test_never_recompute_outside_of_any_budget() -> None:
+    with rekindle.never_recompute():
+        assert vector().sin().shape == (WIDTH,)
+
+
+def test_never_recompute_ends_with_an_exception() -> None:
+    weight = vector(True)
+    with rekindle.budget(TIGHT) as run:
+        with pytest.raises(ZeroDivisionError), rekindle.never_recompute():
+            _ = weight.sin(), 1 / 0
+        deeper(weight, 8).sum().backward()
+    assert run.recomputations > 0

@@ -1,0 +1,264 @@
+"""`torch.compile` with our backend: graph breaks, shared budgets, Inductor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+
+import rekindle
+from rekindle import _facade
+from rekindle.cli._planners import WarmCuts
+from rekindle.planners import Cuts, KeepAll, Plan, RecomputeAll
+from rekindle.pytorch.planned._boxed import boxed
+from tests.pytorch.allocations import allocated
+from tests.pytorch.harsh import differing, everything
+from tests.pytorch.planned.helpers import Onlooker
+
+WIDTH = 32
+COMPILE = "rekindle.pytorch.planned._inductor.compile_by_inductor"
+
+# torch.compile looks at the gradient of what one graph hands to the next.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@pytest.fixture(autouse=True)
+def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Broken(nn.Module):
+    """Two graphs, with a break between them whose outcome depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = self._half(), self._half()
+
+    def _half(self) -> nn.Module:
+        layer = [nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.1)]
+        return nn.Sequential(*layer, nn.Linear(WIDTH, WIDTH), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.isfinite().all():
+            x = self.second(x)
+        return x.square().mean()
+
+
+def batch() -> Tensor:
+    return torch.randn(512, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def outcome(compile_with: Any, model: nn.Module | None = None) -> tuple[Any, int]:
+    """What two steps leave behind, and their peak."""
+    torch.manual_seed(20)
+    model = model or Broken()
+    runs = model if compile_with is None else torch.compile(model, backend=compile_with)
+    torch.manual_seed(21)
+    losses = []
+    with Onlooker() as onlooker:
+        for _ in range(2):
+            loss = runs(batch())
+            loss.backward()
+            losses.append(loss.detach())
+    return everything((losses, model)), onlooker.peak
+
+
+@pytest.mark.parametrize("planner", [KeepAll(), RecomputeAll()], ids=lambda each: each.name)
+def test_run_eagerly_it_is_eager_to_the_bit(planner: Any) -> None:
+    wanted, _ = outcome(None)
+    backend = rekindle.backend("1GB", planner=planner, inner="eager")
+    found, peak = outcome(backend)
+    assert differing(found, wanted) == []
+    assert len(backend.graphs) == 2
+    assert bool(backend.last.plan.overhead) == isinstance(planner, RecomputeAll)
+    assert peak <= sum(graph.plan.peak for graph in backend.graphs.values())
+
+
+def test_graphs_share_the_budget() -> None:
+    backend = rekindle.backend("1GB", planner=KeepAll(), inner="eager")
+    outcome(backend)
+    first, second = backend.graphs.values()
+    assert first.saved > 0
+    taken = first.saved + first.parameters + first.gradients
+    assert second.plan.budget == first.plan.budget - taken
+
+
+def test_what_does_not_fit_names_a_budget_that_does() -> None:
+    backend = rekindle.backend("30KB", planner=RecomputeAll(), inner="eager")
+    with pytest.raises(Exception, match="smallest") as caught:
+        outcome(backend)
+    inner = getattr(caught.value, "inner_exception", None)
+    assert isinstance(inner, rekindle.OutOfBudget)
+    assert inner.smallest_budget > 30_000
+
+
+def test_sizes_as_symbols_are_refused() -> None:
+    compiled = torch.compile(
+        nn.Linear(4, 4),
+        backend=rekindle.backend("1GB", planner=KeepAll(), inner="eager"),
+        dynamic=True,
+    )
+    with pytest.raises(Exception, match="dynamic=False"):
+        compiled(torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("wrong", [{"inner": "fast"}, {"shapes": "any"}])
+def test_wrong_options_say_what_to_write(wrong: dict[str, Any]) -> None:
+    with pytest.raises(rekindle.Unsupported, match=r"write (inner|shapes)="):
+        rekindle.backend("1GB", **wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_computes_the_same_within_rounding() -> None:
+    """Against plain torch.compile; it fuses and reorders sums: 1e-4 of the largest number."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+            self.layers = nn.Sequential(
+                *(
+                    nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+                    for _ in range(2)
+                )
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(self.norm(x)).square().mean()
+
+    def build() -> nn.Module:
+        torch.manual_seed(20)
+        return Whole()
+
+    wanted, _ = outcome("inductor", build())
+    torch._dynamo.reset()
+    backend = rekindle.backend("1GB", planner=RecomputeAll())
+    found, _ = outcome(backend, build())
+    assert backend.last.plan.overhead
+    for name, value in wanted.items():
+        if name != "generator":
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4, msg=name)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + torch.relu(norm(layer(x)))
+        return x.square().mean()
+
+
+def pretending(more: int) -> Any:
+    """Inductor in whose order the passes take `more` than was planned."""
+
+    def compile_by_inductor(module: Any, inputs: Any, partition: Any, accept: Any) -> Any:
+        refused = False
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            nonlocal refused
+            found = partition(*args, **kwargs)
+            backend = partition.__self__
+            peak = backend.last.plan.peak - backend._given
+            refused = not accept(peak + more)
+            return found
+
+        compiled = aot_autograd(fw_compiler=boxed, bw_compiler=boxed, partition_fn=ask)
+        with functorch_config.patch(functionalize_rng_ops=False):
+            runs = compiled(module, inputs)
+        return None if refused else runs
+
+    return compile_by_inductor
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # on importing Inductor
+def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Residual(), torch.randn(1024, WIDTH)
+    whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
+    assert whole is not None
+    budget = int(0.8 * whole)
+    planned: list[int] = []
+    monkeypatch.setattr(COMPILE, pretending(300_000))
+    backend = rekindle.backend(budget)
+    plan_trace = backend._plan_trace
+
+    def watched(trace: Any, within: int, refused: int) -> Any:
+        assert refused == len(planned)
+        planned.append(within)
+        return plan_trace(trace, within, refused)
+
+    monkeypatch.setattr(backend, "_plan_trace", watched)
+    torch.compile(model, backend=backend)(x).backward()
+    assert planned[0] == budget
+    assert planned == sorted(set(planned), reverse=True)
+    assert len(planned) > 1
+    assert backend.last is not None
+    assert backend.last.plan.peak + 300_000 <= budget
+
+
+def test_a_plan_after_one_that_was_refused_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def noted(planner: WarmCuts, *arguments: Any, **options: Any) -> Plan:
+        limits.append(planner.time_limit)
+        return plan(planner, *arguments, **options)
+
+    plan = WarmCuts.plan
+    monkeypatch.setattr(WarmCuts, "plan", noted)
+    trace = rekindle.capture(lambda: Residual()(torch.randn(8, WIDTH)).backward())
+    plans = _facade._Plans(None, _facade._Progress())
+    found = [plans(trace, 1 << 30, refused) for refused in range(4)]
+    assert limits == [30.0, 15.0, 7.5, 7.5]
+    assert len({plan.cost_ns for plan in found}) == 1
+    plans = _facade._Plans(Cuts(time_limit=2), _facade._Progress())
+    assert plans(trace, 1 << 30, 3).planner == "cuts"  # whoever names a planner says how long
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_peak_that_stays_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Residual(), torch.randn(1024, WIDTH)
+    monkeypatch.setattr(COMPILE, pretending(1 << 30))
+    backend = rekindle.backend("1MB", planner=Cuts(time_limit=2))
+    with pytest.raises(Exception, match="what Inductor's order needs more") as caught:
+        torch.compile(model, backend=backend)(x)
+    assert isinstance(getattr(caught.value, "inner_exception", None), rekindle.OutOfBudget)
+    assert backend.graphs == {}  # what was planned meanwhile takes nothing from other graphs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_compiled_by_inductor_the_peak_is_within_the_budget() -> None:
+    """By the allocator's events: without a look at Inductor's order it was twice the budget."""
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(1024, WIDTH)
+    whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
+    assert whole is not None
+    budget = int(0.5 * whole)
+    compiled = torch.compile(model, backend=rekindle.backend(budget, planner=Cuts(time_limit=3)))
+    compiled(x).backward()
+    model.zero_grad()
+    given = sum(each.nbytes for each in [x, *model.parameters(), *model.buffers()])
+    peak = given + allocated(lambda: compiled(x).backward()).peak
+    assert given < peak <= budget

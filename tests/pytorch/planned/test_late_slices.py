@@ -1,0 +1,125 @@
+"""A slice of a gradient that waits for long is copied; the step remains the same, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import rekindle
+from rekindle.planners import KeepAll, RecomputeAll
+from rekindle.pytorch.planned import _backend
+from rekindle.pytorch.planned._late_slices import copy_late_slices
+from tests.pytorch.harsh import differing, everything
+from tests.pytorch.networks import UNet
+
+CLONE = "aten.clone.default"
+
+
+@pytest.fixture(autouse=True)
+def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+    torch._dynamo.reset()
+
+
+def unet() -> nn.Module:
+    torch.manual_seed(3)
+    return UNet(width=4, levels=3)
+
+
+def images() -> Tensor:
+    return torch.randn(2, 1, 21, 22, generator=torch.Generator().manual_seed(4))
+
+
+def step(model: nn.Module) -> Tensor:
+    loss = model(images()).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def copies(plan: Any) -> int:
+    return sum(op.name == CLONE for op in plan.trace.ops)
+
+
+def test_a_unet_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    spared = rekindle.plan(unet(), images(), budget=1, planner=RecomputeAll())
+    monkeypatch.setattr(_backend, "copy_late_slices", lambda module: False)
+    torch._dynamo.reset()
+    plain = rekindle.plan(unet(), images(), budget=1, planner=RecomputeAll())
+    assert (copies(spared), copies(plain)) == (2, 0)
+    assert spared.smallest_budget < plain.smallest_budget
+
+
+def test_the_step_is_the_same() -> None:
+    plain, model = unet(), unet()
+    wanted = everything((step(plain), plain))
+    least = rekindle.plan(model, images(), budget=1, planner=RecomputeAll()).smallest_budget
+    plan = rekindle.plan(model, images(), budget=least, planner=RecomputeAll())
+    assert copies(plan) == 2
+    assert differing(everything((step(plan.apply()), model)), wanted) == []
+
+
+def test_nothing_is_copied_where_everything_fits() -> None:
+    assert copies(rekindle.plan(unet(), images(), budget="1GB", planner=KeepAll())) == 0
+
+
+def later(x: Tensor, times: int = 20) -> Tensor:
+    for _ in range(times):
+        x = x.sin()
+    return x
+
+
+def waits(whole: Tensor, other: Tensor) -> Tensor:
+    whole = whole.cos()
+    return later(whole[:2]) + (whole[2:] + later(other))
+
+
+def both_wait(whole: Tensor, other: Tensor) -> Tensor:
+    whole = whole.cos()
+    late = later(other)
+    return (whole[:2] + late) + (whole[2:] + late)
+
+
+def is_wanted_soon(whole: Tensor, other: Tensor) -> Tensor:
+    whole = whole.cos()
+    return later(whole[:2] + whole[2:] + other)
+
+
+def is_multiplied(whole: Tensor, other: Tensor) -> Tensor:
+    whole = whole.cos()
+    return later(whole[:2]) + whole[2:] @ later(other)
+
+
+def is_returned(whole: Tensor, other: Tensor) -> Any:
+    whole = whole.cos()
+    return later(whole[:2]) + (whole[2:] + later(other)), whole.view(-1)
+
+
+def is_an_input(whole: Tensor, other: Tensor) -> Tensor:
+    return later(whole[:2]) + (whole[2:] + later(other))
+
+
+@pytest.mark.parametrize(
+    ("program", "copied"),
+    [
+        (waits, 1),
+        (both_wait, 0),
+        (is_wanted_soon, 0),
+        (is_multiplied, 0),
+        (is_returned, 0),
+        (is_an_input, 0),
+    ],
+)
+def test_which(program: Callable[..., Any], copied: int) -> None:
+    given = torch.randn(4, 2), torch.randn(2, 2)
+    module: fx.GraphModule = make_fx(program, tracing_mode="fake")(*given)
+    assert copy_late_slices(module) == bool(copied)
+    clones = module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+    assert len(clones) == copied
+    module.recompile()
+    module.graph.lint()
+    torch.testing.assert_close(module(*given), program(*given), rtol=0, atol=0)

@@ -1,0 +1,116 @@
+"""Whole models under a plan against plain PyTorch, bit for bit, judged by a tracker of its own.
+
+Three optimizer steps; the loss is inside what is planned, so that all memory is. Budgets go from
+keep-all down to less than half, or to the least that the planner knows a plan for. What cannot be
+traced says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.planners import ChenGreedy, Cuts, KeepAll
+from tests.pytorch.models import ALL_CASES, Case, Workload
+from tests.pytorch.networks import Residual
+from tests.pytorch.planned.helpers import Onlooker, WithLoss
+from tests.pytorch.test_models import differing, everything
+
+STEPS = 3
+CASES = {case.name: case for case in ALL_CASES}
+TRACED = ["gpt", "resnet", "densenet", "unet"]
+PLANNERS = {
+    "keep-all": KeepAll(),
+    "chen": ChenGreedy("all"),
+    "cuts": Cuts(5, gap=0.05),
+    "cuts, tight": Cuts(5, gap=0.05),
+}
+SHARES = {"keep-all": 2.0, "chen": 0.7, "cuts": 0.7, "cuts, tight": 0.45}
+
+
+@pytest.fixture(autouse=True)
+def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def built(case: Case) -> Workload:
+    """Without stochastic depth, which decides by a random number what to run."""
+    workload = case.build()
+    for module in workload.model.modules():
+        if isinstance(module, Residual):
+            module.drop = 0.0
+    return workload
+
+
+def trained(workload: Workload, run: Callable[..., Tensor]) -> tuple[dict[str, Tensor], int]:
+    """What training leaves behind, and the peak of the forward and backward passes."""
+    (phase,) = workload.phases
+    losses, peak = [], 0
+    for number in range(STEPS):
+        batch = workload.data(number)
+        phase.optimizer.zero_grad()
+        with Onlooker() as onlooker:
+            loss = run(*batch)
+            loss.backward()
+        losses.append(loss.detach())
+        peak = max(peak, onlooker.peak)
+        del loss
+        phase.optimizer.step()
+    return everything(workload, losses), peak
+
+
+@functools.cache
+def plainly(name: str) -> tuple[dict[str, Tensor], int]:
+    workload = built(CASES[name])
+    return trained(workload, WithLoss.of(workload.model, workload.phases[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("name", TRACED)
+def test_trains_the_same_by_a_plan(name: str, planner: str) -> None:
+    wanted, plain_peak = plainly(name)
+    workload = built(CASES[name])
+    model = WithLoss.of(workload.model, workload.phases[0])
+    batch = workload.data(0)
+    budget = int(SHARES[planner] * plain_peak)
+    plan = rekindle.plan(model, batch, budget=budget, planner=PLANNERS[planner])
+    if plan.peak is None:
+        budget = plan.smallest_budget
+        plan = rekindle.plan(model, batch, budget=budget, planner=PLANNERS[planner])
+    assert plan.peak is not None
+    assert bool(plan.overhead) == (planner != "keep-all")
+    found, peak = trained(workload, plan.apply())
+    assert differing(found, wanted) == []
+    assert peak <= plan.peak <= budget
+    assert peak > 0.9 * plan.peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "gan", "mixture_of_experts"])
+def test_what_cannot_be_traced_is_refused(name: str) -> None:
+    workload = CASES[name].build()
+    batch = workload.data(0)
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = workload.model
+
+        def forward(self, batch: Any) -> Tensor:
+            return workload.phases[0].losses(self.model, batch)
+
+    with pytest.raises(rekindle.Unsupported, match=r"write with rekindle\.budget"):
+        rekindle.plan(Step(), (batch,), budget="1GB", planner=KeepAll())

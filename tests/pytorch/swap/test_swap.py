@@ -1,0 +1,500 @@
+"""Swapping in a real run: the same bits within the budget, with recipes and without; reports.
+
+`Swap(only=True)` lets nothing be computed again that the host has room for, so that what is tested
+does not depend on how fast this machine's disk is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.engine import Engine
+from rekindle.policies import DEFAULT, Swap
+from rekindle.pytorch import Run
+from rekindle.pytorch.swap import SwappingDriver, _host_memory
+from rekindle.report._report import Swapped
+from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
+from rekindle.simulator._replay import _drive
+from tests.pytorch.harsh import WIDTH, deeper, vector
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.test_models import differing, everything, plainly, train
+from tests.pytorch.tracker import Tracker
+
+VECTOR = 4 * WIDTH  # bytes
+TIGHT = 14 * VECTOR
+ONLY = Swap(only=True)
+
+
+def swapped(run: Run) -> Swapped:
+    found = run.report().swapped
+    assert found is not None
+    return found
+
+
+def check(run: Run) -> None:
+    """The invariants of both sides, and that nothing is on its way any more than there is."""
+    assert isinstance(run._driver, SwappingDriver)
+    run._driver.settle()
+    run._driver.engine.check()
+    swapper = run._driver.swapper
+    on_host = {storage for storage in run._driver.engine.storages if storage.on_host}
+    assert swapper._keys.keys() == on_host
+    assert {*swapper._away} == {storage for storage in on_host if not storage.resident}
+    assert swapper._leaving.keys() <= on_host
+
+
+def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:
+    """Three steps; where the program itself holds more, the smallest budget that works."""
+    for _ in range(12):
+        workload = case.build()
+        try:
+            with Tracker() as tracker, rekindle.budget(budget, **options) as run:
+                losses = train(workload)
+        except rekindle.OutOfBudget as error:
+            budget = error.smallest_budget
+        else:
+            assert tracker.peak <= budget
+            assert run.peak <= budget
+            return everything(workload, losses), run, tracker
+    pytest.fail("the smallest budget grew too often")
+
+
+@pytest.mark.parametrize("fraction", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+def test_trains_the_same_with_everything_swapped(
+    case: Case, fraction: float, tmp_path: Path
+) -> None:
+    plain = plainly(case)
+    budget = plain.measured.budget(fraction)
+    outcome, run, _ = within(case, budget, swap=ONLY, swap_directory=tmp_path)
+    assert differing(outcome, plain.outcome) == []
+    assert run.recomputations == 0
+    assert swapped(run).out > 0
+    assert swapped(run).back > 0
+    check(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fraction", [0.5, 0.3])
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+def test_trains_the_same_by_whichever_is_cheaper(
+    case: Case, fraction: float, tmp_path: Path
+) -> None:
+    """As this disk is measured to be; and with recipes lost and found among what is swapped."""
+    plain = plainly(case)
+    budget = plain.measured.budget(fraction)
+    outcome, run, _ = within(case, budget, swap="1GiB", swap_directory=tmp_path)
+    assert differing(outcome, plain.outcome) == []
+    check(run)
+
+
+# -- what is let go --------------------------------------------------------------------------------
+
+
+def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:
+    return rekindle.budget(
+        budget, swap=options.pop("swap", ONLY), swap_directory=tmp_path, **options
+    )
+
+
+def gradient(weight: Tensor, depth: int = 20) -> Tensor:
+    return torch.autograd.grad(deeper(weight, depth).sum(), weight)[0]
+
+
+def hoard(weight: Tensor) -> Tensor:
+    """Twenty values that autograd holds, and that nobody can compute again."""
+    x = weight
+    with rekindle.never_recompute():
+        for _ in range(20):
+            x = x.sin()
+    return x.sum()
+
+
+def test_values_without_a_recipe_are_let_go(tmp_path: Path) -> None:
+    weight = vector(True)
+    (wanted,) = torch.autograd.grad(hoard(weight), weight)
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(TIGHT):
+        hoard(weight)
+    with Tracker() as tracker, swapping(tmp_path) as run:
+        (got,) = torch.autograd.grad(hoard(weight), weight)
+    assert torch.equal(got, wanted)
+    assert tracker.peak <= TIGHT
+    assert (run.recomputations, run.evictions) == (0, run.evictions)
+    assert swapped(run).back >= 6 * VECTOR
+    check(run)
+
+
+class Opaque(torch.autograd.Function):
+    """What it saves nobody sees being made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.from_numpy(x.detach().numpy() ** 2))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * ctx.saved_tensors[0]
+
+
+def test_what_opaque_kernels_made_is_let_go(tmp_path: Path) -> None:
+    def slope(weight: Tensor) -> Tensor:
+        x = weight
+        for _ in range(20):
+            x = Opaque.apply(x)
+        return torch.autograd.grad(x.sum(), weight)[0]
+
+    weight = vector(True)
+    wanted = slope(weight)
+    with swapping(tmp_path) as run:
+        got = slope(weight)
+    assert torch.equal(got, wanted)
+    assert swapped(run).out >= 6 * VECTOR
+    check(run)
+
+
+def test_data_that_only_recipes_need_is_let_go(tmp_path: Path) -> None:
+    """Sources: the program drops them, and recomputation still wants them."""
+
+    def loss(weight: Tensor) -> Tensor:
+        total = weight.sum()
+        for seed in range(20):
+            rows = torch.from_numpy(torch.full((WIDTH,), 0.1 * seed).numpy())
+            total = total + (weight * rows).sum()
+        return total
+
+    weight = vector(True)
+    (wanted,) = torch.autograd.grad(loss(weight), weight)
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(TIGHT):
+        loss(weight)
+    with swapping(tmp_path) as run:
+        (got,) = torch.autograd.grad(loss(weight), weight)
+    assert torch.equal(got, wanted)
+    check(run)
+
+
+def test_what_the_program_holds_stays(tmp_path: Path) -> None:
+    weight = vector(True)
+    with swapping(tmp_path, 30 * VECTOR) as run:
+        rows = [weight.sin() for _ in range(10)]
+        addresses = [row.data_ptr() for row in rows]
+        deeper(weight, 60).sum().backward()
+        assert [row.data_ptr() for row in rows] == addresses
+        assert all(torch.equal(row, weight.sin()) for row in rows)
+    assert swapped(run).out > 0
+    check(run)
+
+
+def test_what_is_kept_stays(tmp_path: Path) -> None:
+    weight = vector(True)
+    with swapping(tmp_path) as run:
+        x = weight.sin()
+        memory = weakref.ref(x.untyped_storage())
+        y = run.keep(x) * 2
+        loss = (deeper(y, 20) * x).sum()
+        del x, y
+        assert memory() is not None
+        loss.backward()
+    assert swapped(run).out > 0
+    check(run)
+
+
+# -- contexts and graphs ---------------------------------------------------------------------------
+
+
+def test_backward_after_the_context(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+    assert swapped(run).out > 0
+    (got,) = torch.autograd.grad(loss, weight)
+    assert torch.equal(got, wanted)
+    check(run)
+
+
+def test_backward_twice_and_in_another_thread(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+        (once,) = torch.autograd.grad(loss, weight, retain_graph=True)
+        more = swapped(run).out
+        found: list[Tensor] = []
+        other = threading.Thread(
+            target=lambda: found.extend(torch.autograd.grad(loss, weight, retain_graph=True))
+        )
+        other.start()
+        other.join()
+        found += torch.autograd.grad(loss, weight)
+    assert all(torch.equal(got, wanted) for got in (once, *found))
+    assert swapped(run).out <= more + 2 * VECTOR  # copies stay as long as the graph: no new ones
+    check(run)
+
+
+def test_one_context_after_the_other_and_the_first_graph_last(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path):
+        loss = deeper(weight, 20).sum()
+    with swapping(tmp_path) as run:
+        got = gradient(weight)
+    assert torch.equal(got, wanted)
+    assert torch.equal(torch.autograd.grad(loss, weight)[0], wanted)
+    check(run)
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing says which files are open")
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """No file is open, no thread runs, no copy stays: also after an exception and a lost graph."""
+
+    class Bang(Exception):
+        pass
+
+    def fail() -> None:
+        with swapping(tmp_path):
+            deeper(weight, 20).sum()
+            raise Bang
+
+    weight = vector(True)
+    gradient(weight)
+    gc.collect()
+    before, threads = _open_files(), threading.active_count()
+    for _ in range(3):
+        with swapping(tmp_path) as run:
+            gradient(weight)
+            assert swapped(run).out > 0
+            loss = deeper(weight, 20).sum()
+        assert isinstance(run._driver, SwappingDriver)
+        assert run._driver.swapper.store.used > 0
+        del loss
+        assert run.memory <= 3 * VECTOR
+        assert run._driver.swapper.store.used == 0
+        check(run)
+        del run
+        with pytest.raises(Bang):
+            fail()
+        gc.collect()  # a traceback is a cycle
+        assert (_open_files(), threading.active_count()) == (before, threads)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("when", ["written", "being written", "just about to be done"])
+def test_a_fork_goes_on_by_recomputing(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork has none of the threads, and a lock that one of them held there stays locked."""
+    write = os.pwrite
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.1)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+        assert swapped(run).out > 0
+        (*_, last) = run._driver.swapper._leaving.values()
+        assert not last.way.ended()
+        condition = last.way._future._condition
+        while when == "written" and not last.way.ended():
+            time.sleep(0.01)
+        if when == "just about to be done":
+            thread = threading.Thread(target=condition.acquire)
+            thread.start()
+            thread.join()
+        child = os.fork()
+        if not child:
+            good = False
+            try:
+                faulthandler.dump_traceback_later(60, exit=True)  # a lock that nobody will open
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    (got,) = torch.autograd.grad(loss, weight)
+                told = any("before a fork" in str(each.message) for each in seen)
+                good = told and torch.equal(got, wanted)
+            finally:  # or the child would go on with the tests
+                os._exit(not good)
+        assert os.waitpid(child, 0)[1] == 0
+        if when == "just about to be done":
+            condition._lock._release_save()  # whoever holds it
+        (got,) = torch.autograd.grad(loss, weight)
+    assert torch.equal(got, wanted)
+    check(run)
+
+
+# -- the face --------------------------------------------------------------------------------------
+
+
+def test_the_record_holds_the_swaps_and_the_verifier_agrees(tmp_path: Path) -> None:
+    weight = vector(True)
+    with swapping(tmp_path, record=True) as run:
+        gradient(weight)
+    record = run.record
+    cost = verify(run.trace, record.schedule, TIGHT)
+    kinds = [type(action) for action in record.actions]
+    assert kinds.count(SwapOut) == kinds.count(Discard) > 5
+    assert kinds.count(SwapIn) > 5
+    assert cost.recomputations == run.recomputations == 0
+    assert cost.swapped_out == record.swapped_out == swapped(run).out
+    assert cost.host_peak == record.host_peak
+    assert cost.peak <= record.peak <= TIGHT
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_the_simulator_decides_as_the_real_run_did(
+    only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same engine, told the same: but for copies ahead, whose moments are a driver's choice."""
+    monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
+    case = next(case for case in ALL_CASES if case.name == "gpt")
+    swap = Swap(out_bytes_per_s=10**9, in_bytes_per_s=10**9, only=only)
+    budget = plainly(case).measured.budget(0.5)
+    _, run, _ = within(case, budget, swap=swap, swap_directory=tmp_path, record=True)
+    trace, record = run.trace, run.record
+    assert run.budget is not None
+    cost = verify(trace, record.schedule, run.budget)
+    assert cost.recomputations == record.recomputations == run.recomputations
+    assert (run.recomputations > 0) != only
+    engine, decided = Engine(run.budget, DEFAULT, swap=swap), list[Action]()
+    for _, actions in _drive(trace, engine, None):
+        decided += actions
+        decided += engine.discards()
+    assert _but_discards(decided) == _but_discards(record.actions)  # those come a little later
+    assert SwapOut in {type(action) for action in decided}
+
+
+def _but_discards(actions: Iterable[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Discard)]
+
+
+def test_the_report_says_what_was_swapped(tmp_path: Path) -> None:
+    weight = vector(True)
+    with swapping(tmp_path) as run:
+        gradient(weight)
+    report = run.report()
+    assert "swapped out" in str(report)
+    assert "were hidden" in str(report)
+    assert "swapped out" in report.to_html()
+    assert type(report).from_json(report.to_json()) == report
+    assert report.swapped is not None
+    assert report.swapped.transfer_ns > 0
+    with rekindle.budget(TIGHT) as run:
+        gradient(weight)
+    assert run.report().swapped is None
+    assert "swapped" not in str(run.report())
+
+
+def test_a_disk_too_slow_is_not_used(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    slow = Swap(out_bytes_per_s=1, in_bytes_per_s=1)
+    with swapping(tmp_path, swap=slow) as run:
+        got = gradient(weight)
+    assert torch.equal(got, wanted)
+    assert run.recomputations > 0
+    assert swapped(run).out == 0
+
+
+def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert _host_memory.default_directory() == str(tmp_path)
+    monkeypatch.delenv("TMPDIR")
+    assert Path(_host_memory.default_directory()).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"swap": "32"}, None, ""),
+        ({"swap": "32 foo"}, rekindle.InvalidBudget, r'rekindle.budget\("6GiB", swap="6GiB"\)'),
+        ({"swap": 0}, rekindle.InvalidBudget, r"more than 0 bytes"),
+        ({"swap": "1GiB", "device": "mps"}, rekindle.Unsupported, "on CUDA and on the CPU"),
+        (
+            {"swap": "1GiB", "device": "cuda", "swap_directory": "x"},
+            rekindle.Unsupported,
+            'swap="32GiB"',
+        ),
+        ({"swap_directory": "x"}, rekindle.Unsupported, 'swap="32GiB", swap_directory='),
+    ],
+)
+def test_what_is_asked_for(
+    options: dict[str, Any], error: type[Exception] | None, message: str
+) -> None:
+    if error is None:
+        rekindle.budget(TIGHT, **options)
+    else:
+        with pytest.raises(error, match=message):
+            rekindle.budget(TIGHT, **options)
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    missing = swapping(tmp_path / "nowhere")
+    with pytest.raises(rekindle.Unsupported, match="cannot make a file"), missing:
+        pass
+    with swapping(tmp_path):  # nothing of the failed one is in the way
+        gradient(vector(True))
+
+
+@pytest.mark.slow
+def test_many_steps_leave_nothing(tmp_path: Path) -> None:
+    weight = vector(True)
+    with swapping(tmp_path) as run:
+        for number in range(200):
+            gradient(weight)
+            if number == 20:
+                gc.collect()
+                before = len(gc.get_objects())
+        assert run.memory <= 3 * VECTOR
+        gc.collect()
+        assert len(gc.get_objects()) < before + 1_000
+        assert isinstance(run._driver, SwappingDriver)
+        assert run._driver.swapper.store.used == 0
+    check(run)
+
+
+def test_with_learned_schedules(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight, 40)
+    with swapping(tmp_path, learn="wait") as run:
+        optimizer = torch.optim.SGD([vector(True)], lr=0.1)
+        for _ in range(5):
+            assert torch.equal(gradient(weight, 40), wanted)
+            optimizer.step()
+    assert swapped(run).out > 0
+    check(run)
+
+
+@pytest.mark.parametrize("limit", [2 * 4096, 20 * 4096, 200 * 4096])
+def test_a_small_host_takes_what_fits(tmp_path: Path, limit: int) -> None:
+    """The rest is computed again."""
+    weight = vector(True)
+    wanted = gradient(weight, 40)
+    swap = Swap(host=limit, only=True)
+    with Tracker() as tracker, swapping(tmp_path, swap=swap) as run:
+        for _ in range(3):
+            assert torch.equal(gradient(weight, 40), wanted)
+    assert tracker.peak <= TIGHT
+    assert 0 < swapped(run).host_peak <= limit
+    assert (run.recomputations > 0) == (limit < 200 * 4096)
+    check(run)

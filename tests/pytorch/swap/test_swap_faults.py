@@ -1,0 +1,413 @@
+"""A disk that is full, that fails, whose file is cut off: nothing is lost, and one warning says so.
+
+Gradients stay the same to the bit, the budget holds, and what has a recipe is computed again. What
+has none stays in memory if it cannot be written, and is missed only if it cannot be read back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.policies import Swap
+from rekindle.pytorch import Run
+from rekindle.pytorch.swap import _host_memory
+from rekindle.pytorch.swap._bandwidth import LATENCY, WATCHED, Pace
+from rekindle.pytorch.swap._file_store import FileStore
+from rekindle.pytorch.swap._store import Bandwidth
+from rekindle.pytorch.swap._swapping_driver import SwappingDriver
+from tests.pytorch.harsh import WIDTH, vector
+from tests.pytorch.swap.test_swap import ONLY, VECTOR, check, gradient, hoard, swapped
+from tests.pytorch.swap.test_swap import swapping as _swapping
+from tests.pytorch.tracker import Tracker
+
+Call = Callable[..., Any]
+TIGHT = 20 * VECTOR  # enough for recomputation alone
+
+
+def swapping(tmp_path: Path, budget: int = TIGHT, **options: Any) -> rekindle.budget:
+    return _swapping(tmp_path, budget, **options)
+
+
+def failing(call: Call, error: int, *, after: int = 0, times: int = 10**9) -> Call:
+    """`call`, but that it fails from its call number `after` on."""
+    calls = iter(range(10**9))
+
+    def instead(*arguments: Any) -> Any:
+        if after <= next(calls) < after + times:
+            raise OSError(error, os.strerror(error))
+        return call(*arguments)
+
+    return instead
+
+
+@contextmanager
+def warned(part: str) -> Iterator[None]:
+    """Of swapping, once."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield
+    messages = [str(warning.message) for warning in found]
+    assert len(messages) == 1, messages
+    assert messages[0].startswith("swapping: ")
+    assert part in messages[0]
+
+
+def store_of(run: Run) -> FileStore:
+    assert isinstance(run._driver, SwappingDriver)
+    store = run._driver.swapper.store
+    assert isinstance(store, FileStore)
+    return store
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 20])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_takes_no_more(
+    error: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    monkeypatch.setattr(os, "pwrite", failing(os.pwrite, error, after=after))
+    with warned(os.strerror(error)), Tracker() as tracker, swapping(tmp_path) as run:
+        for _ in range(3):
+            assert torch.equal(gradient(weight), wanted)
+    assert tracker.peak <= TIGHT
+    assert run.recomputations > 0
+    check(run)
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("call", ["pwrite", "preadv"])
+def test_a_disk_that_became_slow(
+    call: str, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured at the beginning is corrected, what was given is believed."""
+    quick = 10**12
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return plain(*arguments)
+
+    weight = vector(True)
+    wanted = gradient(weight)
+    plain = getattr(os, call)
+    monkeypatch.setattr(_host_memory, "bandwidth_of", lambda *_: Bandwidth(quick, quick))
+    with Tracker() as tracker:
+        swap = Swap(out_bytes_per_s=quick, in_bytes_per_s=quick) if given else "1GiB"
+        with swapping(tmp_path, swap=swap) as run:
+            assert torch.equal(gradient(weight), wanted)
+            assert run.recomputations == 0
+            monkeypatch.setattr(os, call, slow)
+            out = [swapped(run).out]
+            for _ in range(WATCHED + 2):
+                assert torch.equal(gradient(weight), wanted)
+                out.append(swapped(run).out)
+    each = [after - before for before, after in pairwise(out)]
+    if given:
+        assert run.recomputations == 0
+        assert each == [out[0]] * len(each)
+    else:
+        assert run.recomputations > 0
+        assert each[WATCHED:] == [0, 0]  # that many copies are looked at together
+    assert tracker.peak <= TIGHT
+    check(run)
+
+
+def test_a_way_is_slower_by_four_transfers_together() -> None:
+    pace = Pace(1_000_000_000)
+    usual, slow = (1_000_000, LATENCY + 1_000_000), (1_000_000, LATENCY + 97_000_000)
+    assert [pace.slower(*each) for each in (usual, usual, usual, slow)] == [None] * 3 + [40_000_000]
+    assert [pace.slower(*slow) for _ in range(4)] == [None] * 4  # no more than four times slower
+    small = (1_000, LATENCY)  # takes long for its bytes, but not because of them
+    assert [pace.slower(*small) for _ in range(4)] == [None] * 4
+
+
+def test_a_write_that_fails_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is under way when its storage is let go, asked for, and let go again."""
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.02)
+        raise OSError(errno.EIO, "too late")
+
+    weight = vector(True)
+    wanted = gradient(weight)
+    monkeypatch.setattr(os, "pwrite", slow)
+    with warned("too late"), Tracker() as tracker, swapping(tmp_path) as run:
+        assert torch.equal(gradient(weight), wanted)
+    assert tracker.peak <= TIGHT
+    check(run)
+
+
+def test_a_write_that_fails_when_the_recipe_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was made from is overwritten while it is being written: it stays in memory."""
+
+    def step(weight: Tensor) -> Tensor:
+        data = torch.ones(WIDTH)
+        x = data.sin() * weight  # saves the sine, which can be had from `data`
+        y = deeply(x)
+        with torch.no_grad():
+            data.add_(1)
+        return torch.autograd.grad((y * x).sum(), weight)[0]
+
+    gate = threading.Event()
+
+    def stuck(*arguments: Any) -> int:
+        gate.wait(0.2)
+        raise OSError(errno.EIO, "too late")
+
+    weight = vector(True)
+    wanted = step(weight)
+    monkeypatch.setattr(os, "pwrite", stuck)
+    with warned("too late"), Tracker() as tracker, swapping(tmp_path, 40 * VECTOR) as run:
+        for _ in range(3):
+            assert torch.equal(step(weight), wanted)
+    assert tracker.peak <= 40 * VECTOR
+    assert run.evictions > 0
+    check(run)
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_what_cannot_be_read_back_is_computed_again(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    monkeypatch.setattr(os, "preadv", failing(os.preadv, errno.EIO, after=after))
+    with warned(os.strerror(errno.EIO)), Tracker() as tracker, swapping(tmp_path) as run:
+        for _ in range(3):
+            assert torch.equal(gradient(weight), wanted)
+    assert tracker.peak <= TIGHT
+    assert run.recomputations > 0
+    check(run)
+
+
+def test_a_read_that_fails_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    read = failing(failing(os.preadv, errno.EIO, after=3, times=2), errno.EIO, after=9, times=1)
+    monkeypatch.setattr(os, "preadv", read)
+    with warned(os.strerror(errno.EIO)), swapping(tmp_path) as run:
+        for _ in range(3):
+            assert torch.equal(gradient(weight), wanted)
+    assert run.recomputations > 0
+    check(run)
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with warned("read"), swapping(tmp_path) as run:
+        loss = torch.mul(deeply(weight), 1).sum()
+        os.ftruncate(store_of(run)._file, 0)
+        (got,) = torch.autograd.grad(loss, weight)
+        assert torch.equal(got, wanted)
+        assert torch.equal(gradient(weight), wanted)  # and it goes on growing
+    check(run)
+
+
+def deeply(weight: Tensor) -> Tensor:
+    x = weight
+    for _ in range(20):
+        x = (x.sin() * x).exp() * 0.5
+    return x
+
+
+# -- what nobody can compute again -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_what_has_no_recipe_stays_if_it_cannot_be_written(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the budget is too small, as without swapping; nothing of it is lost."""
+    weight = vector(True)
+    (wanted,) = torch.autograd.grad(hoard(weight), weight)
+    monkeypatch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC, after=after))
+    tracker, context = Tracker(), swapping(tmp_path, 10 * VECTOR)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with pytest.raises(rekindle.OutOfBudget) as caught, tracker, context as run:
+            hoard(weight)
+    assert tracker.peak <= 10 * VECTOR
+    assert caught.value.smallest_budget > 10 * VECTOR
+    told = [*(str(warning.message) for warning in found), *getattr(caught.value, "__notes__", [])]
+    assert len(told) == 1  # a copy ahead tells by a warning, else the error says so
+    assert "could not be written" in told[0]
+    check(run)
+    (wanted,) = torch.autograd.grad(hoard(weight) + deeply(weight).sum(), weight)
+    with warned("No space left"), Tracker() as tracker, swapping(tmp_path, 40 * VECTOR) as run:
+        (got,) = torch.autograd.grad(hoard(weight) + deeply(weight).sum(), weight)
+    assert torch.equal(got, wanted)
+    assert tracker.peak <= 40 * VECTOR
+    check(run)
+
+
+def test_what_has_no_recipe_and_cannot_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step fails and says so; the weights are as they were, and the next step works."""
+    weight = vector(True)
+    before = weight.detach().clone()
+    (wanted,) = torch.autograd.grad(hoard(weight), weight)
+    read = os.preadv
+    with swapping(tmp_path) as run:
+        loss = hoard(weight)
+        monkeypatch.setattr(os, "preadv", failing(read, errno.EIO))
+        with pytest.raises(
+            rekindle.SwapFailed, match=r"aten::sin could not be read back: .* nor can"
+        ):
+            torch.autograd.grad(loss, weight)
+        del loss
+        monkeypatch.setattr(os, "preadv", read)
+        assert torch.equal(weight, before)
+        (got,) = torch.autograd.grad(hoard(weight), weight)
+    assert torch.equal(got, wanted)
+    check(run)
+
+
+# -- writes and reads amid other things ------------------------------------------------------------
+
+
+@pytest.fixture
+def sluggish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk on which everything is always under way."""
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda *call: (time.sleep(0.003), write(*call))[1])
+    monkeypatch.setattr(os, "preadv", lambda *call: (time.sleep(0.003), read(*call))[1])
+
+
+@pytest.mark.usefixtures("sluggish")
+@pytest.mark.parametrize("vectors", [9, 14, 20])
+def test_memory_is_free_only_when_it_has_been_written(vectors: int, tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with Tracker() as tracker, swapping(tmp_path, vectors * VECTOR) as run:
+        for _ in range(2):
+            assert torch.equal(gradient(weight), wanted)
+    assert tracker.peak <= vectors * VECTOR
+    assert run.peak <= vectors * VECTOR
+    assert swapped(run).waiting_ns > 0
+    check(run)
+
+
+@pytest.mark.usefixtures("sluggish")
+def test_what_is_dropped_while_it_is_being_copied_counts_until_it_has_been(tmp_path: Path) -> None:
+    """Copies are made ahead, of what stays in memory: then it goes, and its copy is not done."""
+    weight = vector(True)
+    swap = Swap(out_bytes_per_s=10**12, in_bytes_per_s=10**12)
+    with Tracker() as tracker, swapping(tmp_path, swap=swap) as run:
+        for _ in range(4):
+            gradient(weight, 12)
+            loss = deeply(weight).sum()
+            del loss
+            rows = [weight.detach() * 2 for _ in range(15)]  # at once, before anything was written
+            del rows
+    assert tracker.peak <= TIGHT
+    assert swapped(run).out > 0
+    check(run)
+
+
+class Scribbler(torch.autograd.Function):
+    """Its backward pass writes over what it saved, as is allowed for what nobody needs any more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.sin()
+        ctx.save_for_backward(y)
+        return y * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return gradients[0] * y.mul_(2)
+
+
+@pytest.mark.usefixtures("sluggish")
+def test_nobody_writes_into_what_is_being_copied(tmp_path: Path) -> None:
+    def slope(weight: Tensor) -> Tensor:
+        x = weight
+        for _ in range(12):
+            x = Scribbler.apply(x).exp() * 0.1
+        return torch.autograd.grad(x.sum(), weight)[0]
+
+    weight = vector(True)
+    wanted = slope(weight)
+    with swapping(tmp_path) as run:
+        for _ in range(2):
+            assert torch.equal(slope(weight), wanted)
+    assert swapped(run).out > 0
+    check(run)
+
+
+@pytest.mark.usefixtures("sluggish")
+@pytest.mark.parametrize("nth", range(0, 90, 9))
+def test_an_exception_at_any_time(nth: int, tmp_path: Path) -> None:
+    """Memory under way is neither lost nor kept; the next steps are the same."""
+
+    class Bang(Exception):
+        pass
+
+    class Failing(Tracker):
+        left = nth
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.left -= 1
+            if self.left == 0:
+                raise Bang
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    weight = vector(True)
+    wanted = gradient(weight)
+    with Failing() as tracker, swapping(tmp_path, 24 * VECTOR) as run:
+        with suppress(Bang):
+            gradient(weight)
+        assert torch.equal(gradient(weight), wanted)
+    assert tracker.peak <= 24 * VECTOR
+    check(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_faults(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways fail, now and then, under hybrid decisions: never a wrong bit, never over."""
+    generator = torch.Generator().manual_seed(seed)
+    write, read = os.pwrite, os.preadv
+
+    def perhaps(call: Call) -> Call:
+        def instead(*arguments: Any) -> Any:
+            if torch.rand((), generator=generator) < 0.1:
+                raise OSError(errno.EIO, "perhaps")
+            return call(*arguments)
+
+        return instead
+
+    weight = vector(True)
+    wanted = gradient(weight)
+    monkeypatch.setattr(os, "pwrite", perhaps(write))
+    monkeypatch.setattr(os, "preadv", perhaps(read))
+    swap = ONLY if seed % 2 else Swap(out_bytes_per_s=10**9, in_bytes_per_s=10**9)
+    with warnings.catch_warnings(), Tracker() as tracker:
+        warnings.simplefilter("ignore")
+        with swapping(tmp_path, swap=swap) as run:
+            for _ in range(20):
+                assert torch.equal(gradient(weight), wanted)
+    assert tracker.peak <= TIGHT
+    check(run)
+
+
+assert WIDTH * 4 == VECTOR

@@ -1,0 +1,143 @@
+"""Pinned memory and side streams, with stand-ins for the device, and on one where there is one."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.pytorch.swap import _pinned_store
+from rekindle.pytorch.swap._pinned_store import PinnedStore
+from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
+
+CPU = torch.device("cpu")  # the stand-in's memory
+
+
+class Queue:
+    """A stream that writes down what is put in it. `now` is the one in use."""
+
+    log: list[str] = []  # noqa: RUF012 - emptied by each test
+    now: Queue
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def wait_stream(self, other: Queue) -> None:
+        Queue.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: Mark) -> None:
+        Queue.log.append(f"{self.name} waits for the copy in {event.queue}")
+
+
+class Mark(Event):
+    """An event that knows its stream."""
+
+    queue = ""
+
+    def record(self) -> None:
+        super().record()
+        self.queue = Queue.now.name
+
+    def synchronize(self) -> None:
+        assert Event.reached, "the host waits"
+
+
+@contextmanager
+def _use(queue: Queue) -> Iterator[None]:
+    Queue.now, before = queue, Queue.now
+    yield
+    Queue.now = before
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
+    names = iter(["out", "back"])
+    copy = torch.Tensor.copy_
+
+    def copy_(self: Any, source: Any, non_blocking: bool = False) -> Any:
+        assert non_blocking
+        Queue.log.append(f"copy in {Queue.now.name}")
+        return copy(self, source)
+
+    Queue.now = Queue("program")
+    Queue.log.clear()
+    monkeypatch.setattr(Event, "reached", False)
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Queue(next(names)))
+    monkeypatch.setattr(torch.cuda, "stream", _use)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Queue.now)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    monkeypatch.setattr(_pinned_store, "_pinned", lambda n: torch.empty(n, dtype=torch.uint8))
+    return PinnedStore(10_000, CPU)
+
+
+def test_the_way_there_and_back(store: PinnedStore) -> None:
+    tensor = torch.randn(1000)
+    home = tensor.untyped_storage()
+    begun = store.write(home)
+    assert begun is not None
+    key, way = begun
+    assert Queue.log == ["out waits for program", "copy in out"]
+    gone = weakref.ref(home)
+    wanted = tensor.tolist()
+    del tensor, home
+    gc.collect()
+    assert gone() is not None, "its copy may not have been made"
+    way.wait()  # on the device: the host would have failed in `synchronize`
+    assert Queue.log[2:] == ["program waits for the copy in out"]
+    assert gone() is None
+    assert not way.ended()
+
+    Queue.log.clear()
+    back = store.new_home(4000)
+    way = store.read(key, back)
+    way.wait()
+    assert Queue.log == [
+        "back waits for program",
+        "copy in back",
+        "program waits for the copy in back",
+    ]
+    assert torch.empty(0).set_(back).tolist() == wanted
+    Event.reached = True
+    assert way.ended()
+    assert (way.ns, way.waiting_ns) == (250_000, 250_000)  # an event of the stand-in a quarter ms
+    assert store.used == 4000
+    store.release(key)
+    assert store.used == 0
+
+
+def test_no_more_than_the_limit(store: PinnedStore) -> None:
+    assert store.write(torch.ones(2500).untyped_storage()) is not None
+    assert store.write(torch.ones(1).untyped_storage()) is None
+
+
+def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(_pinned_store, "_pinned", refuse)
+    assert store.write(torch.ones(10).untyped_storage()) is None
+    assert store.used == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_swapping_on_a_device() -> None:
+    wanted, weights, budget = train_plainly()
+    swap = rekindle.policies.Swap(only=True)
+    with rekindle.budget(budget, device="cuda", swap=swap) as run:
+        got, same = train_on_device()
+    swapped = run.report().swapped
+    assert swapped is not None
+    assert swapped.out > 0
+    assert swapped.back > 0
+    assert run.recomputations == 0
+    assert got == wanted
+    assert all(torch.equal(a, b) for a, b in zip(same, weights, strict=True))
+    assert torch.cuda.max_memory_allocated() <= budget

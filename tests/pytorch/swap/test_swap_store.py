@@ -1,0 +1,267 @@
+"""Where swapped bytes go: the space in a file, the file, and what happens when things fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rekindle
+from rekindle.pytorch.swap import _file_store
+from rekindle.pytorch.swap._file_store import FileStore, remove_leftovers
+from rekindle.pytorch.swap._space import PAGE, Space
+from rekindle.pytorch.swap._store import Lost
+
+KIB = 1024
+
+
+def home_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def there_and_back(store: FileStore, tensor: torch.Tensor) -> torch.Tensor:
+    key = written(store, tensor)
+    home = store.new_home(tensor.nbytes)
+    store.read(key, home).wait()
+    return torch.empty(0, dtype=tensor.dtype).set_(home).view(tensor.shape)
+
+
+def written(store: FileStore, tensor: torch.Tensor) -> object:
+    found = store.write(home_of(tensor))
+    assert found is not None
+    key, way = found
+    way.wait()
+    assert way.ended()
+    assert way.ns > 0
+    return key
+
+
+# -- space -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 4 * PAGE), st.integers(0, 9)), max_size=60))
+def test_blocks_never_overlap_and_all_comes_back(steps: list[tuple[int, int]]) -> None:
+    space = Space(10 * PAGE)
+    taken: list[tuple[int, int]] = []
+    for nbytes, give_back in steps:
+        offset = space.take(nbytes)
+        if offset is None:
+            assert space.limit - space.used < 10 * PAGE
+        else:
+            assert offset + nbytes <= space.limit
+            assert all(offset + nbytes <= o or o + n <= offset for o, n in taken)
+            taken.append((offset, nbytes))
+        if give_back < len(taken):
+            space.give_back(*taken.pop(give_back))
+        space.check()
+    for block in taken:
+        space.give_back(*block)
+    space.check()
+    assert space.used == 0
+    assert space.take(10 * PAGE) == 0
+
+
+def test_a_limit_below_a_page_is_no_room() -> None:
+    assert Space(PAGE - 1).take(1) is None
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def test_what_comes_back_is_what_went(tmp_path: Path) -> None:
+    store = FileStore(1_000 * KIB, tmp_path)
+    for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64):
+        tensor = torch.randn(33, 7).to(dtype)
+        assert torch.equal(there_and_back(store, tensor), tensor)
+    store.close()
+
+
+def test_several_at_once_and_the_room_of_those_that_left(tmp_path: Path) -> None:
+    store = FileStore(40 * KIB, tmp_path)
+    rows = [torch.full((2 * KIB,), float(number)) for number in range(5)]  # 8 KiB each
+    keys = [written(store, row) for row in rows]
+    assert (store.used, store.write(home_of(rows[0]))) == (40 * KIB, None)
+    store.release(keys[3])
+    keys[3] = written(store, rows[3] + 10)
+    for number, key in enumerate(keys):
+        home = store.new_home(8 * KIB)
+        store.read(key, home).wait()
+        got = torch.empty(0).set_(home)
+        assert got.unique().tolist() == [number + 10 * (number == 3)]
+    store.close()
+
+
+def test_the_file_has_no_name(tmp_path: Path) -> None:
+    store = FileStore(KIB * KIB, tmp_path)
+    written(store, torch.ones(1000))
+    assert list(tmp_path.iterdir()) == []
+    store.close()
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(rekindle.Unsupported, match=r'rekindle.Swap\("32GiB", directory="/path"\)'):
+        FileStore(KIB, tmp_path / "nowhere")
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def refuse(error: int) -> Callable[..., int]:
+    def call(*arguments: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    return call
+
+
+def test_a_full_disk_is_told_and_the_memory_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, tensor = FileStore(KIB * KIB, tmp_path), torch.randn(1000)
+    before = tensor.clone()
+    monkeypatch.setattr(os, "pwrite", refuse(errno.ENOSPC))
+    found = store.write(home_of(tensor))
+    assert found is not None
+    with pytest.raises(Lost, match="No space left"):
+        found[1].wait()
+    assert torch.equal(tensor, before)
+    store.close()
+
+
+def test_short_writes_and_reads_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda f, data, at: write(f, data[:777], at))
+    monkeypatch.setattr(os, "preadv", lambda f, data, at: read(f, [data[0][:333]], at))
+    store, tensor = FileStore(KIB * KIB, tmp_path), torch.randn(1000)
+    assert torch.equal(there_and_back(store, tensor), tensor)
+    store.close()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "preadv"])
+def test_a_call_that_moves_nothing_is_an_error_and_not_a_loop(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, call, lambda *arguments: 0)
+    store = FileStore(KIB * KIB, tmp_path)
+    with pytest.raises(Lost):
+        there_and_back(store, torch.randn(1000))
+    store.close()
+
+
+def test_a_file_that_was_cut_off(tmp_path: Path) -> None:
+    store = FileStore(KIB * KIB, tmp_path)
+    key = written(store, torch.randn(1000))
+    os.ftruncate(store._file, 100)
+    with pytest.raises(Lost, match="the file ends"):
+        store.read(key, store.new_home(4000)).wait()
+    store.close()
+
+
+def test_a_page_that_the_system_lost(tmp_path: Path) -> None:
+    store = FileStore(KIB * KIB, tmp_path)
+    key = written(store, torch.randn(10_000))
+    os.pwrite(store._file, bytes(4096), 8192)
+    with pytest.raises(Lost, match="not what was written"):
+        store.read(key, store.new_home(40_000)).wait()
+    store.close()
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 8, 9, 8 * 2**14, 8 * 2**14 + 3, 3 * 8 * 2**14])
+def test_every_byte_counts(tmp_path: Path, nbytes: int) -> None:
+    store, tensor = FileStore(4 * KIB * KIB, tmp_path), torch.ones(nbytes, dtype=torch.uint8)
+    assert torch.equal(there_and_back(store, tensor), tensor)
+    for position in {0, nbytes // 2, nbytes - 1}:
+        key = written(store, tensor)
+        os.pwrite(store._file, b"\3", key.offset + position)  # type: ignore[attr-defined]
+        with pytest.raises(Lost):
+            store.read(key, store.new_home(nbytes)).wait()
+    store.close()
+
+
+def test_closing_waits_for_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, order = os.pwrite, list[str]()
+
+    def slow(*arguments: object) -> int:
+        time.sleep(0.05)
+        order.append("written")
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    store = FileStore(KIB * KIB, tmp_path)
+    found = store.write(home_of(torch.ones(1000)))  # nobody but the store has the memory
+    assert found is not None
+    store.close()
+    assert order == ["written"]
+    found[1].wait()
+    with pytest.raises(Lost):
+        store.read(found[0], store.new_home(4000))
+
+
+def test_leftovers_of_processes_that_are_gone_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    me, since = os.getpid(), _file_store._started(os.getpid())
+    names = {
+        f"rekindle-swap-{gone.stdout.strip()}-5-{'a' * 16}": False,
+        f"rekindle-swap-{me}-{since}-{'b' * 16}": True,
+        f"rekindle-swap-{me}-{since - 1}-{'c' * 16}": False,  # the number was given out again
+        f"rekindle-swap-{me}-{since}-{'c' * 16}.txt": True,
+        "rekindle-swap-notes": True,
+    }
+    for name in names:
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        name for name, stay in names.items() if stay
+    }
+
+
+CRASH = """
+import os, signal, sys, pathlib, torch
+if sys.argv[2] == "named":
+    pathlib.Path.unlink = lambda self: None  # a system that keeps the names of open files
+from rekindle.pytorch.swap._file_store import FileStore
+store = FileStore(1 << 20, pathlib.Path(sys.argv[1]))
+store.write(torch.ones(1000).untyped_storage())[1].wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("kind", "left"), [("unnamed", 0), ("named", 1)])
+def test_a_process_that_is_killed_leaves_nothing_for_long(
+    kind: str, left: int, tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), kind], check=False)
+    assert len(list(tmp_path.iterdir())) == left
+    FileStore(KIB, tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_neither_reads_nor_writes(tmp_path: Path) -> None:
+    store = FileStore(KIB * KIB, tmp_path)
+    tensor = torch.ones(1000)
+    key = written(store, tensor)
+    child = os.fork()
+    if not child:
+        wrong = 1
+        try:
+            store.read(key, store.new_home(4000))
+        except Lost:
+            wrong = int(store.write(home_of(tensor)) is not None)
+        finally:
+            os._exit(wrong)
+    assert os.waitpid(child, 0)[1] == 0
+    home = store.new_home(4000)
+    store.read(key, home).wait()
+    assert torch.equal(torch.empty(0).set_(home), tensor)
+    store.close()
