@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Advised, Policy, Swap
 from rekindle.pytorch.context._auto import amount_of
 from rekindle.pytorch.context._report import report_of, swapped_by
@@ -287,7 +288,7 @@ class budget:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
         policy = Advised(self._policy) if self._learn else self._policy
         if self._host is None:
-            runtime = Runtime(Driver(self._budget, policy, self._device))
+            runtime = Runtime(Driver(Engine(self._budget, policy), self._device))
         else:
             runtime = Runtime(self._host.driver(self._budget, policy))
         run = Run(runtime.driver, self._budget, self._policy, record=self._record)
