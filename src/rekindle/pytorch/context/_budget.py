@@ -36,7 +36,8 @@ from rekindle.pytorch.online import (
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
 from rekindle.pytorch.swap import host_memory
-from rekindle.report._report import Report, Swapped
+from rekindle.report._data import Swapped
+from rekindle.report._report import Report
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
 
@@ -218,16 +219,16 @@ class budget:
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
         tensors have of the device now and what is free, but for a margin of a tenth.
-    policy: what to let go, one of `rekindle.policies`; default `Thrifty()`.
+    policy: what to evict, one of `rekindle.policies`; default `Thrifty()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     record: keep every action in `run.record` (grows with the run), and where in the program each
         operator was, for `run.report()`.
     learn: follow a schedule made in the background once the same step was met twice. When it comes
-        depends on time, and so does what is let go, never what is computed; "wait" waits for it at
+        depends on time, and so does what is evicted, never what is computed; "wait" waits for it at
         the end of a step, so that the same events lead to the same decisions.
 
-    evict: "saved" lets go of what autograd alone holds. "anything" lets go of what your variables
-        hold as well, with and without autograd; it is brought back when it is touched, and all of
+    evict: "saved" evicts what autograd alone holds, "anything" what your variables hold as well,
+        with and without autograd; it is brought back when it is touched, and all of
         it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
         `learn`.
 
@@ -254,7 +255,7 @@ class budget:
             _check_anything(record, learn, swap)
         elif evict != "saved":
             raise Unsupported(
-                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which lets go of '
+                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which evicts '
                 'what autograd alone holds, or evict="anything"'
             )
         self._evict = evict

@@ -20,7 +20,8 @@ from rekindle.pytorch.online import (
     snapshot,
 )
 from rekindle.pytorch.swap import SwappingDriver
-from rekindle.report._report import Holders, Report, Swapped
+from rekindle.report._data import Holders, Swapped
+from rekindle.report._report import Report
 from rekindle.schedule import Record
 from rekindle.trace import Retain, Trace
 

@@ -26,7 +26,7 @@ def short_form(driver: Driver, budget: Bytes | None) -> str:
         [
             f"The device ran out of memory{within} (the peak was {format_bytes(peak)}):",
             *table_of(driver.peak.now.categories),
-            f"Give less, so that memory is let go in time: rekindle.budget({smaller}),",
+            f"Give less, so that memory is evicted in time: rekindle.budget({smaller}),",
             'or what the device has: rekindle.budget("auto")',
         ]
     )
