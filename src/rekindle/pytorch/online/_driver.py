@@ -21,6 +21,7 @@ from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_mem
 from rekindle.pytorch.online._history import carried_along
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, run_again, tensors_in
 from rekindle.pytorch.tensors import Memory, Table, Watch
@@ -47,6 +48,7 @@ class Driver:
         self.watcher: Watcher | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
         self.places: Places | None = None
+        self.streams = Streams(device) if device.type == "cuda" else None
         self.peak = Peak(self.engine, self.table, self.optimizers)
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
@@ -454,18 +456,36 @@ class Driver:
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
 
     def _let_go(self, storage: Storage) -> None:
-        self.table.vacate(storage)
+        self.vacate(storage)
         self._held.pop(storage, None)
         if self.recorder is not None:
             self.recorder.acted(Free(storage.id), self.engine.clock, self.engine.memory)
+
+    def vacate(self, storage: Storage) -> None:
+        """What is in `storage` is gone from memory, as soon as nothing on the device reads it."""
+        memory: Memory = storage.payload
+        if self.streams is not None and memory.watch is not None:
+            home = memory.watch()  # None: the program let go of it just now
+            if home is not None:
+                self.streams.keep_until_read(home)
+        self.table.vacate(storage)
+
+    def _run_again(self, call: Call, in_place: bool) -> list[Tensor]:
+        if self.streams is None:
+            return run_again(call, in_place=in_place)
+        with self.streams.in_order():
+            tensors = run_again(call, in_place=in_place)
+            for tensor in tensors:
+                self.streams.keep_until_read(tensor.untyped_storage())
+            return tensors
 
     def _compute(self, call: Call, in_place: bool) -> None:
         busy, self.busy = self.busy, True
         try:
             try:
-                tensors = run_again(call, in_place=in_place)
+                tensors = self._run_again(call, in_place)
             except torch.OutOfMemoryError as out:
-                tensors = self.rescue(lambda: run_again(call, in_place=in_place), out)
+                tensors = self.rescue(lambda: self._run_again(call, in_place), out)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:

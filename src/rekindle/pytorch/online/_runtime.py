@@ -76,6 +76,8 @@ class Runtime:
         driver = self.driver
         engine = driver.engine
         with self.driver.lock:
+            if driver.streams is not None:
+                driver.streams.see()
             if driver.table.deaths or driver.table.released:
                 driver.settle()
             if driver.capture is not None:
