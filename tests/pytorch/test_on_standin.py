@@ -57,8 +57,8 @@ def test_programs_train_the_same(extension: Path, program: str) -> None:
 @pytest.mark.parametrize(
     ("missing", "program", "mode"),
     [
-        ("keep_until_read", "streams_in_turn", "anything"),
-        ("in_order", "a_side_stream", "online"),
+        ("keep_until_read", "streams_in_turn", "oldest"),
+        ("in_order", "a_side_stream", "oldest"),
         ("wait_on", "mlp", "swap"),
         ("wait_for", "convolutions", "swap"),
     ],

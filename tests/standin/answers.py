@@ -26,6 +26,7 @@ from tests.standin.programs import PROGRAMS, STEPS  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
     "online": {},
+    "oldest": {"policy": rekindle.policies.LRU()},  # decides the same whatever operators took
     "swap": {"swap": "1GiB"},
     "learned": {"learn": "wait"},
     "anything": {"evict": "anything"},
