@@ -11,11 +11,11 @@ from torch import Tensor
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.operators import (
-    PLAIN_TENSORS,
     STRIDED,
     UNTAGGED_RANDOM,
     Invocation,
     Recipe,
+    is_plain,
     tensors_in,
     written_by,
 )
@@ -201,7 +201,7 @@ def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.Untyped
     made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
     seen: list[int] = []
     for position, tensor in enumerate(tensors_in(result)):
-        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+        if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
             address = home._cdata
             if address not in seen and not table.lives(address):

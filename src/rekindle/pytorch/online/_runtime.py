@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
+from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._handle import Handle, kept, modified, with_counter_of
@@ -227,9 +228,9 @@ class Runtime:
         """What autograd keeps in the place of `tensor` (R1)."""
         if self.interrupted is not None:
             self.interrupted()
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-            return kept(tensor)
-        with self.driver.lock:
+        with self.driver.lock, unwatched():
+            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+                return kept(tensor)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
             storage = self.driver.known(tensor)
@@ -267,12 +268,12 @@ class Runtime:
 
     def unpack(self, handle: Any) -> Tensor:
         """The tensor that `handle` stands for, brought back if need be."""
-        if type(handle) is not Handle:
-            tensor, version = handle
-            if version_of(tensor) != version:
-                raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
-            return tensor
-        with self.driver.lock:
+        with self.driver.lock, unwatched():
+            if type(handle) is not Handle:
+                tensor, version = handle
+                if version_of(tensor) != version:
+                    raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
+                return tensor
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
             storage = handle.current()
