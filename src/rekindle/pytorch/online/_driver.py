@@ -171,7 +171,10 @@ class Driver:
         self.engine.account(0, -watch.nbytes)
         call = self.new_call(watch.maker, 0, False)
         storage = self.new_storage(call, watch.nbytes)
-        storage.payload.watch = watch
+        memory: Memory = storage.payload
+        memory.watch = watch
+        home = watch()
+        memory.size = watch.nbytes if home is None else home.nbytes()
         watch.storage = storage
         if tensor is not None:
             storage.payload.describe(tensor)
@@ -218,7 +221,9 @@ class Driver:
         """The program may have changed the size of what it holds."""
         memory: Memory = storage.payload
         memory.alias = None  # it may reach beyond the end now
-        self.engine.resize(storage, self.counted(memory.home()))
+        home = memory.home()
+        memory.size = home.nbytes()
+        self.engine.resize(storage, self.counted(home))
 
     def keep(self, tensor: Tensor) -> None:
         """The memory of `tensor` is never let go."""
@@ -283,17 +288,25 @@ class Driver:
         self.poll()
         self.perform(self.engine.forget(source))
 
-    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+    def rescue(
+        self,
+        again: Callable[[], Result],
+        out: torch.OutOfMemoryError,
+        random: tuple[torch.Generator, Tensor] | None = None,
+    ) -> Result:
         """The device ran out of memory all the same: lets go of half, then of all, and tries again.
 
-        What an operator needs inside itself, and what lies in pieces, no budget counts. Allocators
-        fail before anything is computed, so that an operator can start anew.
+        What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
+        must be able to start anew; `random`: a generator that it draws from, which is put back.
         """
         for nbytes in (self.engine.memory // 2, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            if random is not None:
+                generator, state = random
+                generator.set_state(state)
             try:
                 return again()
             except torch.OutOfMemoryError as error:
@@ -503,6 +516,8 @@ class Driver:
                 try:
                     tensors = self._run_again(call, in_place)
                 except torch.OutOfMemoryError as out:
+                    if in_place and not call.payload.signature.operator.starts_anew:
+                        raise
                     tensors = self.rescue(lambda: self._run_again(call, in_place), out)
         except BaseException:
             if in_place:  # who knows what is in there now

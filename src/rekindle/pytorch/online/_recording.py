@@ -56,7 +56,7 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
             continue
         written = position in invocation.written
         reads = not written or not invocation.operator.overwriting
-        covers = geometry_of(invocation.tensors[position]).span == storage.nbytes
+        covers = geometry_of(invocation.tensors[position]).span == storage.payload.size
         if flags & UNWRITTEN and (reads or not covers):
             driver.seal(storage)  # what is in there came from where nobody saw it
         elif flags & ZEROED and not written:
@@ -86,7 +86,7 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         signature.learn(positions, nbytes, exotic=bool(exotic))
     cost = signature.cost
     if invocation.written:
-        if written_over(driver, invocation, recording, hidden=operator.statistics):
+        if written_over(driver, invocation, recording, hidden=operator.unannounced):
             cost = 0  # the engine knows
         # Results beside what was written: the call cannot be run again for them.
         recording &= operator.statistics

@@ -110,10 +110,11 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     made = tensors_in(result)
     fresh = [made[position] for position in signature.fresh or ()]
     for tensor, storage in zip(fresh, call.made, strict=True):
-        if tensor.untyped_storage().nbytes() != storage.nbytes:
+        size = storage.payload.size
+        if tensor.untyped_storage().nbytes() != size:
             raise Unsupported(
                 f"{call.name} made {tensor.untyped_storage().nbytes()} bytes when it ran again, "
-                f"{storage.nbytes} the first time: its result depends on something outside its "
+                f"{size} the first time: its result depends on something outside its "
                 "arguments. Keep it: run it in `with rekindle.never_recompute():`"
             )
     return fresh
@@ -123,9 +124,9 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     """The memory of a resident input, after making sure that it still is what it was."""
     memory: Memory = storage.payload
     home = memory.home()
-    if home.nbytes() != storage.nbytes:
+    if home.nbytes() != memory.size:
         raise Unsupported(
-            f"a tensor of {storage.nbytes} bytes that recomputation needs now has {home.nbytes()}: "
+            f"a tensor of {memory.size} bytes that recomputation needs now has {home.nbytes()}: "
             "its memory was resized outside (as FSDP does after the forward pass). "
             "Use reshard_after_forward=False"
         )
