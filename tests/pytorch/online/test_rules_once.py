@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -360,14 +361,14 @@ def test_an_operator_of_another_thread_while_this_one_recomputes(
 
     def write(mode: TorchDispatchMode) -> None:
         recomputing.wait(10)
-        with mode:  # threads of autograd have that of who called backward
+        with mode, suppress(rekindle.OutOfBudget):  # not all of that may fit
             factor.mul_(3)
         written.set()
 
     graph: dict[str, Tensor] = {}
     (wanted,) = torch.autograd.grad(forward(), [weight])
     monkeypatch.setattr(tanh, "func", slow)
-    with rekindle.budget(20 * 4 * WIDTH) as run:
+    with rekindle.budget(10 * 4 * WIDTH) as run:
         graph["loss"] = forward()
         (mode,) = _get_current_dispatch_mode_stack()
         other = threading.Thread(target=write, args=(mode,))
