@@ -128,6 +128,13 @@ COLLECTIVES_IN_PLACE = {
 #: Write no tensor.
 COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
 
+#: In the names of operators that sum up products, whose precision PyTorch has switches for.
+SUMS_OF_PRODUCTS = (
+    "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru", "inner",
+    "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv", "outer", "pdist",
+    "qr", "rnn", "solve", "svd", "tensordot", "vdot",
+)  # fmt: skip
+
 #: Never run again: they talk to other processes or to the outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
@@ -161,6 +168,7 @@ class Operator:
         "opaque",
         "overload",
         "overwriting",
+        "precise",
         "predicting",
         "random",
         "resizes",
@@ -216,6 +224,7 @@ class Operator:
         self.content = _content(self.name)
         self.overwriting = self.name in OVERWRITING
         self.separating = self.name in SEPARATING
+        self.precise = _is_precise(self.name)
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
         #: May change the size of a storage: set_, resize_, and whatever writes to `out`.
@@ -244,6 +253,12 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
+
+
+def _is_precise(name: str) -> bool:
+    """Whether PyTorch's switches of precision may mean it: a sum of products, or who knows what."""
+    namespace, _, rest = name.partition("::")
+    return namespace != "aten" or any(part in rest for part in SUMS_OF_PRODUCTS)
 
 
 def _check_collective(name: str, tells: bool) -> None:

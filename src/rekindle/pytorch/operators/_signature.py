@@ -226,15 +226,20 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-_signatures: dict[tuple[Any, ...], Signature] = {}
+#: By the default type, on which the sizes of results depend (integers divided, say).
+_signatures: dict[torch.dtype, dict[tuple[Any, ...], Signature]] = {}
 
 
 def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
-    found = _signatures.get(key)
+    dtype = torch.get_default_dtype()
+    signatures = _signatures.get(dtype)
+    if signatures is None:
+        signatures = _signatures[dtype] = {}
+    found = signatures.get(key)
     if found is None:
-        if len(_signatures) > MOST_KEPT:
-            _signatures.clear()
-        found = _signatures[key] = Signature(operator, key)
+        if len(signatures) > MOST_KEPT:
+            signatures.clear()
+        found = signatures[key] = Signature(operator, key)
     return found
 
 
