@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -30,9 +31,11 @@ from rekindle.pytorch.online import (
     OptimizerSteps,
     Places,
     Runtime,
+    dispatch_modes,
     is_out_of_memory,
     resizes_seen,
     short_form,
+    unwatched,
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
 from rekindle.pytorch.swap import host_memory
@@ -40,7 +43,6 @@ from rekindle.report._data import Swapped
 from rekindle.report._report import Report
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
-
 
 class _Mode(TorchDispatchMode):
     """Hands every operator to the runtime. Views make no memory and pass."""
@@ -69,14 +71,15 @@ class _Mode(TorchDispatchMode):
         facts = operator(func)
         kwargs = kwargs or {}
         driver = self._runtime.driver
-        if driver.busy:
-            return facts.func(*args, **kwargs)
-        if facts.view:
-            if facts.resizes:
-                return self._runtime.set_memory(facts, args, kwargs)
-            driver.meet(args[0])
-            return facts.func(*args, **kwargs)
-        return self._runtime.run(facts, args, kwargs)
+        with unwatched():
+            if driver.busy and driver.busy == get_ident():
+                return facts.func(*args, **kwargs)
+            if facts.view:
+                if facts.resizes:
+                    return self._runtime.set_memory(facts, args, kwargs)
+                driver.meet(args[0])
+                return facts.func(*args, **kwargs)
+            return self._runtime.run(facts, args, kwargs)
 
 
 def _keep_dynamo_out() -> None:
@@ -297,6 +300,7 @@ class budget:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
             run._learner = runtime.driver.watcher = learner
+        runtime.driver.below = dispatch_modes()
         runtime.driver.open()
         with ExitStack() as stack:
             mode = stack.enter_context(_Mode(runtime))

@@ -20,7 +20,7 @@ from rekindle.engine import Storage
 from rekindle.pytorch.held._husk import exchange, husk
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import LONGEST_CHAIN, Driver, may_forget
-from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, Recipe
+from rekindle.pytorch.operators import STRIDED, Recipe, is_plain
 from rekindle.pytorch.tensors import Memory
 
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
@@ -50,7 +50,7 @@ class Shells:
     @property
     def busy(self) -> bool:
         """Whether operators run now are the runtime's own; with the lock only."""
-        return self._driver.busy
+        return self._driver.works
 
     # -- what the table asks for ----------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Shells:
 
     def _storage_of(self, tensor: Tensor) -> Storage | None:
         """The storage of `tensor` if it may ever be let go."""
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not STRIDED:
+        if not is_plain(type(tensor)) or tensor.layout is not STRIDED:
             return None
         home = tensor.untyped_storage()
         watch = self._driver.table.watches.get(home._cdata)

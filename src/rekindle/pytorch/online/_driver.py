@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
+from rekindle.pytorch.online._beneath import Modes, beneath
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import carried_along
@@ -23,7 +25,7 @@ from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._watcher import Watcher
-from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, run_again, tensors_in
+from rekindle.pytorch.operators import STRIDED, is_plain, run_again, tensors_in
 from rekindle.pytorch.tensors import Memory, Table, Watch
 from rekindle.schedule import Action, Compute, Free, Recorder
 
@@ -38,7 +40,8 @@ class Driver:
         self.table = Table()
         self.device = device
         self.lock = threading.RLock()
-        self.busy = False  #: operators run now are the runtime's own
+        self.busy = 0  #: the thread whose operators are the runtime's own, if there is one now
+        self.below: Modes = ()  #: dispatch modes around the context
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.recorder: Recorder | None = None
@@ -130,7 +133,7 @@ class Driver:
         """An operator ran whose results nobody can recompute: their bytes are counted."""
         table, nbytes = self.table, 0
         for tensor in (result,) if type(result) is Tensor else tensors_in(result):
-            if type(tensor) is Tensor and tensor.layout is STRIDED:
+            if is_plain(type(tensor)) and tensor.layout is STRIDED:
                 home = tensor.untyped_storage()
                 address = home._cdata
                 if not table.lives(address):
@@ -154,7 +157,7 @@ class Driver:
 
     def meet(self, tensor: Tensor) -> None:
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
-        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+        if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
             if home._cdata not in self.table.watches:
                 with self.lock:
@@ -168,7 +171,10 @@ class Driver:
         self.engine.account(0, -watch.nbytes)
         call = self.new_call(watch.maker, 0, False)
         storage = self.new_storage(call, watch.nbytes)
-        storage.payload.watch = watch
+        memory: Memory = storage.payload
+        memory.watch = watch
+        home = watch()
+        memory.size = watch.nbytes if home is None else home.nbytes()
         watch.storage = storage
         if tensor is not None:
             storage.payload.describe(tensor)
@@ -215,7 +221,9 @@ class Driver:
         """The program may have changed the size of what it holds."""
         memory: Memory = storage.payload
         memory.alias = None  # it may reach beyond the end now
-        self.engine.resize(storage, self.counted(memory.home()))
+        home = memory.home()
+        memory.size = home.nbytes()
+        self.engine.resize(storage, self.counted(home))
 
     def keep(self, tensor: Tensor) -> None:
         """The memory of `tensor` is never let go."""
@@ -280,17 +288,25 @@ class Driver:
         self.poll()
         self.perform(self.engine.forget(source))
 
-    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+    def rescue(
+        self,
+        again: Callable[[], Result],
+        out: torch.OutOfMemoryError,
+        random: tuple[torch.Generator, Tensor] | None = None,
+    ) -> Result:
         """The device ran out of memory all the same: lets go of half, then of all, and tries again.
 
-        What an operator needs inside itself, and what lies in pieces, no budget counts. Allocators
-        fail before anything is computed, so that an operator can start anew.
+        What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
+        must be able to start anew; `random`: a generator that it draws from, which is put back.
         """
         for nbytes in (self.engine.memory // 2, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            if random is not None:
+                generator, state = random
+                generator.set_state(state)
             try:
                 return again()
             except torch.OutOfMemoryError as error:
@@ -423,6 +439,21 @@ class Driver:
 
     # -- actions --------------------------------------------------------------------------------
 
+    @property
+    def works(self) -> bool:
+        """Whether the operators of this thread are the runtime's own."""
+        return self.busy == threading.get_ident()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside they are, and no mode of the program's sees them. With the lock only."""
+        busy, self.busy = self.busy, threading.get_ident()
+        try:
+            with beneath(self.below):
+                yield
+        finally:
+            self.busy = busy
+
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
         if not actions:
@@ -480,19 +511,19 @@ class Driver:
             return tensors
 
     def _compute(self, call: Call, in_place: bool) -> None:
-        busy, self.busy = self.busy, True
         try:
-            try:
-                tensors = self._run_again(call, in_place)
-            except torch.OutOfMemoryError as out:
-                tensors = self.rescue(lambda: self._run_again(call, in_place), out)
+            with self.working():
+                try:
+                    tensors = self._run_again(call, in_place)
+                except torch.OutOfMemoryError as out:
+                    if in_place and not call.payload.signature.operator.starts_anew:
+                        raise
+                    tensors = self.rescue(lambda: self._run_again(call, in_place), out)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:
                     self.perform(self.engine.spoil(source.storage))
             raise
-        finally:
-            self.busy = busy
         if in_place:
             self.table.written_over(call)
         else:

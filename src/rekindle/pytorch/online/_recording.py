@@ -11,11 +11,11 @@ from torch import Tensor
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.operators import (
-    PLAIN_TENSORS,
     STRIDED,
     UNTAGGED_RANDOM,
     Invocation,
     Recipe,
+    is_plain,
     tensors_in,
     written_by,
 )
@@ -56,7 +56,7 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
             continue
         written = position in invocation.written
         reads = not written or not invocation.operator.overwriting
-        covers = geometry_of(invocation.tensors[position]).span == storage.nbytes
+        covers = geometry_of(invocation.tensors[position]).span == storage.payload.size
         if flags & UNWRITTEN and (reads or not covers):
             driver.seal(storage)  # what is in there came from where nobody saw it
         elif flags & ZEROED and not written:
@@ -86,7 +86,7 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         signature.learn(positions, nbytes, exotic=bool(exotic))
     cost = signature.cost
     if invocation.written:
-        if written_over(driver, invocation, recording, hidden=operator.statistics):
+        if written_over(driver, invocation, recording, hidden=operator.unannounced):
             cost = 0  # the engine knows
         # Results beside what was written: the call cannot be run again for them.
         recording &= operator.statistics
@@ -201,7 +201,7 @@ def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.Untyped
     made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
     seen: list[int] = []
     for position, tensor in enumerate(tensors_in(result)):
-        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+        if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
             address = home._cdata
             if address not in seen and not table.lives(address):

@@ -12,6 +12,7 @@ from torch import Tensor
 from rekindle._errors import Unsupported
 from rekindle.engine import Call, Storage
 from rekindle.pytorch.operators._signature import Invocation, Signature, tensors_in
+from rekindle.pytorch.operators._switches import switched, switches
 from rekindle.pytorch.tensors import Geometry, Memory, site
 
 _KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
@@ -27,7 +28,16 @@ class Recipe:
     The tensor arguments are the call's inputs, in order, but for those that are left out.
     """
 
-    __slots__ = ("depth", "dropped", "extras", "grad_mode", "random", "signature", "written")
+    __slots__ = (
+        "depth",
+        "dropped",
+        "extras",
+        "grad_mode",
+        "random",
+        "signature",
+        "switches",
+        "written",
+    )
 
     depth: int  #: how many calls hang on each other, where somebody counts
 
@@ -38,6 +48,8 @@ class Recipe:
         self.extras = invocation.extras
         self.random = invocation.random  #: the generator, and its state before the call
         self.grad_mode = invocation.grad_mode
+        #: PyTorch's own, as they stood
+        self.switches = switches.now(invocation.operator.precise)
         self.written = written  #: which of the tensors the operator writes
         self.dropped = dropped  #: which are left out: running statistics move only once
 
@@ -94,7 +106,7 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
         for position, (geometry, home) in enumerate(zip(signature.geometries(), homes, strict=True))
     )
     args, kwargs = signature.arguments(rebuilt, recipe.extras)
-    with as_the_first_time(recipe.grad_mode):
+    with as_the_first_time(recipe.grad_mode), switched(recipe.switches):
         if recipe.random is None:
             result = signature.operator.func(*args, **kwargs)
         else:
@@ -110,10 +122,11 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     made = tensors_in(result)
     fresh = [made[position] for position in signature.fresh or ()]
     for tensor, storage in zip(fresh, call.made, strict=True):
-        if tensor.untyped_storage().nbytes() != storage.nbytes:
+        size = storage.payload.size
+        if tensor.untyped_storage().nbytes() != size:
             raise Unsupported(
                 f"{call.name} made {tensor.untyped_storage().nbytes()} bytes when it ran again, "
-                f"{storage.nbytes} the first time: its result depends on something outside its "
+                f"{size} the first time: its result depends on something outside its "
                 "arguments. Keep it: run it in `with rekindle.never_recompute():`"
             )
     return fresh
@@ -123,9 +136,9 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     """The memory of a resident input, after making sure that it still is what it was."""
     memory: Memory = storage.payload
     home = memory.home()
-    if home.nbytes() != storage.nbytes:
+    if home.nbytes() != memory.size:
         raise Unsupported(
-            f"a tensor of {storage.nbytes} bytes that recomputation needs now has {home.nbytes()}: "
+            f"a tensor of {memory.size} bytes that recomputation needs now has {home.nbytes()}: "
             "its memory was resized outside (as FSDP does after the forward pass). "
             "Use reshard_after_forward=False"
         )

@@ -7,6 +7,7 @@ again. Numbers that change from call to call (a float, a generator) stay out of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
+from torch.nn.parameter import UninitializedTensorMixin
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
@@ -131,6 +133,12 @@ class Invocation:
                 parts.append(tuple(items))
             elif kind in _HASHABLE:
                 parts.append(arg)
+            elif is_plain(kind) and arg.layout is STRIDED:
+                self.tensors.append(arg)
+                geometry = geometry_of(arg)
+                if sees_requires_grad and arg.requires_grad and torch.is_grad_enabled():
+                    geometry = requiring_grad(geometry)
+                parts.append(geometry)
             else:
                 self.opaque |= isinstance(arg, Tensor)
                 self.extras.append(arg)
@@ -218,15 +226,20 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-_signatures: dict[tuple[Any, ...], Signature] = {}
+#: By the default type, on which the sizes of results depend (integers divided, say).
+_signatures: dict[torch.dtype, dict[tuple[Any, ...], Signature]] = {}
 
 
 def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
-    found = _signatures.get(key)
+    dtype = torch.get_default_dtype()
+    signatures = _signatures.get(dtype)
+    if signatures is None:
+        signatures = _signatures[dtype] = {}
+    found = signatures.get(key)
     if found is None:
-        if len(_signatures) > MOST_KEPT:
-            _signatures.clear()
-        found = _signatures[key] = Signature(operator, key)
+        if len(signatures) > MOST_KEPT:
+            signatures.clear()
+        found = signatures[key] = Signature(operator, key)
     return found
 
 
@@ -239,13 +252,28 @@ def tensors_in(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else []
 
 
+@functools.lru_cache(MOST_KEPT)
+def is_plain(kind: type) -> bool:
+    """Whether tensors of this kind are like any other to an operator.
+
+    A subclass is, unless it answers operators itself. A lazy parameter will be: it has no memory.
+    """
+    return (
+        issubclass(kind, Tensor)
+        and not issubclass(kind, UninitializedTensorMixin)
+        and not _has_dispatch(kind)
+    )
+
+
 def takes_itself_apart(kind: type) -> bool:
     """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
 
     Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
     """
-    if kind in (FakeTensor, FunctionalTensor):
-        return False
+    return kind not in (FakeTensor, FunctionalTensor) and _has_dispatch(kind)
+
+
+def _has_dispatch(kind: type) -> bool:
     plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
     return getattr(kind, "__torch_dispatch__", plain) not in (
         plain,

@@ -83,16 +83,13 @@ class SwappingDriver(Driver):
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         if not actions:
             return
-        busy, self.busy = self.busy, True  # memory for what comes back is made here
-        try:
-            with self.swapper.event(), closing(self._others(actions)) as others:
+        try:  # memory for what comes back is made here
+            with self.working(), self.swapper.event(), closing(self._others(actions)) as others:
                 super().perform(others, who)
         except OutOfBudget as out:
             if complaint := self.swapper.complaint():
                 out.add_note(f"Swapping did not help: {complaint}")
             raise
-        finally:
-            self.busy = busy
 
     def _others(self, actions: Iterable[Action]) -> Generator[Action]:
         """Performs what concerns the host; the rest is handed on."""
