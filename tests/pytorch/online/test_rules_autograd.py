@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Literal
 
 import pytest
 import torch
@@ -89,6 +90,32 @@ def test_differentiated_twice() -> None:
         return step
 
     harshest(program)
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_running_statistics_differentiated_twice(evict: Literal["saved", "anything"]) -> None:
+    """Autograd gives back what it saved, of a tensor that the program has dropped, to a backward
+    pass that saves it again: both are of one version (R7)."""
+
+    def program() -> Step:
+        norms = nn.Sequential(
+            *[nn.InstanceNorm1d(4, affine=True, track_running_stats=True) for _ in range(3)]
+        )
+        weight = torch.randn(16, 160, requires_grad=True)
+        batch = torch.randn(40, 16)
+
+        def step() -> object:
+            x = batch.clone().requires_grad_()
+            loss = norms((x @ weight).view(40, 4, 40)).tanh().square().mean()
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = loss + slope.square().sum()
+            del slope
+            loss.backward()
+            return loss, norms, weight, x
+
+        return step
+
+    harshest(program, evict=evict)
 
 
 def test_differentiated_three_times() -> None:

@@ -52,6 +52,7 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
         flags: int = storage.payload.flags
         if flags & EXOTIC:
             may_record = False
+            continue
         if not flags & (UNWRITTEN | ZEROED):
             continue
         written = position in invocation.written
@@ -79,7 +80,7 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
     positions = tuple([position for position, _, _ in made])
     exotic = 0
     for _, tensor, _ in made:
-        if is_exotic(tensor.dtype):
+        if is_exotic(tensor):
             exotic = EXOTIC
     if signature.fresh is None:
         nbytes = sum(home.nbytes() for _, _, home in made)

@@ -19,7 +19,7 @@ from torch._ops import HigherOrderOperator
 from rekindle.engine import Storage
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
-from rekindle.pytorch.online._handle import Handle, kept, modified, with_counter_of
+from rekindle.pytorch.online._handle import Handle, count_from, kept, modified, with_counter_of
 from rekindle.pytorch.online._history import LONGEST_CHAIN
 from rekindle.pytorch.online._recording import (
     find_written,
@@ -289,6 +289,8 @@ class Runtime:
                 if alias is None or home.nbytes() != storage.nbytes:
                     alias = handle.geometry.of(home)
                     counted = counted if counted is not None else memory.counted()
+                    if counted is None and handle.version >= 0:
+                        count_from(alias, handle.version)
                 if counted is None:
                     return alias.detach()
                 lent = counted.detach()
