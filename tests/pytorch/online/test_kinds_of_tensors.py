@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rekindle
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, harshest, vector
+from tests.pytorch.sweep import _everything
 
 Evict = Literal["saved", "anything"]
 EVICT: tuple[Evict, ...] = ("saved", "anything")
@@ -133,3 +134,75 @@ def test_a_write_to_a_sparse_tensor_happens_once(evict: Evict, write: str) -> No
     with rekindle.budget("1GiB", evict=evict):
         got = written()
     assert differing(everything(got), everything(wanted)) == []
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": lambda values: torch.sparse_coo_tensor([[0, 2, 4]], values, (5,)),
+    "csr": lambda values: torch.sparse_csr_tensor([0, 1, 3], [0, 1, 2], values, (2, 3)),
+    "csc": lambda values: torch.sparse_csc_tensor([0, 1, 2, 3], [0, 1, 1], values, (2, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*[sS]parse")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_sparse_tensor_is_made_of_comes_back(layout: str) -> None:
+    with rekindle.budget(_everything.AMPLE, evict="anything") as run:
+        sparse = LAYOUTS[layout](torch.ones(3) * 2)
+        _everything.let_go(run)
+        assert sparse.to_dense().sum() == 6
+        _everything.let_go(run)
+        assert "2., 2., 2." in repr(sparse)
+        assert run.recomputations >= 2
+    assert sparse.to_dense().sum() == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*[sS]parse")
+@pytest.mark.parametrize("evict", EVICT)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_write_through_a_sparse_tensor_is_a_write_to_its_values(
+    layout: str, evict: Evict
+) -> None:
+    """(R3)"""
+
+    def program() -> Callable[[], object]:
+        weight, values = torch.rand(3, requires_grad=True), torch.rand(3)
+
+        def step() -> object:
+            made = values.sin()
+            LAYOUTS[layout](made).mul_(2)
+            loss = (made * weight).sum() * deeper(torch.ones(WIDTH, requires_grad=True)).sum()
+            kept = made.clone() if evict == "anything" else None
+            del made
+            loss.backward()
+            return weight, kept, loss
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+@pytest.mark.parametrize("evict", EVICT)
+def test_sparse_gradients_and_their_optimizer(evict: Evict) -> None:
+    def program() -> Callable[[], object]:
+        table, layer = nn.Embedding(50, 64, sparse=True), nn.Linear(64, 64)
+        sparse = torch.optim.SparseAdam(list(table.parameters()), 0.1)
+        plain = torch.optim.SGD(layer.parameters(), 0.1)
+        batches = [torch.randint(0, 50, (20,)) for _ in range(3)]
+
+        def step() -> object:
+            loss = torch.zeros(())
+            for batch in batches:
+                hidden = table(batch)
+                for _ in range(4):
+                    hidden = layer(hidden).tanh() * hidden
+                loss = hidden.square().mean()
+                del hidden
+                loss.backward()
+                for optimizer in (sparse, plain):
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return loss, table, layer
+
+        return step
+
+    harshest(program, evict=evict)

@@ -26,6 +26,7 @@ from rekindle.pytorch.tensors import (
     geometries,
     geometry_of,
     new_geometry,
+    parts_of,
     requiring_grad,
 )
 
@@ -116,7 +117,7 @@ class Invocation:
                 # As in `geometry_of`: nothing is called as often as this.
                 try:
                     key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
-                except RuntimeError:  # nested: it has memory, and no shape
+                except RuntimeError:  # nested: it has memory of its own, and no shape
                     self._take_opaque(arg, parts)
                     continue
                 if key[3] in COMPLEX or arg.is_neg():
@@ -144,6 +145,7 @@ class Invocation:
 
     def _take_opaque(self, arg: Tensor, parts: list[Any]) -> None:
         self.opaque = True
+        self.tensors += parts_of(arg)
         self.extras.append(arg)
         parts.append(EXTRA)
 
