@@ -69,6 +69,34 @@ def test_gradients_of_some_inputs() -> None:
     harshest(program)
 
 
+@pytest.mark.parametrize("way", ["batched", "jacobian", "vmap"])
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_random_operators_run_again_for_a_batch_of_gradients(
+    way: str, evict: Literal["saved", "anything"]
+) -> None:
+    """(R5): below `vmap`, which refuses random operators."""
+
+    def program() -> Step:
+        weight, ways = vector(True), torch.eye(4)
+
+        def rows(weight: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.dropout((weight.sin() * weight).exp(), 0.5)
+            return (x.exp() * x).view(4, -1).sum(1)
+
+        def step() -> object:
+            if way == "jacobian":
+                return torch.autograd.functional.jacobian(rows, weight, vectorize=True)
+            out = rows(weight)
+            if way == "batched":
+                return torch.autograd.grad(out, weight, ways, is_grads_batched=True)
+            return torch.func.vmap(lambda row: torch.autograd.grad(out, weight, row))(ways)
+
+        return step
+
+    again = harshest(program, evict=evict).again
+    assert again["bernoulli_"] > 0
+
+
 def test_differentiated_twice() -> None:
     """A gradient penalty: the backward pass is recorded as well, and its values are let go."""
 
