@@ -33,6 +33,7 @@ from rekindle.pytorch.online import (
     is_out_of_memory,
     resizes_seen,
     short_form,
+    trades_seen,
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
 from rekindle.pytorch.swap import host_memory
@@ -304,6 +305,7 @@ class budget:
                 hooks = stack.enter_context(anything(runtime))
             stack.enter_context(saved_tensors_hooks(*hooks))
             stack.enter_context(resizes_seen(runtime.driver))
+            stack.enter_context(trades_seen(runtime.driver))
             stack.enter_context(regions_shown())
             steps = OptimizerSteps(runtime, mode)
             for hook in steps.watch():

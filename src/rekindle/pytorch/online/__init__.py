@@ -28,3 +28,4 @@ from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
+from rekindle.pytorch.online._trade import trades_seen as trades_seen

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -194,6 +194,13 @@ class Driver:
             self._counts[device] = device.type == self.device.type
         return home.nbytes() if self._counts[device] else 0
 
+    def knowing(self) -> Iterator[Storage]:
+        """All that may know a tensor of the program: what is in the graph or was overwritten."""
+        for storage in self.engine.storages:
+            yield storage
+            for call in storage.makers:
+                yield from (source.storage for _, source in call.overwrites)
+
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
         with self.lock:
@@ -351,6 +358,9 @@ class Driver:
         """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
+            for storage in self.knowing():
+                if not storage.references and not storage.consumers:
+                    storage.payload.origin = None  # which `swap_tensors` would mind
             if self.watcher is not None:
                 self.watcher.close()
                 self.watcher = None
