@@ -31,6 +31,7 @@ from rekindle.pytorch.online import (
     Places,
     Runtime,
     is_out_of_memory,
+    lost_in,
     resizes_seen,
     short_form,
     trades_seen,
@@ -335,6 +336,9 @@ class budget:
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, self._budget))
         if type(error) is RuntimeError:
+            refused = lost_in(error, driver)
+            if refused is not None:
+                raise refused from error
             for part, explanation in _REFUSED_BY_TORCH.items():
                 if part in str(error):
                     raise Unsupported(explanation) from error

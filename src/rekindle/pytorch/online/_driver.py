@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
@@ -38,6 +39,8 @@ class Driver:
         self.device = device
         self.lock = threading.RLock()
         self.busy = False  #: operators run now are the runtime's own
+        #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
+        self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.recorder: Recorder | None = None
@@ -51,7 +54,7 @@ class Driver:
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
-        self._next_op = 0
+        self.operators_run = 0  #: those that the engine knows of
         self.storages_made = 0  #: in the whole run
         #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
         self._outside: Storage | None = None
@@ -81,8 +84,8 @@ class Driver:
         """A call that nobody knows of yet; it must be admitted before the next is made."""
         if self.places is not None:
             self.places.note()
-        self._next_op += 1
-        return Call(OpId(self._next_op - 1), name, cost, (), replayable)
+        self.operators_run += 1
+        return Call(OpId(self.operators_run - 1), name, cost, (), replayable)
 
     def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
         """What `call` makes, or what it writes where something else was."""
@@ -119,7 +122,7 @@ class Driver:
     def account(self, name: str, cost: Nanoseconds) -> None:
         """An operator ran that made nothing."""
         if self.capture is None and self.recorder is None:
-            self._next_op += 1
+            self.operators_run += 1
             self.engine.account(cost)
         else:
             self.admit(self.new_call(name, cost, False))
@@ -441,9 +444,7 @@ class Driver:
                 action = next(iterator, None)
             except NoRoom as shortage:
                 name = who or (shortage.call.name if shortage.call else "")
-                raise out_of_budget(
-                    shortage, self.engine, self.table, self.optimizers, name
-                ) from None
+                raise self._refusal(shortage, name) from None
             if action is None:
                 for storage in self.engine.take_bereft():  # kept like a source from now on
                     self.own(storage)
@@ -462,6 +463,11 @@ class Driver:
                 continue
             if self.recorder is not None:
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
+
+    def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
+        error = out_of_budget(shortage, self.engine, self.table, self.optimizers, name)
+        self.refused = (self.operators_run, str(error), dict(vars(error)))
+        return error
 
     def _let_go(self, storage: Storage) -> None:
         self.table.vacate(storage)

@@ -39,6 +39,7 @@ class Region:
     """What `Operator` says of an operator, said of the code of one graph."""
 
     name = "inductor::compiled_region"
+    returns_tensors = True
     random = True  # to put the generator back costs less than to find out
     content = 0
     indexing = overwriting = resizes = returns_written = routing = False

@@ -281,6 +281,8 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
     A sparse or nested argument has no meta tensor, and is not to be computed with: as many bytes as
     the largest argument has, padded, are a guess.
     """
+    if not signature.operator.returns_tensors:
+        return 0
     opaque = [extra for extra in extras if isinstance(extra, Tensor)]
     if opaque:
         if signature.operator.returns_written:
