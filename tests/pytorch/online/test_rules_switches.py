@@ -76,7 +76,9 @@ def _denormal(weight: Tensor) -> Tensor:
     return weight * ((weight * 1e-39) * 1e38).sin()
 
 
-SETTINGS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], Tensor]]] = {
+SETTINGS: dict[
+    str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], Tensor]]
+] = {
     "default type": (lambda: _set("default_dtype", torch.float64), _integers),
     "threads": (lambda: _set("num_threads", 3), _sum),
     "flushed denormal": (_flushing_denormal, _denormal),

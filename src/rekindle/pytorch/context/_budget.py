@@ -33,8 +33,10 @@ from rekindle.pytorch.online import (
     Runtime,
     dispatch_modes,
     is_out_of_memory,
+    lost_in,
     resizes_seen,
     short_form,
+    trades_seen,
     unwatched,
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
@@ -43,6 +45,7 @@ from rekindle.report._data import Swapped
 from rekindle.report._report import Report
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
+
 
 class _Mode(TorchDispatchMode):
     """Hands every operator to the runtime. Views make no memory and pass."""
@@ -309,6 +312,7 @@ class budget:
                 hooks = stack.enter_context(anything(runtime))
             stack.enter_context(saved_tensors_hooks(*hooks))
             stack.enter_context(resizes_seen(runtime.driver))
+            stack.enter_context(trades_seen(runtime.driver))
             stack.enter_context(regions_shown())
             steps = OptimizerSteps(runtime, mode)
             for hook in steps.watch():
@@ -338,6 +342,9 @@ class budget:
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, self._budget))
         if type(error) is RuntimeError:
+            refused = lost_in(error, driver)
+            if refused is not None:
+                raise refused from error
             for part, explanation in _REFUSED_BY_TORCH.items():
                 if part in str(error):
                     raise Unsupported(explanation) from error

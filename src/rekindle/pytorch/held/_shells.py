@@ -21,7 +21,7 @@ from rekindle.pytorch.held._husk import exchange, husk
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import LONGEST_CHAIN, Driver, may_forget
 from rekindle.pytorch.operators import STRIDED, Recipe, is_plain
-from rekindle.pytorch.tensors import Memory
+from rekindle.pytorch.tensors import Memory, parts_of
 
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
 #: `pad_packed_sequence`) read it before any of them runs.
@@ -110,17 +110,19 @@ class Shells:
             self._keep_gradients()
         if self.threads.changed():
             self._pause(bool(self.threads.unknown))
-        wanted = [found for each in tensors if (found := self._storage_of(each)) is not None]
+        found = [self._storage_of(part) for each in tensors for part in (each, *parts_of(each))]
+        wanted = [storage for storage in dict.fromkeys(found) if storage is not None]
         locked = [storage for storage in wanted if storage.resident]
+        missing = [storage for storage in wanted if not storage.resident]
         for storage in locked:
             driver.engine.lock(storage)
         try:
-            for storage in wanted:
-                if not storage.resident:
+            for storage in missing:
+                if not storage.resident:  # else it came back on the way to another
                     driver.settle()  # garbage collection may have come by
                     driver.use(storage)
-                    driver.engine.lock(storage)
-                    locked.append(storage)
+                driver.engine.lock(storage)
+                locked.append(storage)
         except BaseException:
             self.done(locked)
             raise

@@ -24,6 +24,7 @@ from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import is_out_of_memory as is_out_of_memory
+from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
@@ -31,3 +32,4 @@ from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
 from rekindle.pytorch.online._streams import Streams as Streams
+from rekindle.pytorch.online._trade import trades_seen as trades_seen

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
@@ -42,6 +43,8 @@ class Driver:
         self.lock = threading.RLock()
         self.busy = 0  #: the thread whose operators are the runtime's own, if there is one now
         self.below: Modes = ()  #: dispatch modes around the context
+        #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
+        self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.recorder: Recorder | None = None
@@ -56,7 +59,7 @@ class Driver:
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
-        self._next_op = 0
+        self.operators_run = 0  #: those that the engine knows of
         self.storages_made = 0  #: in the whole run
         #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
         self._outside: Storage | None = None
@@ -86,8 +89,8 @@ class Driver:
         """A call that nobody knows of yet; it must be admitted before the next is made."""
         if self.places is not None:
             self.places.note()
-        self._next_op += 1
-        return Call(OpId(self._next_op - 1), name, cost, (), replayable)
+        self.operators_run += 1
+        return Call(OpId(self.operators_run - 1), name, cost, (), replayable)
 
     def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
         """What `call` makes, or what it writes where something else was."""
@@ -124,7 +127,7 @@ class Driver:
     def account(self, name: str, cost: Nanoseconds) -> None:
         """An operator ran that made nothing."""
         if self.capture is None and self.recorder is None:
-            self._next_op += 1
+            self.operators_run += 1
             self.engine.account(cost)
         else:
             self.admit(self.new_call(name, cost, False))
@@ -201,6 +204,13 @@ class Driver:
         if device not in self._counts:  # once: the name of its type is made anew each time
             self._counts[device] = device.type == self.device.type
         return home.nbytes() if self._counts[device] else 0
+
+    def knowing(self) -> Iterator[Storage]:
+        """All that may know a tensor of the program: what is in the graph or was overwritten."""
+        for storage in self.engine.storages:
+            yield storage
+            for call in storage.makers:
+                yield from (source.storage for _, source in call.overwrites)
 
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
@@ -369,6 +379,9 @@ class Driver:
         """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
+            for storage in self.knowing():
+                if not storage.references and not storage.consumers:
+                    storage.payload.origin = None  # which `swap_tensors` would mind
             if self.watcher is not None:
                 self.watcher.close()
                 self.watcher = None
@@ -464,9 +477,7 @@ class Driver:
                 action = next(iterator, None)
             except NoRoom as shortage:
                 name = who or (shortage.call.name if shortage.call else "")
-                raise out_of_budget(
-                    shortage, self.engine, self.table, self.optimizers, name
-                ) from None
+                raise self._refusal(shortage, name) from None
             if action is None:
                 for storage in self.engine.take_bereft():  # kept like a source from now on
                     self.own(storage)
@@ -485,6 +496,11 @@ class Driver:
                 continue
             if self.recorder is not None:
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
+
+    def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
+        error = out_of_budget(shortage, self.engine, self.table, self.optimizers, name)
+        self.refused = (self.operators_run, str(error), dict(vars(error)))
+        return error
 
     def _let_go(self, storage: Storage) -> None:
         self.vacate(storage)

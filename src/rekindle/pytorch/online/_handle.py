@@ -89,6 +89,13 @@ def kept(tensor: Tensor) -> tuple[Tensor, int]:
     return alias, version_of(tensor)
 
 
+def count_from(tensor: Tensor, version: int) -> None:
+    """What stands for a tensor that was saved has its version: it may be saved again itself, and
+    then handles of both ask one counter."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
+
+
 def with_counter_of(tensor: Tensor) -> Tensor:
     """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]

@@ -57,8 +57,7 @@ def _leaf(tensor: Tensor) -> Tensor:
         return tensor
     with unwatched(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         leaf: Any = get_gradient_edge(tensor).node.variable  # type: ignore[attr-defined]
-    same = (
-        leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata
-        and geometry_of(leaf) is geometry_of(tensor)
-    )
+    same = leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata and geometry_of(
+        leaf
+    ) is geometry_of(tensor)
     return leaf if same else tensor

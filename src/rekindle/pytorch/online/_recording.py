@@ -29,6 +29,7 @@ from rekindle.pytorch.tensors import (
     Table,
     geometry_of,
     is_exotic,
+    parts_of,
     share_version,
 )
 
@@ -36,9 +37,13 @@ from rekindle.pytorch.tensors import (
 def find_written(invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Which of the tensors the operator writes; hidden writes too (R3, R6)."""
     operator = invocation.operator
-    identities = {id(target) for target in written_by(operator, args, kwargs)}
+    targets = list(written_by(operator, args, kwargs))
+    identities = {id(target) for target in targets}
+    sparse: set[int] = set()  # addresses
+    if invocation.opaque:
+        sparse = {part.untyped_storage()._cdata for each in targets for part in parts_of(each)}
     for position, tensor in enumerate(invocation.tensors):
-        if id(tensor) in identities:
+        if id(tensor) in identities or (sparse and tensor.untyped_storage()._cdata in sparse):
             invocation.written += (position,)
             storage = invocation.inputs[position]
             if not storage.replayable and storage.consumers:
@@ -52,6 +57,7 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
         flags: int = storage.payload.flags
         if flags & EXOTIC:
             may_record = False
+            continue
         if not flags & (UNWRITTEN | ZEROED):
             continue
         written = position in invocation.written
@@ -79,7 +85,7 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
     positions = tuple([position for position, _, _ in made])
     exotic = 0
     for _, tensor, _ in made:
-        if is_exotic(tensor.dtype):
+        if is_exotic(tensor):
             exotic = EXOTIC
     if signature.fresh is None:
         nbytes = sum(home.nbytes() for _, _, home in made)

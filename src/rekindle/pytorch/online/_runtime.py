@@ -20,7 +20,7 @@ from rekindle.engine import Storage
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
-from rekindle.pytorch.online._handle import Handle, kept, modified, with_counter_of
+from rekindle.pytorch.online._handle import Handle, count_from, kept, modified, with_counter_of
 from rekindle.pytorch.online._history import LONGEST_CHAIN
 from rekindle.pytorch.online._leaves import leaves
 from rekindle.pytorch.online._recording import (
@@ -312,6 +312,8 @@ class Runtime:
                 if alias is None or home.nbytes() != memory.size:
                     alias = handle.geometry.of(home)
                     counted = counted if counted is not None else memory.counted()
+                    if counted is None and handle.version >= 0:
+                        count_from(alias, handle.version)
                 if counted is None:
                     return alias.detach()
                 lent = counted.detach()
@@ -329,9 +331,7 @@ class Runtime:
             raise modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
 
 
-def _generator(
-    invocation: Invocation, kwargs: dict[str, Any]
-) -> tuple[torch.Generator, Tensor]:
+def _generator(invocation: Invocation, kwargs: dict[str, Any]) -> tuple[torch.Generator, Tensor]:
     """What a random operator draws from, and its state before."""
     generator = generator_of(invocation.tensors, invocation.extras, kwargs.get("device"))
     return generator, generator.get_state()

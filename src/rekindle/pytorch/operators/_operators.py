@@ -172,14 +172,15 @@ class Operator:
         "predicting",
         "random",
         "resizes",
+        "returns_tensors",
         "returns_written",
         "routing",
         "sees_requires_grad",
         "separating",
         "starts_anew",
         "statistics",
-        "view",
         "unannounced",
+        "view",
         "writes",
         "written",
     )
@@ -212,6 +213,8 @@ class Operator:
         #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
         views = only_aliases and not self.written and not _is_composed(func)
         self.view = views or self.name.startswith("profiler::")
+        #: Returns tensors: else it makes none.
+        self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags

@@ -40,6 +40,7 @@ class Region:
 
     name = "inductor::compiled_region"
     precise = True
+    returns_tensors = True
     random = True  # to put the generator back costs less than to find out
     content = 0
     indexing = overwriting = resizes = returns_written = routing = False

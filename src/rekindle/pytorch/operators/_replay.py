@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -15,10 +17,25 @@ from rekindle.pytorch.operators._signature import Invocation, Signature, tensors
 from rekindle.pytorch.operators._switches import switched, switches
 from rekindle.pytorch.tensors import Geometry, Memory, site
 
-_KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
-_AUTOCAST = torch._C.DispatchKeySet(_KEYS.AutocastCPU)  # type: ignore[attr-defined]
-for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastHPU", "AutocastPrivateUse1"):
-    _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(getattr(_KEYS, _name))  # type: ignore[attr-defined]
+#: Of autocast, and of the `vmap` that runs a backward pass for a batch of gradients.
+_ABOVE = functools.reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name))  # type: ignore[attr-defined]
+        for name in (
+            "AutocastCPU",
+            "AutocastCUDA",
+            "AutocastMPS",
+            "AutocastXPU",
+            "AutocastHPU",
+            "AutocastPrivateUse1",
+            "FuncTorchDynamicLayerBackMode",
+            "FuncTorchDynamicLayerFrontMode",
+            "FuncTorchVmapMode",
+            "VmapMode",
+        )
+    ),
+)
 
 
 @final
@@ -56,11 +73,11 @@ class Recipe:
 
 @contextmanager
 def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
-    """Below autograd and autocast, where the mode saw the call; in the grad mode of then."""
+    """Below autograd, autocast and `vmap`, where the mode saw the call; in the grad mode of then."""
     grad_mode_now = torch.is_grad_enabled()
     below_autograd = torch._C._AutoDispatchBelowAutograd()  # type: ignore[attr-defined]
-    below_autocast = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # type: ignore[attr-defined]
-    with below_autograd, below_autocast:
+    below_others = torch._C._ExcludeDispatchKeyGuard(_ABOVE)  # type: ignore[attr-defined]
+    with below_autograd, below_others:
         torch._C._set_grad_enabled(grad_mode)
         try:
             yield

@@ -78,7 +78,7 @@ class Memory:
         origin = tensor if tensor._base is None else tensor._base
         self.origin = weakref.ref(origin)
         self.version = version_of(origin)
-        if is_exotic(tensor.dtype):
+        if is_exotic(tensor):
             self.flags |= EXOTIC
 
     def home(self) -> torch.UntypedStorage:
