@@ -48,7 +48,7 @@ class _Mode(TorchDispatchMode):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
-        self._runtime = runtime
+        self.runtime = runtime  #: or who stands in for it during an optimizer's step
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,20 +62,23 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
-            return self._runtime.run_whole(func, args, kwargs or {})
+            return self.runtime.run_whole(func, args, kwargs or {})
         if types and any(map(takes_itself_apart, types)):  # a DTensor: its parts will come here
             return NotImplemented
         facts = operator(func)
         kwargs = kwargs or {}
-        driver = self._runtime.driver
+        runtime = self.runtime
+        driver = runtime.driver
         if driver.busy:
             return facts.func(*args, **kwargs)
         if facts.view:
             if facts.resizes:
-                return self._runtime.set_memory(facts, args, kwargs)
+                return runtime.set_memory(facts, args, kwargs)
+            if facts.marks:
+                return runtime.mark(facts, args, kwargs)
             driver.meet(args[0])
             return facts.func(*args, **kwargs)
-        return self._runtime.run(facts, args, kwargs)
+        return runtime.run(facts, args, kwargs)
 
 
 def _keep_dynamo_out() -> None:

@@ -81,7 +81,7 @@ class Touching(TorchDispatchMode):
         kwargs = kwargs or {}
         shells = self._shells
         with shells.lock:
-            if not shells.open or shells.busy:
+            if not shells.open or shells.busy or getattr(func, "namespace", "") == "profiler":
                 return func(*args, **kwargs)
             plain = type(func) is OpOverload
             tensors = list(_tensors(args, kwargs))

@@ -3,6 +3,8 @@
 from rekindle.pytorch.online._audit import Audit as Audit
 from rekindle.pytorch.online._audit import Site as Site
 from rekindle.pytorch.online._capture import Capture as Capture
+from rekindle.pytorch.online._contents import PutBack as PutBack
+from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS

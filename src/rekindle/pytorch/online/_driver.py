@@ -18,7 +18,7 @@ from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
-from rekindle.pytorch.online._history import carried_along
+from rekindle.pytorch.online._history import carried_along, may_forget
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._watcher import Watcher
@@ -266,6 +266,19 @@ class Driver:
         if self.capture is not None:
             self.capture.sealed(storage)
         self.perform(self.engine.seal(storage))
+
+    def keep_from_now_on(self, homes: Iterable[torch.UntypedStorage]) -> None:
+        """An optimizer will write them, step after step: they are constants from now on (R4), or
+        each could be computed again from all steps before."""
+        for home in homes:
+            watch = self.table.watches.get(home._cdata)
+            storage = None if watch is None else watch.storage
+            if storage is not None and storage.replayable:
+                if not storage.resident:
+                    self.use(storage)
+                self.engine.let_return(storage, False)
+                if may_forget(storage):
+                    self.seal(storage)
 
     def forget_history(self) -> None:
         """What the program carries along from graph to graph is kept, not how it came about."""

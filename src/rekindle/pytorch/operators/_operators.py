@@ -133,6 +133,7 @@ class Operator:
         "dynamic",
         "func",
         "indexing",
+        "marks",
         "name",
         "opaque",
         "overload",
@@ -173,7 +174,8 @@ class Operator:
         #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
         #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
         views = only_aliases and not self.written and not _is_composed(func)
-        self.view = views or self.name.startswith("profiler::")
+        self.marks = self.name.startswith("profiler::")
+        self.view = views or self.marks
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags

@@ -259,6 +259,9 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
     Where the sizes depend on values (nonzero) or there is no meta kernel: an upper bound that holds
     for every operator of the first kind, as many 8-byte coordinates as the largest argument has.
     """
+    operator = signature.operator
+    if operator.writes and operator.returns_written and not operator.resizes:
+        return 0
     metas = [_meta(geometry) for geometry in signature.geometries()]
     known = {(home := meta.untyped_storage())._cdata: home.nbytes() for meta in metas}
     drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
