@@ -12,6 +12,7 @@ without the dispatch mode.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -26,6 +27,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._dry_run import bytes_of_step
+from rekindle.pytorch.online._history import forget_sources, keep_from_now_on
 from rekindle.pytorch.online._runtime import Runtime
 from rekindle.pytorch.online._undo import Undo, tensors_kept_by
 from rekindle.pytorch.operators import PLAIN_TENSORS
@@ -62,7 +64,6 @@ class _Begun:
     memory: Bytes
     compute_ns: Nanoseconds
     changes: tuple[int, int]
-    records: bool  #: what is made with grad mode off has recipes
 
 
 _seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()  # of each optimizer, the last
@@ -72,22 +73,57 @@ _seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()  # of each optimizer,
 class OptimizerSteps:
     """Stands before and after the step of every optimizer within one budget."""
 
-    def __init__(self, runtime: Runtime, mode: Any) -> None:
-        """`mode`: the budget's own; it hands every operator to its `runtime`."""
+    def __init__(
+        self, runtime: Runtime, mode: Any, threads: dict[int, OptimizerSteps] | None = None
+    ) -> None:
+        """`mode`: the budget's own in this thread; it hands every operator to its `runtime`."""
         self._runtime = runtime
         self._driver = runtime.driver
         self._mode = mode
+        self._thread = threading.get_ident()
+        self._threads = {} if threads is None else threads  # who looks at the steps of each
+        self._threads[self._thread] = self
         self._begun: _Begun | None = None
         self._nested = 0  #: steps amid the one that has begun
         self._last: Any = None  #: a hook of the optimizer's own, to be called after all others
 
     def watch(self) -> Iterator[Any]:
         """From now on. Yields what is to be removed in the end."""
-        yield hooks.register_optimizer_step_pre_hook(self._before)
-        yield hooks.register_optimizer_step_post_hook(self._after)
+        yield hooks.register_optimizer_step_pre_hook(self._step_begins)
+        yield hooks.register_optimizer_step_post_hook(self._step_is_over)
+
+    def of_this_thread(self, mode: Any) -> OptimizerSteps:
+        """The same for another thread of the program, whose mode is `mode`."""
+        return OptimizerSteps(self._runtime, mode, self._threads)
+
+    def over(self) -> None:
+        """The budget is, and the thread goes on."""
+        self._threads = {}
+        del self._runtime, self._driver
+
+    def leave(self) -> None:
+        """The thread ends."""
+        if not self._threads:
+            if self._begun is not None and self._begun.passes:
+                _push_mode(self._mode)
+            return
+        self.recover()
+        del self._threads[self._thread]
+
+    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        steps = self._threads.get(threading.get_ident())
+        return None if steps is None else steps._before(optimizer, args, kwargs)
+
+    def _step_is_over(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        steps = self._threads.get(threading.get_ident())
+        if steps is not None:
+            steps._after(optimizer)
+        self._runtime.stepped(optimizer)
 
     def recover(self) -> None:
         """Everything is as it was before the step that is running, or that failed."""
+        if threading.get_ident() != self._thread:
+            return
         begun, self._begun, self._nested = self._begun, None, 0
         if self._last is not None:
             self._last.remove()
@@ -96,13 +132,14 @@ class OptimizerSteps:
             return
         engine = self._driver.engine
         engine.peak = max(engine.peak, begun.peak)
-        self._mode.runtime = self._runtime
         if begun.undo is not None:
             begun.undo.end()
+            if self._mode.runtime is begun.undo:
+                self._mode.runtime = self._runtime
         if begun.passes:
             _push_mode(self._mode)
         self._runtime.interrupted = None
-        self._runtime.without_grad = begun.records
+        self._runtime.record_without_grad(True)
         if self._driver.watcher is not None:
             self._driver.watcher.optimizing = False
 
@@ -139,12 +176,11 @@ class OptimizerSteps:
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
-            begun, runtime = self._begun, self._runtime
-            runtime.without_grad = begun is not None and begun.records
+            self._runtime.record_without_grad(True)
             try:
                 return closure(*args, **kwargs)
             finally:
-                runtime.without_grad = False if self._begun is begun else runtime.without_grad
+                self._runtime.record_without_grad(False)
 
         return close
 
@@ -157,7 +193,7 @@ class OptimizerSteps:
             tensors = [*tensors_kept_by(optimizer), *_gradients_of(optimizer)]
             for tensor in tensors:
                 driver.meet(tensor)  # or it would seem to come of the step
-            driver.keep_from_now_on(homes_of(tensors))
+            keep_from_now_on(driver, homes_of(tensors))
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
@@ -179,9 +215,8 @@ class OptimizerSteps:
             self._begun = _Begun(
                 kind, passes, undo,
                 engine.peak, engine.memory, engine.compute_ns, _changes(driver),
-                self._runtime.without_grad,
             )  # fmt: skip
-            self._runtime.without_grad = False  # what it makes lives on, and changes each time
+            self._runtime.record_without_grad(False)  # what it makes lives on, and changes
             engine.peak = engine.memory
             if driver.watcher is not None:
                 driver.watcher.optimizing = True
@@ -191,11 +226,13 @@ class OptimizerSteps:
                 self._runtime.interrupted = self.recover
                 _pop_mode()
 
-    def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Any) -> None:
+        with self._driver.lock:
+            self._driver.settle()
+            forget_sources(self._driver)
         begun, driver, engine = self._begun, self._driver, self._driver.engine
         if self._nested:
             self._nested -= 1
-            self._runtime.stepped(optimizer)
             return
         if begun is not None and begun.undo is not None:
             begun.undo.end()
@@ -207,7 +244,6 @@ class OptimizerSteps:
                     cost = engine.compute_ns - begun.compute_ns
                     _seen[optimizer] = _Seen(begun.kind, needed, cost)
         self.recover()
-        self._runtime.stepped(optimizer)
 
     def _may_pass(self, optimizer: Any) -> bool:
         """Whether nobody needs to see the operators.
