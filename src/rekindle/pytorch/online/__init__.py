@@ -5,6 +5,8 @@ from rekindle.pytorch.online._audit import Site as Site
 from rekindle.pytorch.online._beneath import dispatch_modes as dispatch_modes
 from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._capture import Capture as Capture
+from rekindle.pytorch.online._contents import PutBack as PutBack
+from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
@@ -20,6 +22,8 @@ from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._explain import users_line as users_line
+from rekindle.pytorch.online._handle import kept as kept
+from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps

@@ -21,7 +21,7 @@ from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Modes, beneath
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
-from rekindle.pytorch.online._history import carried_along
+from rekindle.pytorch.online._history import forget_sources
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
@@ -287,12 +287,6 @@ class Driver:
             self.capture.sealed(storage)
         self.perform(self.engine.seal(storage))
 
-    def forget_history(self) -> None:
-        """What the program carries along from graph to graph is kept, not how it came about."""
-        if self.whole is None and self.recorder is None:  # a trace cannot say until when it was
-            for storage in carried_along(list(self.engine.storages), self._held):
-                self.seal(storage)
-
     def forget(self, source: Storage) -> None:
         """`source` is about to be written: what only it can bring back is saved first (R4)."""
         self.poll()
@@ -329,7 +323,12 @@ class Driver:
     def make_room(self, needed: Bytes, who: str) -> None:
         """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
         self.poll()
-        self.perform(self.engine.make_room(needed), who)
+        try:
+            self.perform(self.engine.make_room(needed), who)
+        except OutOfBudget:
+            if not forget_sources(self):
+                raise
+            self.perform(self.engine.make_room(needed), who)
 
     def poll(self) -> None:
         """Finds out which values the program has let go of; dead ones have told so themselves."""

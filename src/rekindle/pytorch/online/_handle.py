@@ -96,6 +96,14 @@ def count_from(tensor: Tensor, version: int) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
 
 
+def unpack_kept(kept: tuple[Tensor, int]) -> Tensor:
+    """The inverse; raises if it was written meanwhile (R7)."""
+    tensor, version = kept
+    if version_of(tensor) != version:
+        raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
+    return tensor
+
+
 def with_counter_of(tensor: Tensor) -> Tensor:
     """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]

@@ -20,8 +20,15 @@ from rekindle.engine import Storage
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
-from rekindle.pytorch.online._handle import Handle, count_from, kept, modified, with_counter_of
-from rekindle.pytorch.online._history import LONGEST_CHAIN
+from rekindle.pytorch.online._handle import (
+    Handle,
+    count_from,
+    kept,
+    modified,
+    unpack_kept,
+    with_counter_of,
+)
+from rekindle.pytorch.online._history import LONGEST_CHAIN, forget_history
 from rekindle.pytorch.online._leaves import leaves
 from rekindle.pytorch.online._recording import (
     find_written,
@@ -71,6 +78,7 @@ class Runtime:
         #: While an optimizer's step runs unseen: what is to be called if it failed.
         self.interrupted: Callable[[], None] | None = None
         self.without_grad = False  #: what is made with grad mode off has recipes as well
+        self._no_recipes = 1  # for how many reasons it has none
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -108,7 +116,7 @@ class Runtime:
                 driver.count(operator.name, signature.cost, made)
                 return result
             if driver.storages_made > self._look_back_at:
-                driver.forget_history()
+                forget_history(driver)
                 known = sum(1 for _ in engine.storages)
                 self._look_back_at = driver.storages_made + max(LONGEST_CHAIN, known)
             special = 0
@@ -184,6 +192,15 @@ class Runtime:
             result = operator.func(*args, **kwargs)
             driver.known(result).payload.version = -1  # autograd counts this write afterwards
         return result
+
+    def record_without_grad(self, record: bool) -> None:
+        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        self._no_recipes += -1 if record else 1
+        self.without_grad = not self._no_recipes
+
+    def mark(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A range of the profiler begins or ends: nothing to do here."""
+        return operator.func(*args, **kwargs)
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step: one step of the program is over."""
@@ -288,10 +305,7 @@ class Runtime:
         """The tensor that `handle` stands for, brought back if need be."""
         with self.driver.lock, unwatched():
             if type(handle) is not Handle:
-                tensor, version = handle
-                if version_of(tensor) != version:
-                    raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
-                return tensor
+                return unpack_kept(handle)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
             storage = handle.current()

@@ -164,6 +164,7 @@ class Operator:
         "dynamic",
         "func",
         "indexing",
+        "marks",
         "name",
         "opaque",
         "overload",
@@ -212,7 +213,8 @@ class Operator:
         #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
         #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
         views = only_aliases and not self.written and not _is_composed(func)
-        self.view = views or self.name.startswith("profiler::")
+        self.marks = self.name.startswith("profiler::")
+        self.view = views or self.marks
         #: Returns tensors: else it makes none.
         self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
         #: Returns what it writes, and nothing beside.

@@ -309,12 +309,13 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
     A sparse or nested argument has no meta tensor, and is not to be computed with: as many bytes as
     the largest argument has, padded, are a guess.
     """
-    if not signature.operator.returns_tensors:
+    operator = signature.operator
+    if not operator.returns_tensors:
+        return 0
+    if operator.writes and operator.returns_written and not operator.resizes:
         return 0
     opaque = [extra for extra in extras if isinstance(extra, Tensor)]
     if opaque:
-        if signature.operator.returns_written:
-            return 0
         plain = (g.size.numel() * g.dtype.itemsize for g in signature.geometries())
         nested = (_padded_bytes(tensor) for tensor in opaque if tensor.is_nested)
         return max((*plain, *nested), default=0)
