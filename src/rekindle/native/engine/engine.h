@@ -15,8 +15,8 @@ namespace rekindle {
 // may throw what the performer throws, `NoRoom` and `Thrashed`; the invariants hold afterwards.
 class Engine final : public Ledger {
 public:
-    // `advised`: the policy follows advice first, as that of a `Follower`. Everything made for this
-    // engine, and the performer, must outlive it.
+    // `advised`: the policy follows advice first, as that of a `Follower`. The performer,
+    // and the slabs that it keeps storages and calls in, must outlive the engine; no `Ref` may.
     Engine(
         Bytes most,
         Performer& performer,
@@ -66,7 +66,10 @@ private:
     enum class Locks : std::uint8_t { early, late };
 
     class Climb;
+    class Saved;
 
+    void note_value(Entry::Kind kind, const Value& value) noexcept;
+    void note_call(Entry::Kind kind, const Call& call, bool held) noexcept;
     void save_from(Storage& storage);
     void forget_quietly(Storage& storage);
     void require_quietly(Value& value);

@@ -75,7 +75,6 @@ struct Storage : Counted<Storage> {
     bool replayable = true;         // every call that made it can be run again
     bool listed = false;            // in the graph
     bool dissolved = false;         // it was, and never will be again
-    bool bereft = false;            // among those that lost their recipe since that was last asked
     Value root;                     // its first value; views of it are linked to it
     Edge* first_consumer = nullptr; // replayable calls that read it, but those that only view it
     Edge* last_consumer = nullptr;

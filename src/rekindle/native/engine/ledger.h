@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "../base/types.h"
@@ -51,8 +52,6 @@ public:
     // Every storage that is resident or may be recomputed, from here by `Storage::next`.
     Storage* first_storage() const noexcept { return first_; }
     std::size_t n_storages() const noexcept { return n_storages_; }
-    // Null without advice.
-    AdvisedChooser* advice() const noexcept { return advice_; }
     // The first invariant that does not hold; between events, not during one.
     std::optional<Fault> check();
 
@@ -76,6 +75,17 @@ public:
     void lock(Storage& storage);
     // The inverse of `lock`; what died meanwhile is let go.
     void unlock(Storage& storage);
+
+    // -- advice, for an engine that is advised --------------------------------------------------
+
+    // The plan does not need `storage` until it has it computed again.
+    void mark(Storage& storage);
+    // The plan needs `storage` from now on.
+    void unmark(Storage& storage);
+    // Nothing is marked any more: the policy decides alone.
+    void clear_marks();
+    // Bytes of what is marked and may be let go although none of what `inputs` read may.
+    Bytes spare_beside(std::span<const Edge> inputs);
 
 protected:
     // An event in progress. When the outermost ends, what nobody refers to any more is disposed of.
@@ -113,8 +123,6 @@ protected:
     void prune(Storage& storage);
     // `call` can never run again, nor what can only be had through it.
     void lose_recipe(Call& call);
-    // All calls that read or made something lose their recipe; `first_consumer` or makers.
-    void lose_recipes(const std::vector<Call*>& calls);
     void touch(Storage& storage);
     void enter_graph(Storage& storage);
 
@@ -127,7 +135,24 @@ protected:
     // Brings the policy's view of `storage` up to date.
     void classify(Storage& storage);
 
-    Bytes room_for(Bytes nbytes) const noexcept;
+    void note(Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0)
+        noexcept {
+        if (journal.is_open()) {
+            journal.write({kind, id, number, flags, clock, memory});
+        }
+    }
+    // Likewise, unless it is part of another event.
+    void note_event(
+        Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
+    ) noexcept {
+        if (depth_ == 0) {
+            note(kind, id, number, flags);
+        }
+    }
+    // What may be in use when `nbytes` more are to come.
+    Bytes budget_beside(Bytes nbytes) const noexcept {
+        return budget == UNLIMITED ? UNLIMITED : budget - nbytes;
+    }
     void raise_peak() noexcept {
         if (memory > peak) {
             peak = memory;
@@ -140,23 +165,27 @@ protected:
     std::vector<Storage*> freed_;
 
 private:
+    Storage* choose();
     void give_up_reserve();
     void banish(Storage& storage);
-    // Puts what one thing less needs on the stack of `prune`.
-    void leave_graph(Storage& storage);
-    void disown(Call& call, std::vector<Storage*>& outputs);
+    bool needed_by_evicted(Storage& storage) const noexcept;
+    // Puts what one thing less needs into `unneeded`.
+    void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
+    // This cannot run again. Returns the storages of its outputs, if in the graph.
+    std::vector<Storage*> disown(Call& call);
+    void unlist(Storage& storage) noexcept;
     void dispose() noexcept;
-    void check_storage(Storage& storage, std::optional<Fault>& fault) const;
+    const char* fault_of(Storage& storage) const;
 
     std::unique_ptr<Chooser> policy_;
     std::unique_ptr<Chooser> asleep_;  // hears nothing, until the first choice
     AdvisedChooser* advice_ = nullptr;
     std::vector<Storage*> reserve_;  // let go while held when nothing else is left
+    std::vector<Storage*> unneeded_;  // the stack of `prune`, empty between prunes
     std::int64_t order_ = 0;
     Storage* first_ = nullptr;
     Storage* last_ = nullptr;
     std::size_t n_storages_ = 0;
-    std::vector<Storage*> unneeded_;  // the stack of `prune`
     int depth_ = 0;
 };
 
