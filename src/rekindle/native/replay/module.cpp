@@ -39,7 +39,7 @@ enum class Setting : std::uint8_t {
     dead,
     recompute_limit,  // negative: none
     quirks,
-    checked,
+    watch,  // bits, as `Player` has them
     journal,  // entries
     count,
 };
@@ -99,7 +99,7 @@ End found(const rekindle::Fault& fault) {
 }
 
 // Plays the stream; what ends it early is told, not thrown.
-End play(Player& player, Words words, bool checked) {
+End play(Player& player, Words words, std::int64_t watch) {
     End end;
     try {
         if (const std::optional<rekindle::Fault> fault = player.play(words); fault) {
@@ -117,7 +117,7 @@ End play(Player& player, Words words, bool checked) {
             Ending::malformed, {static_cast<std::int64_t>(malformed.position), 0, 0, 0}, ""
         };
     }
-    if (checked) {
+    if ((watch & Player::check) != 0) {
         if (const std::optional<rekindle::Fault> fault = player.engine().check(); fault) {
             return found(*fault);
         }
@@ -191,20 +191,20 @@ PyObject* replay_given(PyObject* stream, PyObject* given, PyObject* given_route)
         return nullptr;
     }
     const Words chosen = settings.words();
-    const bool checked = at(chosen, Setting::checked) != 0;
+    const std::int64_t watch = at(chosen, Setting::watch);
     Player player(
         or_most(at(chosen, Setting::budget)),
         policy_of(chosen),
         rules_of(chosen),
         given_route != Py_None ? &route : nullptr,
-        checked
+        watch
     );
     player.engine().journal.open(static_cast<std::size_t>(at(chosen, Setting::journal)));
     PyThreadState* const state = PyEval_SaveThread();
     End end;
     std::exception_ptr failed;
     try {
-        end = play(player, words.words(), checked);
+        end = play(player, words.words(), watch);
     } catch (const std::bad_alloc&) {
         failed = std::current_exception();
     }
