@@ -27,6 +27,8 @@ EVENTS = [
     *("shrink", "make_room", "let_return", "spoil", "listen", "let"),
 ]
 
+MOST = 20_000  # actions
+
 
 class Stream:
     """The words of one stream, and what the engine in Python did with them."""
@@ -41,11 +43,12 @@ class Stream:
         self.steps: list[int] = []
         self.values: dict[int, Value] = {}
         self.numbers = self.calls = self.storages = 0
-        self.locked: list[Storage] = []
+        self.seen: set[str] = set()
 
     # -- performing -----------------------------------------------------------------------------
 
     def event(self, name: str, first: int, second: int, actions: Iterable[Action] = ()) -> bool:
+        self.seen.add(name)
         self.words.extend((WORDS.index(name), first, second))
         return self.perform(actions)
 
@@ -61,6 +64,7 @@ class Stream:
         return room
 
     def acted(self, action: Action) -> None:
+        assert len(self.actions) < MOST, "the stream asks for what never ends"
         self.actions.append(action)
         self.clock.append(self.engine.clock)
         self.memory.append(self.engine.memory)
@@ -97,7 +101,8 @@ class Stream:
         if name == "let":
             return not self.wanted(value) and not storage.locks
         if name == "spoil":
-            return storage.dead and storage.resident and bool(storage.consumers)
+            useful = storage.replayable and bool(storage.consumers)
+            return storage.dead and storage.resident and useful
         if not self.wanted(value):
             return False
         match name:
@@ -111,9 +116,11 @@ class Stream:
             case "forget":
                 return not storage.replayable
             case "seal":
-                return storage.resident
+                made = [out.storage for call in storage.makers for out in call.outputs]
+                return all(each.resident for each in made)  # else what is not would be lost
             case "resize":
-                return storage.held and storage.resident and not storage.replayable
+                again = any(call.replayable for call in storage.makers)
+                return storage.held and storage.resident and not again
             case "let_return":
                 return storage.resident
             case _:
@@ -170,7 +177,9 @@ class Stream:
 
     def draw_call(self, *, admitted: bool) -> None:
         rng = self.rng
-        usable = [n for n, v in self.values.items() if self.wanted(v) and (v.defined or not admitted)]
+        in_hand = [n for n, v in self.values.items() if v.defined and v.storage.held]
+        usable = in_hand if admitted else [*self.values]
+        usable = [n for n in usable if self.wanted(self.values[n])]
         inputs = [rng.choice(usable) for _ in range(rng.choice([0, 1, 1, 2, 3])) if usable]
         sources = [n for n in inputs if self.values[n] is self.values[n].storage.values[0]]
         overwritten = rng.choice(sources) if sources and rng.random() < 0.25 else None
@@ -191,6 +200,7 @@ class Stream:
             if not room or not all(value.defined for value in call.inputs):
                 self.undo(call, made)
                 return
+        self.seen.add("admit" if admitted else "call")
         self.words.extend(words)
         if admitted:
             freed = self.engine.admit(call, held=held)
@@ -200,6 +210,19 @@ class Stream:
         if not fits:
             for number in made[::3]:
                 del self.values[number]
+        elif overwritten is not None:
+            self.lose(self.values[overwritten].storage)
+
+    def lose(self, storage: Storage) -> None:
+        """Nobody can ask for what was in `storage`, if it was a source: it is overwritten."""
+        if storage.replayable:
+            return
+        named = [number for number, value in self.values.items() if value.storage is storage]
+        while storage.references:
+            self.event("release", named[0], 0, self.engine.release(storage))
+        for number in named:
+            del self.values[number]
+            self.event("let", number, 0)
 
     def draw_outputs(self, call: Call, inputs: list[int], overwritten: int | None) -> list[int]:
         """Number, storage and bytes of each; the first takes over what is overwritten.
