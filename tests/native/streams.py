@@ -15,10 +15,29 @@ from rekindle.schedule import Action, Compute, Free
 from rekindle.simulator._native import HELD, REPLAYABLE
 
 ADMITTED = 4
-WORDS = (
-    "call use pin retain release drop gone forget seal spoil account resize require make_room "
-    "shrink let_return lock unlock listen clear_reserve let"
-).split()
+WORDS = [
+    "call",
+    "use",
+    "pin",
+    "retain",
+    "release",
+    "drop",
+    "gone",
+    "forget",
+    "seal",
+    "spoil",
+    "account",
+    "resize",
+    "require",
+    "make_room",
+    "shrink",
+    "let_return",
+    "lock",
+    "unlock",
+    "listen",
+    "clear_reserve",
+    "let",
+]
 EVENTS = [
     *("call",) * 30,
     *("admit",) * 8,
@@ -187,7 +206,9 @@ class Stream:
         if admitted and overwritten is not None:
             overwritten = overwritten if self.values[overwritten].storage.replayable else None
         held = rng.random() < 0.5
-        call = Call(self.calls, "op", rng.randint(0, 9), [self.values[n] for n in inputs], replayable)
+        call = Call(
+            self.calls, "op", rng.randint(0, 9), [self.values[n] for n in inputs], replayable
+        )
         self.calls += 1
         flags = REPLAYABLE * replayable | HELD * held | ADMITTED * admitted
         words = [0, call.id, call.cost, flags, len(inputs), *inputs]

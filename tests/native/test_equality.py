@@ -1,5 +1,5 @@
-"""The native engine does what the engine in Python does: the same actions, one by one, with the same
-memory and at the same clock, and all invariants hold after each event."""
+"""The native engine does what the engine in Python does: the same actions, one by one, with the
+same memory and at the same clock, and all invariants hold after each event."""
 
 from __future__ import annotations
 

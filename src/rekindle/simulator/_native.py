@@ -26,8 +26,7 @@ Core = Literal["auto", "native", "python"]
 """Which engine: "auto" is the native one where it can be had, and the result is the same."""
 
 WORDS: Final = {
-    kind: number
-    for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
+    kind: number for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
 }
 REPLAYABLE, HELD = 1, 2
 PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ends
@@ -77,7 +76,7 @@ class Played:
         return words_of(self._arrays[2])
 
     def steps(self) -> array[int]:
-        """Number of actions (inverted where there was no room), memory and clock after each event."""
+        """Actions so far (inverted where there was no room), memory, clock; after each event."""
         return words_of(self._arrays[3])
 
     def journal(self) -> array[int]:

@@ -33,7 +33,9 @@ void Player::dispose(Storage& storage) noexcept {
     storages_.drop(static_cast<PlainStorage&>(storage));
 }
 
-void Player::dispose(Call& call) noexcept { calls_.drop(static_cast<PlainCall&>(call)); }
+void Player::dispose(Call& call) noexcept {
+    calls_.drop(static_cast<PlainCall&>(call));
+}
 
 std::size_t Player::bookkeeping() const noexcept {
     return storages_.nbytes() + calls_.nbytes() + engine_.graph.nbytes();
