@@ -57,7 +57,7 @@ class _Recipe:
 
     def key(self) -> str:
         digest = hashlib.sha256()
-        for part in (self.version, *self.flags, *self.links, self.torch, _python()):
+        for part in (self.version, *self.compiler, *self.flags, *self.links, self.torch, _python()):
             digest.update(part.encode() + b"\0")
         for path in (*self.sources, *sorted(FOLDER.rglob("*.h"))):
             digest.update(str(path.relative_to(FOLDER)).encode() + b"\0" + path.read_bytes())
