@@ -1,0 +1,253 @@
+#include "engine.h"
+
+#include <cstddef>
+
+#include "../base/assert.h"
+
+namespace rekindle {
+
+namespace {
+
+// Which of its storage's values it is; the root is 0.
+std::int64_t index_of(const Value& value) {
+    std::int64_t index = 0;
+    for (const Value* at = &value.storage->root; at != &value; at = at->next) {
+        ++index;
+    }
+    return index;
+}
+
+}  // namespace
+
+Engine::Engine(
+    Bytes most, Performer& performer, const Policy& policy, bool advised, const Rules& how
+)
+    : Ledger(most, policy, advised, how, performer) {}
+
+// -- events ---------------------------------------------------------------------------------------
+
+void Engine::call(Call& call, bool held) {
+    note_call(Entry::Kind::call, call, held);
+    const Event event(*this);
+    const Ref<Call> alive(&call);
+    for (const Overwrite& pair : call.overwrites()) {
+        if (!pair.source->storage->replayable) {
+            forget_quietly(*pair.source->storage);
+        }
+    }
+    materialize(call, nullptr, held);
+}
+
+void Engine::admit(Call& call, bool held) {
+    note_call(Entry::Kind::admit, call, held);
+    const Event event(*this);
+    enter(call, held);
+    free_all();
+}
+
+void Engine::use(Value& value) {
+    note_value(Entry::Kind::use, value);
+    const Event event(*this);
+    if (value.defined) {
+        touch(*value.storage);
+    } else {
+        require_quietly(value);
+    }
+    hold_by_program(*value.storage);
+}
+
+void Engine::pin(Value& value) {
+    note_value(Entry::Kind::pin, value);
+    const Event event(*this);
+    require_quietly(value);
+    value.storage->pinned = true;
+    classify(*value.storage);
+}
+
+void Engine::require(Value& value) {
+    note_value(Entry::Kind::require, value);
+    const Event event(*this);
+    require_quietly(value);
+}
+
+void Engine::retain(Storage& storage) {
+    note_event(Entry::Kind::retain, storage.id);
+    ++storage.references;
+}
+
+void Engine::release(Storage& storage) {
+    note_event(Entry::Kind::release, storage.id);
+    if (rules.dead == Dead::ignore) {
+        return;
+    }
+    const Event event(*this);
+    --storage.references;
+    if (storage.dead()) {
+        let_go(storage);
+    }
+}
+
+void Engine::drop(Storage& storage) {
+    note_event(Entry::Kind::drop, storage.id);
+    const Event event(*this);
+    storage.held = false;
+    classify(storage);
+    if (storage.dead()) {
+        let_go(storage);
+    }
+}
+
+void Engine::gone(Storage& storage) {
+    note_event(Entry::Kind::gone, storage.id);
+    const Event event(*this);
+    storage.held = false;
+    if (!storage.resident) {  // it was let go while the program held it
+        freed_.push_back(&storage);
+        prune(storage);
+    } else if (!storage.consumed()) {
+        prune(storage);
+    } else {
+        memory -= storage.nbytes;
+        vanish(storage);
+        chooser_->evicted(storage);
+        freed_.push_back(&storage);
+    }
+    free_all();
+}
+
+void Engine::forget(Storage& storage) {
+    note_event(Entry::Kind::forget, storage.id);
+    const Event event(*this);
+    forget_quietly(storage);
+}
+
+// Unlocks what was saved, however that ends.
+class Engine::Saved final {
+public:
+    explicit Saved(Engine& engine) : engine_(engine) {}
+
+    Saved(const Saved&) = delete;
+    Saved& operator=(const Saved&) = delete;
+    Saved(Saved&&) = delete;
+    Saved& operator=(Saved&&) = delete;
+
+    ~Saved() {
+        for (Storage* storage : storages_) {
+            engine_.unlock_quietly(*storage);
+        }
+    }
+
+    void save(Storage& storage) {
+        storages_.push_back(&storage);
+        engine_.lock_quietly(storage);
+    }
+
+private:
+    Engine& engine_;
+    std::vector<Storage*> storages_;
+};
+
+void Engine::save_from(Storage& storage) {
+    std::vector<Storage*> needy;
+    graph.made_through(storage, needy);
+    Saved saved(*this);
+    for (Storage* made : needy) {  // these must not make way for the others
+        if (made->resident) {
+            saved.save(*made);
+        }
+    }
+    for (Storage* made : needy) {
+        if (!made->dead()) {
+            for (Value* value = made->first_value(); value != nullptr; value = value->next) {
+                require_quietly(*value);
+            }
+            saved.save(*made);
+        }
+    }
+}
+
+void Engine::forget_quietly(Storage& storage) {
+    save_from(storage);
+    std::vector<Storage*> useless{&storage};
+    std::vector<Call*> calls;
+    while (!useless.empty()) {
+        const std::size_t known = bereft_.size();
+        calls.clear();
+        const Edge* edge = useless.back()->first_consumer;
+        useless.pop_back();
+        for (; edge != nullptr; edge = edge->next) {
+            calls.push_back(edge->call);
+        }
+        for (Call* call : calls) {
+            lose_recipe(*call);
+            free_all();
+        }
+        for (std::size_t i = known; i < bereft_.size(); ++i) {
+            if (graph.useless(*bereft_[i])) {
+                useless.push_back(bereft_[i].get());
+            }
+        }
+    }
+}
+
+void Engine::seal(Storage& storage) {
+    note_event(Entry::Kind::seal, storage.id);
+    const Event event(*this);
+    std::vector<Call*> makers;
+    each_maker(storage, [&](Call& call) { makers.push_back(&call); });
+    for (Call* call : makers) {
+        lose_recipe(*call);
+        free_all();
+    }
+}
+
+void Engine::spoil(Storage& storage) {
+    note_event(Entry::Kind::spoil, storage.id);
+    const Event event(*this);
+    evict(storage);
+}
+
+void Engine::account(Nanoseconds cost, Bytes nbytes) {
+    note_event(Entry::Kind::account, cost, nbytes);
+    clock += cost;
+    compute_ns += cost;
+    unlisted += nbytes;
+    memory += nbytes;
+    raise_peak();
+}
+
+void Engine::resize(Storage& storage, Bytes nbytes) {
+    note_event(Entry::Kind::resize, storage.id, nbytes);
+    memory += nbytes - storage.nbytes;
+    raise_peak();
+    storage.nbytes = nbytes;
+}
+
+void Engine::note_value(Entry::Kind kind, const Value& value) noexcept {
+    if (journal.is_open()) {
+        note_event(kind, value.storage->id, index_of(value));
+    }
+}
+
+void Engine::note_call(Entry::Kind kind, const Call& call, bool held) noexcept {
+    if (!journal.is_open()) {
+        return;
+    }
+    for (const Edge& edge : call.inputs()) {
+        note_event(Entry::Kind::reads, edge.value->storage->id, index_of(*edge.value));
+    }
+    for (const Value* value : call.outputs()) {
+        if (is_root(*value)) {
+            note_event(Entry::Kind::makes, value->storage->id, value->storage->nbytes);
+        } else {
+            note_event(Entry::Kind::views, value->storage->id, index_of(*value));
+        }
+    }
+    for (const Overwrite& pair : call.overwrites()) {
+        note_event(Entry::Kind::overwrites, pair.output->storage->id, pair.source->storage->id);
+    }
+    const std::int64_t replayable = call.replayable ? Entry::REPLAYABLE : 0;
+    note_event(kind, call.id, call.cost, replayable | (held ? Entry::HELD : 0));
+}
+
+}  // namespace rekindle
