@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
 from functools import partial
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -34,6 +33,7 @@ from rekindle.pytorch.online import (
     Places,
     Runtime,
     dispatch_modes,
+    handing_out_seen,
     is_out_of_memory,
     lost_in,
     resizes_seen,
@@ -78,7 +78,7 @@ class _Mode(TorchDispatchMode):
         runtime = self.runtime
         driver = runtime.driver
         with unwatched():
-            if driver.busy and driver.busy == get_ident():
+            if driver.work.thread and driver.work.mine:
                 return facts.func(*args, **kwargs)
             if facts.view:
                 if facts.resizes:
@@ -326,10 +326,11 @@ class budget:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
             run._learner = runtime.driver.watcher = learner
-        runtime.driver.below = dispatch_modes()
+        runtime.driver.work.below = dispatch_modes()
         runtime.driver.open()
         with ExitStack() as stack:
             mode = stack.enter_context(_Mode(runtime))
+            stack.enter_context(handing_out_seen(runtime.driver))
             held: Anything | None = None
             if self._evict == "anything":
                 held = stack.enter_context(anything(runtime))

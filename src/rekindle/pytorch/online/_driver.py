@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
-from rekindle.pytorch.online._beneath import Modes, beneath
+from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import forget_sources
@@ -27,7 +26,7 @@ from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import STRIDED, is_plain, run_again, tensors_in
-from rekindle.pytorch.tensors import Memory, Table, Watch
+from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Action, Compute, Free, Recorder
 
 Result = TypeVar("Result")
@@ -41,8 +40,7 @@ class Driver:
         self.table = Table()
         self.device = device
         self.lock = threading.RLock()
-        self.busy = 0  #: the thread whose operators are the runtime's own, if there is one now
-        self.below: Modes = ()  #: dispatch modes around the context
+        self.work = Work()
         #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
         self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
@@ -158,6 +156,10 @@ class Driver:
                 return self._list(watch, tensor)
         return self._adopt(tensor, home)
 
+    def known_at(self, watch: Watch) -> Storage:
+        """The engine's storage of what lives there."""
+        return watch.storage or self._list(watch)
+
     def meet(self, tensor: Tensor) -> None:
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
         if is_plain(type(tensor)) and tensor.layout is STRIDED:
@@ -179,6 +181,8 @@ class Driver:
         home = watch()
         memory.size = watch.nbytes if home is None else home.nbytes()
         watch.storage = storage
+        if home is not None and is_foreign(home):
+            memory.flags |= FOREIGN
         if tensor is not None:
             storage.payload.describe(tensor)
         self.admit(call)
@@ -194,6 +198,8 @@ class Driver:
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
         storage.payload.describe(tensor)
+        if is_foreign(home):
+            storage.payload.flags |= FOREIGN
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
         return storage
@@ -211,21 +217,6 @@ class Driver:
             yield storage
             for call in storage.makers:
                 yield from (source.storage for _, source in call.overwrites)
-
-    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
-        """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
-        with self.lock:
-            self.settle()
-            watch = self.table.watches.get(home._cdata)
-            if watch is None:
-                return None
-            storage = watch.storage or self._list(watch)
-            more = nbytes - storage.nbytes
-            if more < 0 and not storage.replayable and storage.consumers:
-                self.forget(storage)
-            elif home.device.type == self.device.type:
-                self.make_room(max(0, more), "resize_")
-            return storage
 
     def resized(self, storage: Storage) -> None:
         """The program may have changed the size of what it holds."""
@@ -292,25 +283,17 @@ class Driver:
         self.poll()
         self.perform(self.engine.forget(source))
 
-    def rescue(
-        self,
-        again: Callable[[], Result],
-        out: torch.OutOfMemoryError,
-        random: tuple[torch.Generator, Tensor] | None = None,
-    ) -> Result:
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
         """The device ran out of memory all the same: lets go of half, then of all, and tries again.
 
         What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
-        must be able to start anew; `random`: a generator that it draws from, which is put back.
+        must be able to start anew.
         """
         for nbytes in (self.engine.memory // 2, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if random is not None:
-                generator, state = random
-                generator.set_state(state)
             try:
                 return again()
             except torch.OutOfMemoryError as error:
@@ -451,21 +434,6 @@ class Driver:
 
     # -- actions --------------------------------------------------------------------------------
 
-    @property
-    def works(self) -> bool:
-        """Whether the operators of this thread are the runtime's own."""
-        return self.busy == threading.get_ident()
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Inside they are, and no mode of the program's sees them. With the lock only."""
-        busy, self.busy = self.busy, threading.get_ident()
-        try:
-            with beneath(self.below):
-                yield
-        finally:
-            self.busy = busy
-
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
         if not actions:
@@ -527,7 +495,7 @@ class Driver:
 
     def _compute(self, call: Call, in_place: bool) -> None:
         try:
-            with self.working():
+            with self.work.going_on():
                 try:
                     tensors = self._run_again(call, in_place)
                 except torch.OutOfMemoryError as out:

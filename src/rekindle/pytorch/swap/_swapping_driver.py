@@ -84,7 +84,11 @@ class SwappingDriver(Driver):
         if not actions:
             return
         try:  # memory for what comes back is made here
-            with self.working(), self.swapper.event(), closing(self._others(actions)) as others:
+            with (
+                self.work.going_on(),
+                self.swapper.event(),
+                closing(self._others(actions)) as others,
+            ):
                 super().perform(others, who)
         except OutOfBudget as out:
             if complaint := self.swapper.complaint():
