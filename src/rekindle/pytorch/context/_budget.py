@@ -217,7 +217,10 @@ class Run:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
-        self._driver.keep(tensor)
+        driver = self._driver
+        with driver.lock:
+            driver.settle()
+            driver.pin(driver.known(tensor))
         return tensor
 
     def report(self) -> Report:

@@ -20,7 +20,7 @@ from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
-from rekindle.pytorch.online._history import forget_sources
+from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
@@ -211,13 +211,6 @@ class Driver:
             self._counts[device] = device.type == self.device.type
         return home.nbytes() if self._counts[device] else 0
 
-    def knowing(self) -> Iterator[Storage]:
-        """All that may know a tensor of the program: what is in the graph or was overwritten."""
-        for storage in self.engine.storages:
-            yield storage
-            for call in storage.makers:
-                yield from (source.storage for _, source in call.overwrites)
-
     def resized(self, storage: Storage) -> None:
         """The program may have changed the size of what it holds."""
         memory: Memory = storage.payload
@@ -225,13 +218,6 @@ class Driver:
         home = memory.home()
         memory.size = home.nbytes()
         self.engine.resize(storage, self.counted(home))
-
-    def keep(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is never let go."""
-        with self.lock:
-            self.settle()
-            storage = self.known(tensor)
-            self.pin(storage)
 
     def succeed(self, old: Storage, new: Storage) -> None:
         """The memory of `old` now holds `new`."""
@@ -361,7 +347,7 @@ class Driver:
         """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
-            for storage in self.knowing():
+            for storage in knowing(self.engine):
                 if not storage.references and not storage.consumers:
                     storage.payload.origin = None  # which `swap_tensors` would mind
             if self.watcher is not None:
