@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
 from functools import partial
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -33,7 +32,9 @@ from rekindle.pytorch.online import (
     OptimizerSteps,
     Places,
     Runtime,
+    Work,
     dispatch_modes,
+    handing_out_seen,
     is_out_of_memory,
     lost_in,
     resizes_seen,
@@ -56,9 +57,8 @@ class _Mode(TorchDispatchMode):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
-        self.runtime: Runtime | _Over = (
-            runtime  #: or who stands in for it during an optimizer's step
-        )
+        #: Or who stands in for it: during an optimizer's step, and when the budget is over.
+        self.runtime: Any = runtime
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -80,7 +80,7 @@ class _Mode(TorchDispatchMode):
         runtime = self.runtime
         driver = runtime.driver
         with unwatched():
-            if driver.busy and driver.busy == get_ident():
+            if driver.work.thread and driver.work.mine:
                 return facts.func(*args, **kwargs)
             if facts.view:
                 if facts.resizes:
@@ -96,10 +96,9 @@ class _Mode(TorchDispatchMode):
 class _Over:
     """In the place of the runtime in the mode of a thread that outlives the budget."""
 
-    busy = 0
-
     def __init__(self) -> None:
         self.driver = self
+        self.work = Work()
 
     def meet(self, tensor: object) -> None:
         pass
@@ -219,7 +218,10 @@ class Run:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
-        self._driver.keep(tensor)
+        driver = self._driver
+        with driver.lock:
+            driver.settle()
+            driver.pin(driver.known(tensor))
         return tensor
 
     def report(self) -> Report:
@@ -328,10 +330,11 @@ class budget:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
             run._learner = runtime.driver.watcher = learner
-        runtime.driver.below = dispatch_modes()
+        runtime.driver.work.below = dispatch_modes()
         runtime.driver.open()
         with ExitStack() as stack:
             mode = stack.enter_context(_Mode(runtime))
+            stack.enter_context(handing_out_seen(runtime.driver))
             held: Anything | None = None
             if self._evict == "anything":
                 held = stack.enter_context(anything(runtime))

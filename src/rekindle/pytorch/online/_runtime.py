@@ -8,7 +8,6 @@ the place of tensors. The runtime owns the memory behind handles, so dropping it
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter_ns
 from typing import Any, final
 
@@ -20,6 +19,7 @@ from rekindle.engine import Storage
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._foreign import with_private_inputs
 from rekindle.pytorch.online._handle import (
     Handle,
     count_from,
@@ -54,6 +54,7 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import (
     COUNTERS,
     EXOTIC,
+    FOREIGN,
     NOTICED,
     UNWRITTEN,
     ZEROED,
@@ -138,6 +139,8 @@ class Runtime:
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     needed = signature.predict(invocation.extras)
+            if special & FOREIGN and recording:
+                recording = with_private_inputs(driver, invocation, needed)
             if engine.memory + needed > engine.budget:
                 if operator.dynamic:
                     driver.make_room(COUNT_BYTES, operator.name)
@@ -226,7 +229,7 @@ class Runtime:
             if storage is None:
                 continue
             memory: Memory = storage.payload
-            if memory.flags or (writes and not unread(storage)):
+            if memory.flags & ~FOREIGN or (writes and not unread(storage)):
                 return False
             if writes:
                 memory.version = -1
@@ -252,8 +255,14 @@ class Runtime:
         """What the operator gives when it is called once more, with less in memory."""
         if not invocation.operator.starts_anew:
             raise out
-        again = partial(invocation.operator.func, *args, **kwargs)
-        return self.driver.rescue(again, out, invocation.random)
+
+        def again() -> Any:
+            if invocation.random is not None:
+                generator, state = invocation.random
+                generator.set_state(state)
+            return invocation.operator.func(*args, **kwargs)
+
+        return self.driver.rescue(again, out)
 
     # -- autograd -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from rekindle.pytorch.operators._regions import COMPILED as COMPILED
 from rekindle.pytorch.operators._regions import region_of as region_of
 from rekindle.pytorch.operators._regions import regions_shown as regions_shown
 from rekindle.pytorch.operators._replay import Recipe as Recipe
+from rekindle.pytorch.operators._replay import checksum as checksum
 from rekindle.pytorch.operators._replay import generator_of as generator_of
 from rekindle.pytorch.operators._replay import run_again as run_again
 from rekindle.pytorch.operators._signature import PLAIN_TENSORS as PLAIN_TENSORS

@@ -130,9 +130,9 @@ COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
 
 #: In the names of operators that sum up products, whose precision PyTorch has switches for.
 SUMS_OF_PRODUCTS = (
-    "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru", "inner",
-    "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv", "outer", "pdist",
-    "qr", "rnn", "solve", "svd", "tensordot", "vdot",
+    "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru",
+    "inner", "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv",
+    "outer", "pdist", "qr", "rnn", "solve", "svd", "tensordot", "vdot",
 )  # fmt: skip
 
 #: Never run again: they talk to other processes or to the outside.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -69,6 +71,12 @@ class Recipe:
         self.switches = switches.now(invocation.operator.precise)
         self.written = written  #: which of the tensors the operator writes
         self.dropped = dropped  #: which are left out: running statistics move only once
+
+
+def checksum(home: torch.UntypedStorage) -> int:
+    """Of all bytes, at about a gigabyte a second."""
+    nbytes = home.nbytes()
+    return zlib.crc32((ctypes.c_char * nbytes).from_address(home.data_ptr())) if nbytes else 0
 
 
 @contextmanager
@@ -158,6 +166,12 @@ def _home(storage: Storage) -> torch.UntypedStorage:
             f"a tensor of {memory.size} bytes that recomputation needs now has {home.nbytes()}: "
             "its memory was resized outside (as FSDP does after the forward pass). "
             "Use reshard_after_forward=False"
+        )
+    if memory.checksum is not None and memory.checksum != checksum(home):
+        raise RuntimeError(
+            f"{site(storage)} that recomputation needs lies in memory that others may write "
+            "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
+            "inside `with rekindle.budget(...)`, or after the backward pass"
         )
     unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
     if not unchanged and memory.program_tensor_is_at(home):

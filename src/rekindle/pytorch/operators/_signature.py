@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
@@ -70,6 +70,7 @@ class Invocation:
         "key",
         "opaque",
         "operator",
+        "private",
         "random",
         "signature",
         "tensors",
@@ -87,6 +88,7 @@ class Invocation:
         self.written: tuple[int, ...] = ()  #: which tensors are written
         self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
         self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+        self.private: list[Tensor] = []  #: copies of foreign memory among the inputs
         self.grad_mode = True  #: as far as it is recorded
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
@@ -280,7 +282,7 @@ def is_plain(kind: type) -> bool:
     """
     return (
         issubclass(kind, Tensor)
-        and not issubclass(kind, UninitializedTensorMixin)
+        and not issubclass(kind, (UninitializedParameter, UninitializedBuffer))
         and not _has_dispatch(kind)
     )
 

@@ -54,17 +54,12 @@ class SwappingDriver(Driver):
             super().make_room(needed, who)
         self.perform(self.engine.ahead())
 
-    def rescue(
-        self,
-        again: Callable[[], Result],
-        out: torch.OutOfMemoryError,
-        random: tuple[torch.Generator, torch.Tensor] | None = None,
-    ) -> Result:
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
         def when_written() -> Result:
             self.swapper.wait_for(sys.maxsize)
             return again()
 
-        return super().rescue(when_written, out, random)
+        return super().rescue(when_written, out)
 
     def use(self, storage: Storage) -> None:
         super().use(storage)
@@ -89,7 +84,11 @@ class SwappingDriver(Driver):
         if not actions:
             return
         try:  # memory for what comes back is made here
-            with self.working(), self.swapper.event(), closing(self._others(actions)) as others:
+            with (
+                self.work.going_on(),
+                self.swapper.event(),
+                closing(self._others(actions)) as others,
+            ):
                 super().perform(others, who)
         except OutOfBudget as out:
             if complaint := self.swapper.complaint():
