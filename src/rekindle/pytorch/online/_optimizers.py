@@ -198,14 +198,16 @@ class OptimizerSteps:
             if seen is not None and seen.kind != kind:
                 seen = None
             name = f"{type(optimizer).__name__}.step()"
-            if predictable or seen is not None:
+            written_down = driver.capture is not None or driver.recorder is not None
+            if (predictable or seen is not None) and not written_down:
                 self._save_what_needs(optimizer)
             passes = seen is not None and predictable and self._may_pass(optimizer)
             undo = None
-            if seen is not None:
-                driver.make_room(seen.needed, name)
-            elif predictable:
-                driver.make_room(bytes_of_step(optimizer, driver.device), name)
+            needed = seen.needed if seen is not None else None
+            if predictable and needed is None:
+                needed = bytes_of_step(optimizer, driver.device)
+            if needed is not None and not (written_down and engine.has_room(needed)):
+                driver.make_room(needed, name)  # who replays a trace makes room as it goes
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
             if passes:
