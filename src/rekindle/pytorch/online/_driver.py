@@ -25,6 +25,7 @@ from rekindle.pytorch.online._history import forget_sources
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
+from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import STRIDED, is_plain, run_again, tensors_in
 from rekindle.pytorch.tensors import Memory, Table, Watch
@@ -53,6 +54,7 @@ class Driver:
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if device.type == "cuda" else None
         self.peak = Peak(self.engine, self.table, self.optimizers)
@@ -196,6 +198,11 @@ class Driver:
         storage.payload.describe(tensor)
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
+        optimizer = self.warm.get(home._cdata)
+        if optimizer is not None and optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
+            for state in state_of(optimizer):
+                self.meet(state)
         return storage
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:

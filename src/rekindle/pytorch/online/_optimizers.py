@@ -289,12 +289,9 @@ def _changes(driver: Driver) -> tuple[int, int]:
 
 def _are_alone(optimizer: Any) -> bool:
     """Whether no hooks but ours are called before and after its steps."""
-    alone = len(hooks._global_optimizer_pre_hooks) == len(hooks._global_optimizer_post_hooks) == 1
-    return (
-        alone
-        and not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-    )
+    before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
+    its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return len(before) == 1 and len(after) == 2 and not its_own  # the other one: `_warm`
 
 
 def _is_predictable(optimizer: Any) -> bool:
