@@ -7,6 +7,7 @@ the place of tensors. The runtime owns the memory behind handles, so dropping it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
@@ -114,6 +115,8 @@ class Runtime:
                     result = self._rescued(invocation, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
+                if engine.memory > engine.budget:  # more than anybody could know
+                    driver.make_room(0, operator.name)
                 return result
             if driver.storages_made > self._look_back_at:
                 forget_history(driver)
@@ -138,6 +141,10 @@ class Runtime:
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     needed = signature.predict(invocation.extras)
+            if operator.counted_first:
+                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                    exact = bytes_of_dynamic(operator, args)
+                needed = needed if exact == sys.maxsize else exact
             if engine.memory + needed > engine.budget:
                 if operator.dynamic:
                     driver.make_room(COUNT_BYTES, operator.name)
@@ -158,6 +165,8 @@ class Runtime:
                     written_over(driver, invocation, False, hidden=True)
                 raise
             register(driver, invocation, recording, result)
+            if engine.memory > engine.budget and not operator.writes:
+                driver.make_room(0, operator.name)  # more than anybody could know
             return result
 
     def run_whole(
