@@ -303,11 +303,9 @@ def _is_predictable(optimizer: Any) -> bool:
             return False
         for parameter in group["params"]:
             gradient = parameter.grad
-            if type(parameter) not in PLAIN_TENSORS:
+            dense = type(gradient) is Tensor and gradient.layout is torch.strided
+            if type(parameter) not in PLAIN_TENSORS or not (gradient is None or dense):
                 return False
-            if gradient is not None:
-                if type(gradient) is not Tensor or gradient.layout is not torch.strided:
-                    return False
     return True
 
 
