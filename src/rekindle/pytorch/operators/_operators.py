@@ -327,22 +327,24 @@ def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
 
     Elsewhere no limit is known: the bound from the arguments stands.
     """
-    name = operator.name
+    name, tensor = operator.name, args[0] if args else None
+    if tensor is None:
+        return sys.maxsize
     if name == "aten::nonzero":
-        return 8 * args[0].dim() * int(torch.count_nonzero(args[0]))
+        return 8 * tensor.dim() * int(torch.count_nonzero(tensor))
     if name == "aten::masked_select":
-        tensor, mask = args
+        mask = args[1]
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
         return tensor.element_size() * int(torch.count_nonzero(mask.expand(shape)))
     if name == "aten::repeat_interleave" and len(args) == 1:
-        return args[0].element_size() * int(args[0].sum())
-    if name == "aten::bincount" and args[0].numel():
+        return tensor.element_size() * int(tensor.sum())
+    if name == "aten::bincount" and tensor.numel():
         least = args[2] if len(args) > 2 else 0
-        return 8 * max(int(args[0].max()) + 1, least)
+        return 8 * max(int(tensor.max()) + 1, least)
     if name == "aten::_unique2":  # at most: all different
-        return args[0].numel() * (args[0].element_size() + 8 * sum(map(bool, args[2:])))
+        return tensor.numel() * (tensor.element_size() + 8 * sum(map(bool, args[2:])))
     if name == "aten::index":
-        return _bytes_of_index(args[0], args[1])
+        return _bytes_of_index(tensor, args[1])
     return sys.maxsize
 
 
