@@ -7,6 +7,7 @@ the place of tensors. The runtime owns the memory behind handles, so dropping it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, final
@@ -115,6 +116,8 @@ class Runtime:
                     result = self._rescued(invocation, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
+                if engine.memory > engine.budget:  # more than anybody could know
+                    driver.make_room(0, operator.name)
                 return result
             if driver.storages_made > self._look_back_at:
                 forget_history(driver)
@@ -139,6 +142,10 @@ class Runtime:
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     needed = signature.predict(invocation.extras)
+            if operator.counted_first:
+                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                    exact = bytes_of_dynamic(operator, args)
+                needed = needed if exact == sys.maxsize else exact
             if special & FOREIGN and recording:
                 recording = with_private_inputs(driver, invocation, needed)
             if engine.memory + needed > engine.budget:
@@ -161,6 +168,8 @@ class Runtime:
                     written_over(driver, invocation, False, hidden=True)
                 raise
             register(driver, invocation, recording, result)
+            if engine.memory > engine.budget and not operator.writes:
+                driver.make_room(0, operator.name)  # more than anybody could know
             return result
 
     def run_whole(

@@ -19,6 +19,7 @@ from rekindle.pytorch.online._explain import Snapshot
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
+from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import STRIDED, is_plain, tensors_in
 from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
@@ -44,6 +45,7 @@ class Storages(ABC):
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if device.type == "cuda" else None
         self.peak = Peak(self.engine, self.table, self.optimizers)
@@ -195,6 +197,11 @@ class Storages(ABC):
             storage.payload.flags |= FOREIGN
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
+        optimizer = self.warm.get(home._cdata)
+        if optimizer is not None and optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
+            for state in state_of(optimizer):
+                self.meet(state)
         return storage
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:

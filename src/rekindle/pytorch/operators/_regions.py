@@ -43,6 +43,8 @@ class Region:
     returns_tensors = True
     random = True  # to put the generator back costs less than to find out
     content = 0
+    counted_first = scaled = False
+    results = 1
     indexing = marks = overwriting = resizes = returns_written = routing = False
     sees_requires_grad = separating = view = False
 

@@ -139,7 +139,7 @@ class Invocation:
                 items: list[Any] = []
                 self._take(arg, items)
                 parts.append(tuple(items))
-            elif kind in _HASHABLE:
+            elif kind in _HASHABLE or (kind is float and self.operator.scaled):
                 parts.append(arg)
             elif is_plain(kind) and arg.layout is STRIDED:
                 self.tensors.append(arg)
@@ -325,7 +325,7 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
         return _bytes_on_meta(signature, extras)
     except Exception:  # if the arguments are wrong, the operator itself will say so
         counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
-        return 8 * max(counts, default=0)
+        return 8 * max(counts, default=0) * operator.results
 
 
 def _padded_bytes(nested: Tensor) -> Bytes:
