@@ -37,6 +37,7 @@ from rekindle.pytorch.online._recording import (
     register,
     written_over,
 )
+from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import (
     COMPILED,
     COUNT_BYTES,
@@ -93,6 +94,11 @@ class Runtime:
                 driver.settle()
             if driver.capture is not None:
                 driver.poll()  # a trace says when the program lets go, not when somebody asks
+            func = operator.func
+            if driver.busy:  # for an operator that waits for this thread
+                return func(*args, **kwargs)
+            if operator.foreign:
+                func = partial(let_others_act, driver.lock, func)
             invocation = Invocation(operator, args, kwargs)
             signature = invocation.signature = signature_of(operator, invocation.key)
             recording = (
@@ -109,9 +115,9 @@ class Runtime:
                 if operator.random:
                     invocation.random = _generator(invocation, kwargs)
                 try:
-                    result = operator.func(*args, **kwargs)
+                    result = func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = self._rescued(invocation, args, kwargs, out)
+                    result = self._rescued(invocation, func, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 return result
@@ -148,11 +154,11 @@ class Runtime:
             try:
                 try:
                     if signature.priced:
-                        result = operator.func(*args, **kwargs)
+                        result = func(*args, **kwargs)
                     else:
-                        result = self._priced(signature, args, kwargs)
+                        result = self._priced(signature, func, args, kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = self._rescued(invocation, args, kwargs, out)
+                    result = self._rescued(invocation, func, args, kwargs, out)
             except BaseException:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
                     written_over(driver, invocation, False, hidden=True)
@@ -232,9 +238,14 @@ class Runtime:
                 memory.version = -1
         return True
 
-    def _priced(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _priced(
+        self,
+        signature: Signature,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Runs the operator and takes the time."""
-        func = signature.operator.func
         if self._events is not None:
             return self._events.run(signature, func, args, kwargs)
         started = perf_counter_ns()
@@ -245,6 +256,7 @@ class Runtime:
     def _rescued(
         self,
         invocation: Invocation,
+        func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: torch.OutOfMemoryError,
@@ -252,7 +264,7 @@ class Runtime:
         """What the operator gives when it is called once more, with less in memory."""
         if not invocation.operator.starts_anew:
             raise out
-        again = partial(invocation.operator.func, *args, **kwargs)
+        again = partial(func, *args, **kwargs)
         return self.driver.rescue(again, out, invocation.random)
 
     # -- autograd -------------------------------------------------------------------------------
