@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def let_others_act(
-    lock: Any, func: Callable[..., Result], *args: Any, **kwargs: Any
-) -> Result:
+def let_others_act(lock: Any, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """`func`, without the re-entrant `lock` that this thread has: it may wait for other threads.
 
     No action of the engine is amid another then, but for recomputation: `Driver.busy` says so.
