@@ -49,8 +49,9 @@ class Shells:
 
     @property
     def busy(self) -> bool:
-        """Whether operators run now are the runtime's own; with the lock only."""
-        return self._driver.work.mine
+        """Whether the runtime's own operators run now, maybe one that waits for this thread; with
+        the lock only."""
+        return bool(self._driver.work.thread)
 
     # -- what the table asks for ----------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from rekindle.engine import Call, NoRoom, Storage
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._storages import Storages
+from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
 from rekindle.pytorch.tensors import Memory
 from rekindle.schedule import Action, Compute, Free
@@ -289,14 +291,17 @@ class Driver(Storages):
             return tensors
 
     def _compute(self, call: Call, in_place: bool) -> None:
+        again = partial(self._run_again, call, in_place)
+        if call.payload.signature.operator.foreign:
+            again = partial(let_others_act, self.lock, again)
         try:
             with self.work.going_on():
                 try:
-                    tensors = self._run_again(call, in_place)
+                    tensors = again()
                 except torch.OutOfMemoryError as out:
                     if in_place and not call.payload.signature.operator.starts_anew:
                         raise
-                    tensors = self.rescue(lambda: self._run_again(call, in_place), out)
+                    tensors = self.rescue(again, out)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:

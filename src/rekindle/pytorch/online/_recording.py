@@ -166,6 +166,19 @@ def written_over(driver: Driver, invocation: Invocation, recording: bool, *, hid
     return True
 
 
+def changed_unseen(driver: Driver, name: str, old: Storage) -> Storage:
+    """What is where `old` is, which has a recipe, is about to change, and nobody will know how.
+
+    Returns what will be there. The value that was there can still be computed, for what needs it.
+    """
+    call = driver.new_call(name, 0, False)
+    new = driver.new_storage(call, old.nbytes)
+    call.overwrites = [(new.values[0], old.values[0])]
+    move(driver, old, new, None, hidden=True)
+    driver.admit(call)
+    return new
+
+
 def move(
     driver: Driver, old: Storage, new: Storage, target: Tensor | None, *, hidden: bool = False
 ) -> None:

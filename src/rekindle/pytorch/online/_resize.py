@@ -2,7 +2,9 @@
 
 `fully_shard` gathers a layer's parameters before its forward pass and gives their memory back after
 it by `UntypedStorage.resize_(0)`, which no dispatch mode sees; the backward pass gathers them into
-the same storages again. To recomputation that is a constant that is overwritten (R4).
+the same storages again. To recomputation that is a constant that is overwritten (R4). Invertible
+networks do so to activations, which they compute from the layer's output in the backward pass: a
+write (R3), after which recomputation goes on with what was there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 
 from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._recording import changed_unseen
 
 
 @contextmanager
@@ -25,6 +28,9 @@ def resizes_seen(driver: Driver) -> Iterator[None]:
 
     def seen(home: torch.UntypedStorage, nbytes: int) -> Any:
         storage = None if driver.work.mine else _about_to_resize(driver, home, nbytes)
+        if storage is not None and storage.replayable and nbytes != storage.nbytes:
+            with driver.lock:
+                storage = changed_unseen(driver, "resize_", storage)
         result = resize(home, nbytes)
         if storage is not None:
             driver.resized(storage)

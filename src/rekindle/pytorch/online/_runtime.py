@@ -38,6 +38,7 @@ from rekindle.pytorch.online._recording import (
     register,
     written_over,
 )
+from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import (
     COMPILED,
     COUNT_BYTES,
@@ -95,6 +96,11 @@ class Runtime:
                 driver.settle()
             if driver.capture is not None:
                 driver.poll()  # a trace says when the program lets go, not when somebody asks
+            func = operator.func
+            if driver.busy:  # for an operator that waits for this thread
+                return func(*args, **kwargs)
+            if operator.foreign:
+                func = partial(let_others_act, driver.lock, func)
             invocation = Invocation(operator, args, kwargs)
             signature = invocation.signature = signature_of(operator, invocation.key)
             recording = (
@@ -111,9 +117,9 @@ class Runtime:
                 if operator.random:
                     invocation.random = _generator(invocation, kwargs)
                 try:
-                    result = operator.func(*args, **kwargs)
+                    result = func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = self._rescued(invocation, args, kwargs, out)
+                    result = self._rescued(invocation, func, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 if engine.memory > engine.budget:  # more than anybody could know
@@ -158,11 +164,11 @@ class Runtime:
             try:
                 try:
                     if signature.priced:
-                        result = operator.func(*args, **kwargs)
+                        result = func(*args, **kwargs)
                     else:
-                        result = self._priced(signature, args, kwargs)
+                        result = self._priced(signature, func, args, kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = self._rescued(invocation, args, kwargs, out)
+                    result = self._rescued(invocation, func, args, kwargs, out)
             except BaseException:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
                     written_over(driver, invocation, False, hidden=True)
@@ -244,9 +250,14 @@ class Runtime:
                 memory.version = -1
         return True
 
-    def _priced(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _priced(
+        self,
+        signature: Signature,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Runs the operator and takes the time."""
-        func = signature.operator.func
         if self._events is not None:
             return self._events.run(signature, func, args, kwargs)
         started = perf_counter_ns()
@@ -257,6 +268,7 @@ class Runtime:
     def _rescued(
         self,
         invocation: Invocation,
+        func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: torch.OutOfMemoryError,
@@ -269,7 +281,7 @@ class Runtime:
             if invocation.random is not None:
                 generator, state = invocation.random
                 generator.set_state(state)
-            return invocation.operator.func(*args, **kwargs)
+            return func(*args, **kwargs)
 
         return self.driver.rescue(again, out)
 

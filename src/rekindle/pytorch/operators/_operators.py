@@ -163,6 +163,7 @@ class Operator:
         "content",
         "counted_first",
         "dynamic",
+        "foreign",
         "func",
         "indexing",
         "marks",
@@ -196,6 +197,8 @@ class Operator:
         each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
         plain = getattr(func, "_op", func)  # without the layer of Python around it
         self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
+        #: Not PyTorch's own: maybe code that waits for other threads.
+        self.foreign = not self.name.startswith("aten::")
         self.predicting = self.func  #: on meta tensors, for the sizes of the results
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))

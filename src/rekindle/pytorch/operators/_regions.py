@@ -45,7 +45,7 @@ class Region:
     content = 0
     counted_first = scaled = False
     results = 1
-    indexing = marks = overwriting = resizes = returns_written = routing = False
+    foreign = indexing = marks = overwriting = resizes = returns_written = routing = False
     sees_requires_grad = separating = view = False
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:

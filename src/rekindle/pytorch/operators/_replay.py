@@ -81,7 +81,7 @@ def checksum(home: torch.UntypedStorage) -> int:
 
 @contextmanager
 def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
-    """Below autograd, autocast and `vmap`, where the mode saw the call; in the grad mode of then."""
+    """Below autograd, autocast, `vmap`, where the mode saw the call; in the grad mode of then."""
     grad_mode_now = torch.is_grad_enabled()
     below_autograd = torch._C._AutoDispatchBelowAutograd()  # type: ignore[attr-defined]
     below_others = torch._C._ExcludeDispatchKeyGuard(_ABOVE)  # type: ignore[attr-defined]

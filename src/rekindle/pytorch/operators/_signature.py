@@ -121,6 +121,7 @@ class Invocation:
                 try:
                     key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
                 except RuntimeError:  # nested: it has memory of its own, and no shape
+                    self.tensors.append(arg)
                     self._take_opaque(arg, parts)
                     continue
                 self.tensors.append(arg)
