@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, final
 
@@ -97,7 +98,7 @@ class Runtime:
             if driver.capture is not None:
                 driver.poll()  # a trace says when the program lets go, not when somebody asks
             func = operator.func
-            if driver.busy:  # for an operator that waits for this thread
+            if driver.work.thread:  # for an operator that waits for this thread
                 return func(*args, **kwargs)
             if operator.foreign:
                 func = partial(let_others_act, driver.lock, func)
