@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,22 @@ def test_a_buffer_that_is_filled_again(name: str, setting: str, tmp_path: Path) 
         return loss
 
     assert same(step, weight, setting).evictions > 0
+
+
+@settings
+def test_what_autograd_saved_of_it_is_what_is_there_then(setting: str) -> None:
+    """As in plain PyTorch, for which it is no write."""
+    array = np.zeros(WIDTH, np.float32)
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        array[:] = 1
+        loss = (weight * torch.from_numpy(array)).sum()
+        let_all_go(run)
+        array[:] = 5
+        return loss
+
+    same(step, weight, setting)
 
 
 @settings
@@ -296,3 +313,32 @@ def test_a_look_by_numpy_costs_no_more_than_it_must() -> None:
         (gradient,) = torch.autograd.grad(loss, [weight])
     (wanted,) = torch.autograd.grad(deeper(weight, 8).sum(), [weight])
     assert torch.equal(gradient, wanted)
+
+
+def _fill(x: Tensor) -> None:
+    """A kernel outside PyTorch: all it knows is an address."""
+    np.ctypeslib.as_array((ctypes.c_float * x.numel()).from_address(x.data_ptr()))[:] = 0.5
+
+
+@torch.library.custom_op("rekindle_tests::fill", mutates_args=("x",))
+def declared(x: Tensor) -> None:
+    _fill(x)
+
+
+@pytest.mark.parametrize(("fill", "right"), [(_fill, False), (declared, True)])
+def test_a_write_by_address_is_seen_if_it_is_declared(
+    fill: Callable[[Tensor], None], right: bool
+) -> None:
+    weight = vector(requires_grad=True)
+
+    def gradient(run: Run | None) -> Tensor:
+        x = (weight * 2).cos()
+        before = (x * 3).sin().exp()
+        with torch.no_grad():
+            fill(x.detach())
+        let_all_go(run)
+        return torch.autograd.grad(before.sum(), [weight])[0]
+
+    wanted = gradient(None)
+    with rekindle.budget("1GiB") as run:
+        assert torch.equal(gradient(run), wanted) == right

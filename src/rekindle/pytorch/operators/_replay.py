@@ -74,7 +74,7 @@ class Recipe:
 
 
 def checksum(home: torch.UntypedStorage) -> int:
-    """Of all bytes, at about a gigabyte a second."""
+    """Of all bytes."""
     nbytes = home.nbytes()
     return zlib.crc32((ctypes.c_char * nbytes).from_address(home.data_ptr())) if nbytes else 0
 

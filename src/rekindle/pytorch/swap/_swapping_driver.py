@@ -17,7 +17,7 @@ from rekindle.pytorch.online import Driver, Result
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._store import Bandwidth, Store
 from rekindle.pytorch.swap._swapper import Swapper
-from rekindle.pytorch.tensors import site
+from rekindle.pytorch.tensors import FOREIGN, site
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 
@@ -72,6 +72,11 @@ class SwappingDriver(Driver):
             wanted = storage.consumers and not storage.references
             if ours and wanted and not self.table.is_held(storage):
                 self._drop(storage)
+
+    def _drop(self, storage: Storage) -> None:
+        """But for what others may write: plain PyTorch computes with what is there then."""
+        if not storage.payload.flags & FOREIGN:
+            super()._drop(storage)
 
     def settle(self) -> None:
         super().settle()
