@@ -358,6 +358,7 @@ def zoo_planned() -> list[str]:
         "At 40 % of the activations, or the smallest budget known to do:",
         f"{counts['40%']} the same of {len(tried)} tried.",
         f"Neither the same nor refused: {', '.join(counts['failed']) or 'none'}.",
+        *several_runs(rows),
     ]
     return parts
 

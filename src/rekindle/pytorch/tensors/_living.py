@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 T = TypeVar("T")
 
@@ -66,5 +67,5 @@ def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
             if type(tensor).__torch_dispatch__ is _NO_CODE_OF_ITS_OWN  # type: ignore[attr-defined]
             and tensor.layout is torch.strided
             and tensor.device.type != "meta"
-            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            and not is_functorch_wrapped_tensor(tensor)
         ]
