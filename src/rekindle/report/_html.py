@@ -101,7 +101,8 @@ def _timeline(report: Figures) -> str:
     legend = "".join(_key(colors[name], name) for name in reversed(names))
     if report.budget:
         legend += '<span><i class="dash"></i>the budget</span>'
-    return f'{chart}{_events(report)}<p class="legend">{legend}</p>{_when(report)}'
+    note = f"<p>{escape(line.note)}</p>" if line.note else ""
+    return f'{chart}{_events(report)}<p class="legend">{legend}</p>{note}{_when(report)}'
 
 
 def _events(report: Figures) -> str:

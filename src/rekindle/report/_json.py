@@ -50,6 +50,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
         {name: tuple(band) for name, band in value["bands"].items()},
         tuple(value["evicted"]),
         tuple(value["recomputed"]),
+        value.get("note", ""),
     ),
     "recomputed": lambda value: tuple(Recomputed(**row) for row in value),
     "choices": lambda value: tuple(Choice(**row) for row in value),

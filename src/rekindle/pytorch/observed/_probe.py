@@ -10,10 +10,10 @@ import torch
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.policies import Policy
-from rekindle.pytorch.context import amount_of, budget, device_of
+from rekindle.pytorch.context import amount_of, budget
 from rekindle.pytorch.observed._profiler import trace_of
 from rekindle.pytorch.observed._undo import Undo
-from rekindle.pytorch.online import is_out_of_memory
+from rekindle.pytorch.online import device_of, is_out_of_memory
 from rekindle.trace import Trace
 
 

@@ -117,10 +117,9 @@ def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
     """Two steps: the first makes the optimizer's state, the second has the peak."""
     with context as run, undo:
         step()
-        engine = run._driver.engine
-        engine.peak = engine.memory
+        run._driver.steps.forget_peak()
         step()
-        return _Warm(engine.peak, _constants(run), list(run._driver.optimizers))
+        return _Warm(run.peak, _constants(run), list(run._driver.owners.optimizers))
 
 
 def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _Warm) -> Run:
@@ -130,7 +129,7 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
         driver.peak.exact_from = int(
             0.98 * warm.peak
         )  # it may differ by what little is left behind
-        driver.optimizers.update(warm.optimizers)
+        driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
         driver.look()
         step()

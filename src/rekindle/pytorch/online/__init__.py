@@ -7,6 +7,7 @@ from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._capture import Capture as Capture
 from rekindle.pytorch.online._contents import PutBack as PutBack
 from rekindle.pytorch.online._contents import put_back as put_back
+from rekindle.pytorch.online._device import device_of as device_of
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
@@ -21,7 +22,6 @@ from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
-from rekindle.pytorch.online._explain import users_line as users_line
 from rekindle.pytorch.online._handle import kept as kept
 from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
@@ -37,3 +37,7 @@ from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
+from rekindle.pytorch.online._steps import SHOWN as SHOWN
+from rekindle.pytorch.online._steps import Step as Step
+from rekindle.pytorch.online._steps import Steps as Steps
+from rekindle.pytorch.online._users_line import users_line as users_line

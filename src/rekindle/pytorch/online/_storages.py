@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +15,12 @@ from rekindle.engine import Call, Engine, Storage
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Modes
 from rekindle.pytorch.online._capture import Capture, Captures
+from rekindle.pytorch.online._device import elsewhere, same_device
 from rekindle.pytorch.online._explain import Snapshot
+from rekindle.pytorch.online._owners import Owners
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import STRIDED, is_plain, tensors_in
@@ -45,10 +47,12 @@ class Storages(ABC):
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
-        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.owners = Owners()
         self.places: Places | None = None
         self.streams = Streams(device) if device.type == "cuda" else None
-        self.peak = Peak(self.engine, self.table, self.optimizers)
+        self.peak = Peak(self.engine, self.table, self.owners)
+        self.steps = Steps(self.engine)
+        self.assumed = False  #: the device is the one that was in use, nobody said so
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
@@ -110,6 +114,8 @@ class Storages(ABC):
             self.watcher.made(call)
         if self.engine.memory > self.peak.above:
             self.look()
+        if self.engine.clock >= self.steps.due:
+            self.steps.sample()
 
     def look(self) -> None:
         """Who holds the memory, now that there is more of it than ever."""
@@ -139,6 +145,8 @@ class Storages(ABC):
         self.engine.account(cost, nbytes)
         if self.engine.memory > self.peak.above:
             self.look()
+        if self.engine.clock >= self.steps.due:
+            self.steps.sample()
 
     def known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
@@ -196,6 +204,8 @@ class Storages(ABC):
         device = home.device
         if device not in self._counts:  # once: the name of its type is made anew each time
             self._counts[device] = device.type == self.device.type
+            if self.assumed:
+                same_device(self.device, device)
         return home.nbytes() if self._counts[device] else 0
 
     def knowing(self) -> Iterator[Storage]:
@@ -204,6 +214,10 @@ class Storages(ABC):
             yield storage
             for call in storage.makers:
                 yield from (source.storage for _, source in call.overwrites)
+
+    def elsewhere(self) -> str | None:
+        """What to say if the program was on another device all the time."""
+        return elsewhere(self.device, self._counts)
 
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
