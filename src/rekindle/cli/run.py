@@ -108,6 +108,7 @@ def command(
     reports of its own: run.html becomes run-rank1.html.
     """
     from rekindle.pytorch import budget as within
+    from rekindle.pytorch import device_of_program
 
     if measured and learn:
         raise click.UsageError("--profile and --learn both write steps down: leave one out")
@@ -115,7 +116,7 @@ def command(
         context = within(
             budget,
             policy=policy,
-            device=device or _device(),
+            device=device or device_of_program(),
             record=record,
             learn="wait" if learn == "wait" else bool(learn),
             swap=swap,
@@ -141,16 +142,6 @@ def command(
         if run is not None and os.getpid() == process:  # not what was forked inside
             _tell(run, reports, quiet)
     ctx.exit(code)
-
-
-def _device() -> str | None:
-    """Before a program begins it has not moved to CUDA yet: where there is CUDA, it will."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    rank = os.environ.get("LOCAL_RANK", "")
-    return f"cuda:{int(rank) % torch.cuda.device_count()}" if rank.isdecimal() else "cuda"
 
 
 def _with_a_hint(error: BaseException) -> BaseException:

@@ -60,9 +60,9 @@ def test_auto_stays_within_a_control_group(machine: Path) -> None:
 def test_auto_where_nobody_says_how_much_there_is(machine: Path) -> None:
     (machine / "meminfo").unlink()
     with pytest.raises(rekindle.Unsupported, match=r'write the amount, .*budget\("6GiB"\)'):
-        rekindle.budget("auto")
+        automatic()
     with pytest.raises(rekindle.Unsupported, match=r"auto.*on meta"):
-        rekindle.budget("auto", device="meta")
+        _auto.available(torch.device("meta"))
 
 
 def test_auto_on_this_machine_is_more_than_its_tensors() -> None:

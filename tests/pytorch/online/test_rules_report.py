@@ -25,12 +25,11 @@ TIGHT = 14 * VECTOR
         ("", 'rekindle.budget("6GiB")'),
         ("-6GiB", 'rekindle.budget("6GiB")'),
         (0, 'rekindle.budget("6GiB")'),
-        (-100, "rekindle.budget(100)"),
+        (-100, 'rekindle.budget("6GiB")'),
         (6e9, "rekindle.budget(6000000000)"),
         (0.5, 'rekindle.budget("6GiB")'),
         (float("nan"), 'rekindle.budget("6GiB")'),
         (True, 'rekindle.budget("6GiB")'),
-        (None, 'rekindle.budget("6GiB")'),
         (torch.ones(3), 'rekindle.budget("6GiB")'),
     ],
 )

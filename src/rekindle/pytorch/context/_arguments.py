@@ -49,7 +49,7 @@ class Arguments:
             _check_anything(self.record, self.learn, self.swap)
         elif self.evict != "saved":
             raise InvalidArgument(
-                f'rekindle.budget(..., evict={self.evict!r}): write evict="saved", which lets go '
+                f'rekindle.budget(..., evict={self.evict!r}): write evict="saved", which evicts '
                 'of what autograd alone holds, or evict="anything"'
             )
 

@@ -8,6 +8,7 @@ from rekindle.pytorch.online._capture import Capture as Capture
 from rekindle.pytorch.online._contents import PutBack as PutBack
 from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._device import device_of as device_of
+from rekindle.pytorch.online._device import device_of_program as device_of_program
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS

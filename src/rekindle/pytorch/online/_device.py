@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -29,6 +30,17 @@ def device_of(device: str | torch.device | None) -> torch.device:
     if module is None or not module.is_available():
         raise _refused(device, "a device that this PyTorch does not find here")
     return found
+
+
+def device_of_program() -> torch.device | None:
+    """For a program that has not begun, and so has not moved to CUDA yet: where there is CUDA, it
+    will; of several devices to the one of its rank on this machine. None: nothing can be said."""
+    if not torch.cuda.is_available():
+        return None
+    rank = os.environ.get("LOCAL_RANK", "")
+    if not rank.isdecimal():
+        return torch.device("cuda")
+    return torch.device("cuda", int(rank) % torch.cuda.device_count())
 
 
 def _refused(device: object, got: str) -> InvalidArgument:

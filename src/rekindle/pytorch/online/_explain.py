@@ -83,9 +83,7 @@ def _known(engine: Engine, owners: Owners) -> dict[int, tuple[str, int]]:
 
     def note(tensor: Tensor | None, category: str, parameter: int) -> None:
         if tensor is not None and tensor.layout is torch.strided:
-            with suppress(
-                NotImplementedError, RuntimeError
-            ):  # some have none yet, or hide it
+            with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
                 found[tensor.untyped_storage()._cdata] = category, parameter
 
     for buffer in owners.buffers:
