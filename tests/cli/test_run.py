@@ -28,7 +28,8 @@ parser.add_argument("--budget", default="the program's own option")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--end", default="")
 options = parser.parse_args()
-print(__name__, sys.argv, options.budget, os.getcwd(), __file__, sys.path[0], __spec__ and __spec__.name)
+print(__name__, sys.argv, options.budget, os.getcwd(), __file__, sys.path[0])
+print(__spec__ and __spec__.name)
 torch.manual_seed(0)
 
 

@@ -23,6 +23,18 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes
         raise click.UsageError(str(error), ctx) from None
 
 
+def sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Bytes]:
+    """Several; a fraction is told from a size of bytes."""
+    for value in values:
+        if value.startswith("0.") or value.endswith("%"):
+            raise click.UsageError(
+                f"{param.opts[0]} {value}: got a share, wanted a size; write --ratio 0.5, or "
+                f"{param.opts[0]} 6GiB",
+                ctx,
+            )
+    return [found for value in values if (found := size(ctx, param, value)) is not None]
+
+
 def amount(ctx: click.Context, param: click.Parameter, value: str) -> str | Bytes | None:
     """What `rekindle.budget` takes: an amount of bytes, "auto", or "none" for no limit."""
     word = value.strip().lower()

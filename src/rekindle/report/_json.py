@@ -24,9 +24,9 @@ def read(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidFile(1, "", "a report as JSON", repr(text[:40])) from None
+        raise InvalidFile(1, "", "a report as JSON", _what_it_is(text)) from None
     if not isinstance(data, dict) or data.get("format") != "rekindle report":  # pyright: ignore[reportUnknownMemberType]
-        raise InvalidFile(1, "format", '"rekindle report"', repr(text[:40]))
+        raise InvalidFile(1, "format", '"rekindle report"', _what_it_is(text))
     found = cast("dict[str, Any]", data)
     if found.get("version") != VERSION:
         raise InvalidFile(1, "version", str(VERSION), repr(found.get("version")))
@@ -40,6 +40,13 @@ def read(text: str) -> dict[str, Any]:
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise InvalidFile(1, "", "the fields of a report", str(error)) from None
     return fields
+
+
+def _what_it_is(text: str) -> str:
+    first = text.partition("\n")[0]
+    if '"rekindle": "trace"' in first:
+        return "a trace, which `rekindle simulate` and `rekindle plan` read"
+    return repr(text[:40])
 
 
 _HEAD = ("format", "version")
