@@ -36,6 +36,7 @@ class Observed:
     report: Report
     plain_ns: Nanoseconds
     kept_ns: Nanoseconds
+    noise: float = 0.0  #: how much longer the slowest of the timed steps took than the quickest
 
 
 def observe(
@@ -91,7 +92,8 @@ def observe(
         undo.restore()
     if not plain:
         plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
-    return Observed(trace, report, min(plain), min(kept))
+    noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
+    return Observed(trace, report, min(plain), min(kept), noise)
 
 
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:

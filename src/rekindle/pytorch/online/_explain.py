@@ -16,6 +16,7 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle._units import format_bytes
 from rekindle.engine import Engine, NoRoom, Storage
 from rekindle.pytorch.online._owners import Owners
+from rekindle.pytorch.online._too_small import too_small
 from rekindle.pytorch.online._users_line import users_line
 from rekindle.pytorch.tensors import Memory, Table, site
 
@@ -122,44 +123,13 @@ def _category(
     return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE, 0
 
 
-@final
-class _Strides:
-    """How far beyond what an operator needs it is worth to go, once budgets named before came too
-    short: what is known of the program ends here, and each attempt may cost a whole step.
-
-    Steps double, as in galloping search (Bentley and Yao, 1976), so that their number grows as the
-    logarithm of what is missing; capped, so that no more than `1 / CAP` is given away at the end.
-    """
-
-    CAP = 4
-    MOST = 64  #: budgets that are remembered
-
-    def __init__(self) -> None:
-        self._named: dict[Bytes, Bytes] = {}  # budgets, and the stride that led to each
-
-    def beyond(self, budget: Bytes, smallest: Bytes) -> Bytes:
-        """The budget to name when `budget` did not do and `smallest` gets past this operator."""
-        before = self._named.get(budget)
-        stride = 0 if before is None else max(2 * before, smallest - budget)
-        worth_trying = smallest + min(stride, smallest // self.CAP)
-        for named in (smallest, worth_trying):
-            self._named.pop(named, None)
-            self._named[named] = stride
-        while len(self._named) > self.MOST:
-            del self._named[next(iter(self._named))]
-        return worth_trying
-
-
-_strides = _Strides()
-
-
 def out_of_budget(
     shortage: NoRoom, engine: Engine, table: Table, owners: Owners, operator: str
 ) -> OutOfBudget:
     """The error for `shortage`: what was needed, who holds the rest, which budget would do."""
     now = snapshot(engine, table, owners)
     smallest = shortage.memory + shortage.needed
-    worth_trying = _strides.beyond(shortage.budget, smallest)
+    worth_trying = too_small.beyond(shortage.budget, smallest)
     where = now.where
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
@@ -173,6 +143,11 @@ def out_of_budget(
         lines.append(
             f"The last one came too short, too; rather try rekindle.budget({worth_trying})"
         )
+    lines.insert(
+        -1 - (worth_trying > smallest),
+        "How much whole steps need, and what each budget costs, without trying them: "
+        "rekindle.profile(step).smallest_budget",
+    )
     message = "\n".join(lines)
     return OutOfBudget(
         message,
