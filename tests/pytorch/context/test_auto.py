@@ -186,6 +186,7 @@ def test_a_simulated_one_is_close_and_runs_only_small_batches() -> None:
     assert found == pytest.approx(rekindle.max_batch(trainer.at, budget=BUDGET), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_simulated_one_is_the_same_in_a_fresh_process() -> None:
     """There the first step knows no operator yet, and lists the optimizer's state otherwise."""
     found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
