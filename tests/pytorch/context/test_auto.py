@@ -173,7 +173,9 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert not fits(found + 1)
     assert found > 100
     assert len({*trainer.tried}) < 30
-    assert said[:3] == [f"trying a batch of {n}" for n in (1, 2, 4)]
+    assert [each.partition(";")[0] for each in said[:3]] == [
+        f"trying a batch of {n}" for n in (1, 2, 4)
+    ]
     assert all(map(torch.equal, before, trainer.model.parameters()))
     assert not trainer.optimizer.state
     assert rekindle.max_batch(trainer.at, budget=BUDGET, at_most=37) == 37

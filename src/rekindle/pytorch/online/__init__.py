@@ -36,9 +36,9 @@ from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
-from rekindle.pytorch.online._streams import Streams as Streams
-from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
+from rekindle.pytorch.online._streams import Streams as Streams
+from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._users_line import users_line as users_line
