@@ -78,8 +78,10 @@ def test_all_options_pass_and_figures_are_of_each_batch() -> None:
             figures.append({name: float(x) for name, x in trainer.callback_metrics.items()})
 
     figures: list[dict[str, float]] = []
-    context = rekindle.budget("360KiB", policy="lru", learn="wait")
-    tight = Budget(context)
+    roomy = Budget("1TiB")
+    fit([roomy])
+    assert roomy.run is not None
+    tight = Budget(rekindle.budget(roomy.run.peak * 8 // 10, policy="lru", learn="wait"))
     fit([tight, Seen()])
     assert tight.run is not None
     assert tight.run.policy == rekindle.policies.LRU()

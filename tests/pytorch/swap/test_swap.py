@@ -297,7 +297,6 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["written", "being written", "just about to be done"])
 def test_a_fork_goes_on_by_recomputing(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -476,8 +475,7 @@ def test_many_steps_leave_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_with_learned_schedules(tmp_path: Path) -> None:
-    weight = vector(True)
-    wanted = gradient(weight, 40)
+    wanted = gradient(weight := vector(True), 40)
     with swapping(tmp_path, learn="wait") as run:
         optimizer = torch.optim.SGD([vector(True)], lr=0.1)
         for _ in range(5):
