@@ -21,11 +21,13 @@ ROOT = Path(__file__).parents[1]
 
 # Who may import whom. A part is a folder or a file right under src/rekindle; a dotted name is one
 # module of a part. To draw a new arrow, change this table and say why in the same commit.
-SHARED = {"_types", "_errors", "_units"}
+SHARED = {"_types", "_errors", "_units", "_cache"}
 ALLOWED = {
     "_types": set[str](),
     "_errors": {"_types"},
     "_units": {"_types", "_errors"},
+    "_cache": set[str](),
+    "_progress": set[str](),
     "trace": SHARED,
     # Of policies only how fast the ways to the host and back are: time is told of schedules here.
     "schedule": SHARED | {"trace", "policies.swap"},
@@ -46,10 +48,11 @@ ALLOWED = {
     # a process that plans while a program runs, predictions of real runs, the public functions.
     "_planners": SHARED | {"trace", "schedule", "policies", "engine", "simulator", "planners"},
     "_route": SHARED | {"trace", "policies", "engine", "planners", "_planners"},
-    "_predict": SHARED | {"trace", "schedule", "policies", "simulator", "report", "pytorch"},
-    "_facade": SHARED | {"trace", "policies", "planners", "pytorch", "_planners"},
+    "_predict": SHARED
+    | {"trace", "schedule", "policies", "simulator", "report", "pytorch", "_progress"},
+    "_facade": SHARED | {"trace", "policies", "planners", "pytorch", "_planners", "_progress"},
 }
-ALLOWED_EVERYTHING = {"__init__", "cli"}  # which nobody imports
+ALLOWED_EVERYTHING = {"__init__", "__main__", "cli"}  # which nobody imports
 
 # The rooms of a large part, lowest first: a room imports those named with it, and those by their
 # front door (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).

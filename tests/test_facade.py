@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rekindle
-from rekindle import _facade
+from rekindle import _progress
 from rekindle.planners import KeepAll, Problem, Status
 from rekindle.trace import chain
 from rekindle.trace.formats import native
@@ -82,9 +82,9 @@ def test_what_takes_long_says_so_on_a_terminal(
 ) -> None:
     """From the third second on, and each task from its own beginning."""
     now = [100.0]
-    monkeypatch.setattr(_facade.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = _facade._Progress()
+    progress = _progress.ProgressLine()
     for done in (1, 2, 3):
         now[0] += 1.5
         progress.stages(done, 4)

@@ -37,6 +37,7 @@ def measured(
     return rows, {row["tried"] for row in told if "tried" in row and row["failure"] is None}
 
 
+@pytest.mark.slow
 def test_the_plain_program_fits_its_base_batch_and_no_more(benchmark: ModuleType) -> None:
     rows, fitting = measured(benchmark, "plain")
     assert fitting == {1, 2}

@@ -98,3 +98,43 @@ def test_documents_link_to_files_that_exist(document: str) -> None:
 
 def test_the_changelog_has_room_for_the_next_change() -> None:
     assert "\n## [Unreleased]\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+GITHUB = ROOT / ".github"
+
+
+def test_the_matrix_begins_with_the_oldest_torch_that_is_allowed() -> None:
+    (torch,) = (line for line in PROJECT["dependencies"] if line.startswith("torch"))
+    oldest = re.fullmatch(r"torch>=(\d+)\.(\d+),<\d+", torch)
+    assert oldest is not None
+    first = int(oldest[2])
+    text = (GITHUB / "workflows" / "test.yml").read_text(encoding="utf-8")
+    listed = re.findall(r'"(\d+\.\d+)"', re.findall(r"torch: \[(.*?)\]", text)[0])
+    pinned = int(pins()["torch"].split(".")[1])
+    assert listed == [f"{oldest[1]}.{minor}" for minor in range(first, pinned + 1)]
+
+
+@pytest.mark.parametrize("path", sorted(GITHUB.rglob("*.yml")), ids=lambda path: path.name)
+def test_workflows_run_what_a_developer_can_run(path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+    for script in re.findall(r"(?:scripts|\.ci)/\w+", path.read_text(encoding="utf-8")):
+        assert (ROOT / script).is_file() or "script.py" in script, script
+
+
+def test_the_citation_names_the_papers_and_the_version() -> None:
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    source = (ROOT / TOOL["hatch"]["version"]["path"]).read_text(encoding="utf-8")
+    assert f'__version__ = "{citation["version"]}"' in source
+    cited = {
+        each["value"].removeprefix("arXiv:")
+        for reference in citation["references"]
+        for each in reference.get("identifiers", ())
+    }
+    papers = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"arXiv (\d+\.\d+)", papers)) <= cited
+
+
+def test_pre_commit_calls_the_check() -> None:
+    assert "entry: scripts/check\n" in (ROOT / ".pre-commit-config.yaml").read_text()

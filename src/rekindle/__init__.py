@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rekindle import planners as planners
     from rekindle import policies as policies
+    from rekindle._errors import InvalidArgument as InvalidArgument
     from rekindle._errors import InvalidBudget as InvalidBudget
     from rekindle._errors import OutOfBudget as OutOfBudget
     from rekindle._errors import RekindleError as RekindleError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rekindle.simulator import simulate as simulate
 
 __all__ = [
+    "InvalidArgument",
     "InvalidBudget",
     "OutOfBudget",
     "RekindleError",
@@ -57,6 +59,7 @@ __version__ = "0.1.0"
 
 # Where each public name lives: the module that has it, or the module that it is.
 _HOME = {
+    "InvalidArgument": "rekindle._errors",
     "InvalidBudget": "rekindle._errors",
     "OutOfBudget": "rekindle._errors",
     "RekindleError": "rekindle._errors",

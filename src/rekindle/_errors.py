@@ -1,6 +1,7 @@
 """Every error that this library raises on purpose.
 
 RekindleError
+ +- InvalidArgument (ValueError)    an argument that is none of those there are
  +- InvalidBudget (ValueError)      a budget that is no amount of bytes
  +- InvalidTrace (ValueError)       a trace that breaks a rule
  +- InvalidFile (ValueError)        a file that cannot be read: line, field, what was expected
@@ -20,6 +21,10 @@ from rekindle._types import Bytes
 
 class RekindleError(Exception):
     """The base of all errors of this library."""
+
+
+class InvalidArgument(RekindleError, ValueError):
+    """An argument that is none of those there are; the message shows what to write instead."""
 
 
 class InvalidBudget(RekindleError, ValueError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from rekindle._errors import OutOfBudget, Unsupported
+from rekindle._planners import halfway
+from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.planners import Plan, Planner, Problem, Progress
@@ -70,7 +70,7 @@ def sequential(
     line = "rekindle.sequential(model, sample, {})"
     plan = partial(_plan_chain, budget=parse_bytes(budget, line=line))
     others = parse_bytes(beside, line="rekindle.sequential(..., beside={})") if beside else 0
-    watch = watch or _Progress().stages
+    watch = watch or ProgressLine().stages
     return Chained(model, sample, plan, loss=loss, beside=others, reshape=reshape, watch=watch)
 
 
@@ -144,7 +144,7 @@ def export(
 def plan(
     program: Trace | str | PathLike[str],
     *,
-    budget: str | int,
+    budget: str | int | None = None,
     planner: Planner | None = None,
     swap: Swap | None = None,
 ) -> Plan: ...
@@ -153,7 +153,7 @@ def plan(
     program: object,
     example_inputs: Any,
     *,
-    budget: str | int,
+    budget: str | int | None = None,
     planner: Planner | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
@@ -163,7 +163,7 @@ def plan(
     program: Any,
     example_inputs: Any = None,
     *,
-    budget: str | int,
+    budget: str | int | None = None,
     planner: Planner | None = None,
     swap: Swap | None = None,
     reserve: str | int = 0,
@@ -176,7 +176,8 @@ def plan(
     example_inputs: what the model is called with: a tuple of positional arguments, a mapping of
         keyword arguments, or one tensor.
     budget: bytes, as an int or as text ("6GiB"), of everything that one forward and backward pass
-        holds: parameters, buffers, inputs, activations, gradients.
+        holds: parameters, buffers, inputs, activations, gradients. None: half way between what no
+        schedule can do with less and keeping everything, or the smallest that has a plan.
     planner: one of `rekindle.planners`; default: `Cuts`, begun with a run of DTR.
     swap: for a trace, and the default planner: values may also go to the host and come back, by
         ways of that bandwidth, as in `rekindle.simulate`. What is waited for counts as cost.
@@ -193,19 +194,19 @@ def plan(
     planner's `Plan`. A budget that is too small is a status, not an exception. Raises `Unsupported`
     for a model whose path depends on data, or that is not the same when planned.
     """
-    amount = parse_bytes(budget, line="rekindle.plan(..., budget={})")
+    amount = None if budget is None else parse_bytes(budget, line="rekindle.plan(..., budget={})")
     if swap is not None and planner is not None:
         raise Unsupported(
             f"rekindle.plan: swap={swap} is for the default planner; write it without planner=, or "
             "planner=rekindle.planners.Cuts(swap=...)"
         )
     if isinstance(program, Trace):
-        return _planner(planner, swap).plan(Problem.of(program), amount)
+        return _plan_trace(program, amount, _planner(planner, swap))
     if isinstance(program, str | PathLike):
         from rekindle.trace.formats import load
 
         path = Path(cast("str | PathLike[str]", program))
-        return _planner(planner, swap).plan(Problem.of(load(path)), amount)
+        return _plan_trace(load(path), amount, _planner(planner, swap))
     if swap is not None:
         raise Unsupported(
             "rekindle.plan: planned models cannot swap yet, only traces are planned with swap=; "
@@ -216,25 +217,44 @@ def plan(
             f"rekindle.plan: got {type(program).__name__} without example inputs; write "
             "rekindle.plan(model, (batch,), budget=...)"
         )
-    from rekindle.pytorch.planned import plan_model
+    from rekindle.pytorch.planned import checked, plan_model
 
-    progress = _Progress()
-    try:
-        found = plan_model(
-            program,
-            example_inputs,
-            amount,
-            _Plans(planner, progress),
-            shapes=shapes,
-            reserve=_reserve(reserve),
-            report=progress,
+    progress = ProgressLine()
+    plans, beside = _Plans(planner, progress), _reserve(reserve)
+
+    def within(amount: Bytes) -> ModelPlan:
+        return plan_model(
+            program, example_inputs, amount, plans, shapes=shapes, reserve=beside, report=progress
         )
+
+    try:
+        with checked(program, example_inputs):
+            if amount is not None:
+                found = within(amount)
+            else:
+                everything = within(_NO_LIMIT)
+                found = within(halfway(Problem.of(everything.trace)) + beside)
+                if found.plan.schedule is None:
+                    found = within(found.smallest_budget)
         if check and found.plan.schedule is not None:
             progress("comparing the plan with the model")
             _check(found, program, example_inputs)
         return found
     finally:
         progress.done()
+
+
+_NO_LIMIT = 1 << 60
+
+
+def _plan_trace(trace: Trace, budget: Bytes | None, planner: Planner) -> Plan:
+    problem = Problem.of(trace)
+    if budget is not None:
+        return planner.plan(problem, budget)
+    found = planner.plan(problem, halfway(problem))
+    if found.schedule is not None or found.smallest_budget is None:
+        return found
+    return planner.plan(problem, found.smallest_budget)
 
 
 def _check(found: ModelPlan, model: Any, example_inputs: Any) -> None:
@@ -291,15 +311,17 @@ def backend(
     """
     from rekindle.pytorch.planned import Backend
 
-    progress = _Progress()
-    return Backend(
+    progress = ProgressLine()
+    found = Backend(
         parse_bytes(budget, line="rekindle.backend({})"),
-        _Plans(planner, progress),
+        _Plans(planner, progress, then="compiling by Inductor" if inner == "inductor" else ""),
         inner=inner,
         shapes=shapes,
         reserve=_reserve(reserve),
         report=progress,
     )
+    found.when_compiled = progress.done
+    return found
 
 
 def _reserve(reserve: str | int) -> Bytes:
@@ -332,9 +354,11 @@ _MOST_KNOWN = 16
 class _Plans:
     """A planner with a memory: the best plan that it ever found for the program, and that fits."""
 
-    def __init__(self, planner: Planner | None, progress: _Progress) -> None:
+    def __init__(self, planner: Planner | None, progress: ProgressLine, then: str = "") -> None:
+        """`then`: what begins when a plan is made, and says nothing until it is over."""
         self._planner = planner
         self._progress = progress
+        self._then = then
 
     def __call__(self, trace: Trace, budget: Bytes, refused: int = 0) -> Plan:
         planner = _planner(self._planner, seconds=TIME_LIMIT / min(2**refused, 4))
@@ -348,6 +372,8 @@ class _Plans:
             found = planner.plan(problem, budget, watch=watch)
         finally:
             progress.done()
+        if self._then:
+            progress.long(f"{self._then}: {len(trace.ops)} operators")
         key = trace, _planner(self._planner)
         while len(_known) >= _MOST_KNOWN and key not in _known:
             del _known[next(iter(_known))]
@@ -366,33 +392,3 @@ def _for_budget(best: Plan, found: Plan) -> Plan:
 
     bound = min(found.bound_ns, best.cost_ns or 0)
     return replace(best, budget=found.budget, bound_ns=bound, needed=found.needed)
-
-
-class _Progress:
-    """One line on a terminal that says what takes so long, after two seconds."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._shown = 0.0
-
-    def __call__(self, text: str) -> None:
-        now = time.monotonic()
-        if self._began is None:
-            self._began = now
-        if now - self._began > 2 and now - self._shown > 0.2 and sys.stderr.isatty():
-            self._shown = now
-            sys.stderr.write(f"\r\x1b[Krekindle: {text[:100]}")
-            sys.stderr.flush()
-
-    def stages(self, done: int, stages: int) -> None:
-        if done < stages:
-            self(f"measuring stages: {done} of {stages}")
-        else:
-            self.done()
-
-    def done(self) -> None:
-        """The next word begins something else."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-        self._began, self._shown = None, 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -30,6 +31,13 @@ from rekindle.simulator import replay, smallest_budget
 # Times the program: a run that recomputes for longer is no good beginning. It takes long, too.
 LONGEST: Final = 10
 _QUICK: Final = 1  # while no other plan is known
+# Shares of the time for a budget that would do, all together and for one try; any plan is enough.
+_ASIDE, _TRY, _ENOUGH = 0.25, 0.02, 10.0
+
+
+def halfway(problem: Problem) -> Bytes:
+    """A budget where nobody says one: between what no schedule can do with less and keep-all."""
+    return (problem.floor + problem.keep_all_peak) // 2
 
 
 @final
@@ -102,7 +110,26 @@ class WarmCuts:
         elif plan.recompute_ns is not None and plan.recompute_ns > _QUICK * problem.compute_ns:
             limit = min(LONGEST, plan.recompute_ns / problem.compute_ns)
             run = Online(DEFAULT, limit=limit).schedule(problem, budget)
-        return plan if run is None else _no_dearer(plan, problem, run)
+        if run is not None:
+            return _no_dearer(plan, problem, run)
+        return plan if plan.schedule is not None else self._with_smallest(plan, problem)
+
+    def _with_smallest(self, plan: Plan, problem: Problem) -> Plan:
+        """`plan`, which has no schedule, with the smallest budget for which there is one: what an
+        online run gets through with, and less, tried by bisection."""
+        until = time.perf_counter() + _ASIDE * self.time_limit
+        low = max(plan.budget, problem.floor - 1)
+        high = smallest_budget(problem.trace, DEFAULT, above=low + 1)
+        if plan.smallest_budget is not None:
+            high = min(high, plan.smallest_budget)
+        while high - low > 0.01 * high and (left := until - time.perf_counter()) > 0:
+            middle = (low + high) // 2
+            quick = WarmCuts(min(left, _TRY * self.time_limit), _ENOUGH)._cuts(())
+            if quick.plan(problem, middle).schedule is None:
+                low = middle
+            else:  # not its peak: whoever plans for that one might not find the same
+                high = middle
+        return replace(plan, smallest_budget=high)
 
     def _mixed(self, problem: Problem, budget: Bytes, watch: Watch | None, swap: Swap) -> Plan:
         ways = None, replace(swap, only=True), replace(swap, only=False)

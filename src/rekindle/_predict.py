@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import final
 
-from rekindle._errors import OutOfBudget
+from rekindle._errors import InvalidArgument, OutOfBudget
+from rekindle._progress import ProgressLine
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
-from rekindle.policies import DEFAULT, Policy
+from rekindle.policies import Policy, policy_of
 from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits
 
@@ -18,7 +20,7 @@ def profile(
     step: Callable[[], object],
     *,
     budget: str | Bytes | None = None,
-    policy: Policy | None = None,
+    policy: Policy | type[Policy] | str | None = None,
     device: str | None = None,
     repeats: int = 3,
     clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
@@ -45,7 +47,12 @@ def profile(
     """
     from rekindle.pytorch import observe, prices
 
-    policy = DEFAULT if policy is None else policy
+    if not callable(step):
+        raise InvalidArgument(
+            f"rekindle.profile: got {type(step).__name__}, wanted a function that takes one step; "
+            "write rekindle.profile(lambda: step(batch))"
+        )
+    policy = policy_of(policy)
     seen = observe(
         step,
         amount=budget,
@@ -66,27 +73,58 @@ def profile(
             point.budget, ns, ns / seen.plain_ns, point.recompute_ns, point.recomputations
         )
 
+    choices = tuple(choice(point) for point in points)
     report = replace(
         seen.report,
         title="A profile of one step",
-        choices=tuple(choice(point) for point in points),
+        choices=choices,
         keep_all=points[0].budget if points else None,
         smallest_budget=points[-1].budget if points else None,
         plain_ns=seen.plain_ns,
+        advice=(*seen.report.advice, *_on_noise(choices, seen.noise)),
     )
     return Profile(report, seen.trace)
+
+
+def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
+    """Predictions that say that less memory is quicker than plenty: the timing is to blame."""
+    least = min((choice.slowdown for choice in choices), default=1.0)
+    if least >= 1.0:
+        return ()
+    told = (
+        f"A predicted time below 1.00 x, such as {least:.2f} x, is noise, not speed: the same step "
+        f"took up to {noise:.0%} longer from one time to the next. Give more repeats, or a machine "
+        "with less other work."
+    )
+    return (told,)
+
+
+@final
+class Batch(int):
+    """A size of a batch. `slowdown`: what recomputation makes of the time of a step, 1.0: none."""
+
+    slowdown: float
+
+    def __new__(cls, size: int, slowdown: float) -> Batch:
+        batch = super().__new__(cls, size)
+        batch.slowdown = slowdown
+        return batch
+
+    def __repr__(self) -> str:
+        return f"{int(self)} (a step takes {self.slowdown:.2f} x its plain time)"
 
 
 def max_batch(
     step_factory: Callable[[int], Callable[[], object]],
     *,
     budget: str | Bytes = "auto",
+    slowdown: float | None = None,
     at_most: int = 1 << 20,
     simulated: bool = False,
-    policy: Policy | None = None,
+    policy: Policy | type[Policy] | str | None = None,
     device: str | None = None,
-    watch: Callable[[str], None] = lambda stage: None,
-) -> int:
+    watch: Callable[[str], None] | None = None,
+) -> Batch:
     """The largest batch whose training steps fit into `budget`.
 
     >>> rekindle.max_batch(lambda n: lambda: train(batch[:n]), budget="6GiB")  # doctest: +SKIP
@@ -95,40 +133,76 @@ def max_batch(
         tried by doubling, then by bisection; each step runs twice, and what it learns is undone:
         weights, buffers, gradients, optimizer state, random generators.
     budget: bytes, or text such as "6GiB"; "auto": what the device has.
+    slowdown: the most that recomputation may make of a step's time: 1.3 is 30 % more than the same
+        step without. None: whatever it takes.
     at_most: sizes above are not tried.
     simulated: only batches of 2 and 4 run, and their traces are continued in a straight line.
         Quick, and needs little memory; try the answer before you rely on it.
-    policy, device, watch: as for `rekindle.profile`.
+    policy, device: as for `rekindle.profile`.
+    watch: told what is being done; default: a line on a terminal.
 
-    Raises the error of the smallest batch if not even that fits.
+    Returns the size, an int whose `slowdown` is the price of it. Raises the error of the smallest
+    batch if not even that fits, `InvalidArgument` if a factory makes no step.
     """
-    from rekindle.pytorch import Probe
+    from rekindle.pytorch import Probe, prices
 
-    policy = DEFAULT if policy is None else policy
+    progress = ProgressLine()
+    watch = watch or progress
+    policy = policy_of(policy)
+    most = float("inf") if slowdown is None else slowdown
     probe = Probe(budget, policy, device)
     limit = probe.budget
     shortages: list[Exception] = []
+    price: dict[int, float] = {}
+
+    def step_of(batch: int) -> Callable[[], object]:
+        step: object = step_factory(batch)
+        if not callable(step):
+            raise InvalidArgument(
+                f"rekindle.max_batch: step_factory({batch}) returned {type(step).__name__}, wanted "
+                "a function that takes one step; write rekindle.max_batch(lambda n: lambda: "
+                "step(batch[:n]))"
+            )
+        return step
 
     def runs(batch: int) -> bool:
-        watch(f"trying a batch of {batch}")
-        shortage = probe.shortage(step_factory(batch))
-        shortages.extend([shortage] if shortage else [])
-        return shortage is None
+        watch(f"trying a batch of {batch}{_so_far(price)}")
+        shortage, price_now = probe.tried(step_of(batch))
+        if shortage is not None:
+            shortages.append(shortage)
+        elif price_now <= most:
+            price[batch] = price_now
+        return batch in price
 
     feasible = runs
     if simulated:
         watch("writing down batches of 2 and 4")
-        two, four = ((batch, probe.trace(step_factory(batch))) for batch in (2, 4))
+        two, four = ((batch, probe.trace(step_of(batch))) for batch in (2, 4))
 
         def simulates(batch: int) -> bool:
-            watch(f"simulating a batch of {batch}")
-            return fits(at_batch(two, four, batch), limit, policy) is not None
+            watch(f"simulating a batch of {batch}{_so_far(price)}")
+            record = fits(at_batch(two, four, batch), limit, policy)
+            if record is not None:
+                again = record.recompute_ns + prices().again * record.recomputations
+                if 1 + again / max(1, record.compute_ns) <= most:
+                    price[batch] = 1 + again / max(1, record.compute_ns)
+            return batch in price
 
         feasible = simulates
-    found = largest(feasible, at_most)
+    try:
+        found = largest(feasible, at_most)
+    finally:
+        progress.done()
     if found:
-        return found
-    raise shortages[0] if shortages else _not_even_one(limit)
+        return Batch(found, price[found])
+    raise shortages[0] if shortages else _not_even_one(limit, slowdown)
+
+
+def _so_far(price: dict[int, float]) -> str:
+    if not price:
+        return ""
+    best = max(price)
+    return f"; {best} fits at {price[best]:.2f} x"
 
 
 def largest(feasible: Callable[[int], bool], at_most: int) -> int:
@@ -146,10 +220,11 @@ def largest(feasible: Callable[[int], bool], at_most: int) -> int:
     return yes
 
 
-def _not_even_one(budget: Bytes) -> OutOfBudget:
+def _not_even_one(budget: Bytes, slowdown: float | None) -> OutOfBudget:
+    price = "" if slowdown is None else f" at {slowdown:.2f} times its plain time"
     return OutOfBudget(
-        f"not even a batch of 1 is simulated to fit into {format_bytes(budget)}; give more, or see "
-        "what one needs: rekindle.profile(step_factory(1))",
+        f"not even a batch of 1 fits into {format_bytes(budget)}{price}; give more, or see what "
+        "one needs: rekindle.profile(step_factory(1))",
         needed=0,
         budget=budget,
         held={},

@@ -110,14 +110,15 @@ class _Reader:
             raise self._unknown_unit(number, unit)
         n = _amount(number, unit)
         if n > 0 and match["sign"] == "-":
-            raise self._refused("a negative size", "more than 0 bytes", f'"{text[1:].strip()}"')
+            instead = text[1:].strip() if match["unit"] else "6GiB"
+            raise self._refused("a negative size", "more than 0 bytes", f'"{instead}"')
         return self._positive(n)
 
     def _positive(self, n: int) -> Bytes:
         if n > 0:
             return n
         got = "a negative size" if n < 0 else "0 bytes"
-        raise self._refused(got, "more than 0 bytes", str(-n) if n < 0 else '"6GiB"')
+        raise self._refused(got, "more than 0 bytes", '"6GiB"')
 
     def _unknown_unit(self, number: str, unit: str) -> InvalidBudget:
         letter = unit[0].upper()

@@ -28,23 +28,23 @@ def run(*arguments: str):
 
 
 def test_a_table(graph: str) -> None:
-    result = run(graph, "--budget", "0.6")
+    result = run(graph, "--ratio", "0.6")
     assert result.exit_code == 0, result.output
     assert "cuts" in result.output
     assert "optimal" in result.output
 
 
 def test_json_has_one_object_per_plan(graph: str) -> None:
-    result = run(graph, "--budget", "0.6", "--budget", "500B", "--planner", "dtr", "--json")
+    result = run(graph, "--ratio", "0.6", "--budget", "500B", "--planner", "dtr", "--json")
     objects = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [thing["budget_bytes"] for thing in objects] == [480, 500]
+    assert [thing["budget_bytes"] for thing in objects] == [500, 480]
     assert all(thing.keys() >= KEYS for thing in objects)
     assert [thing["planner"] for thing in objects] == ["dtr", "dtr"]
 
 
 def test_all_planners_and_a_plot(graph: str, tmp_path) -> None:
     plot = tmp_path / "plot.png"
-    budgets = ("--budget", "0.7", "--budget", "0.5", "--time-limit", "2")
+    budgets = ("--ratio", "0.7", "--ratio", "0.5", "--time-limit", "2")
     result = run(graph, "--compare", *budgets, "--plot", str(plot))
     assert result.exit_code == 0, result.output
     assert all(name in result.output for name in PLANNERS)
@@ -52,7 +52,7 @@ def test_all_planners_and_a_plot(graph: str, tmp_path) -> None:
 
 
 def test_with_a_host_what_is_hidden_costs_nothing(graph: str) -> None:
-    arguments = ("--budget", "0.6", "--swap", "1GB", "--time-limit", "2")
+    arguments = ("--ratio", "0.6", "--swap", "1GB", "--time-limit", "2")
     (line,) = run(graph, *arguments, "--json").stdout.splitlines()
     plan = json.loads(line)
     assert (plan["planner"], plan["overhead"], plan["waiting_ns"]) == ("cuts", 0, 0)
@@ -74,7 +74,7 @@ def test_no_plan_is_exit_code_1_with_a_budget_that_works(graph: str) -> None:
     ("arguments", "complaint"),
     [
         (["--planner", "best"], "no planner 'best'; there is: cuts, checkmate"),
-        (["--budget", "some"], "or a fraction of the peak of keep-all, such as --budget 0.5"),
+        (["--budget", "0.5"], "write --ratio 0.5"),
         (["--time-limit", "0"], "0"),
         (["--swap", "fast"], "--swap"),
         (["--swap", "1GB", "--planner", "rotor"], "rotor cannot swap; --planner takes cuts or dtr"),

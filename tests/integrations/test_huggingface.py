@@ -29,7 +29,7 @@ class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train(folder: Path, budget: str | int | None) -> Any:
+def train(folder: Path, budget: Any) -> Any:
     from rekindle.integrations.huggingface import WithinBudget
 
     class BudgetTrainer(WithinBudget, transformers.Trainer):
@@ -71,8 +71,18 @@ def test_figures_are_logged_and_the_callback_is_gone_afterwards(tmp_path: Path) 
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(steps) == 3
     assert all(entry["rekindle_peak_bytes"] > 0 for entry in steps)
+    assert all(entry["rekindle_time_lost_percent"] == 0 for entry in steps)
     names = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
     assert "BudgetLog" not in names
+
+
+def test_figures_are_of_the_time_since_the_last_log(tmp_path: Path) -> None:
+    roomy = train(tmp_path, "1TiB")
+    trainer = train(tmp_path, rekindle.budget(roomy.run.peak * 6 // 10, policy="dtr"))
+    logged = [entry for entry in trainer.state.log_history if "rekindle_evictions" in entry]
+    assert trainer.run.policy == rekindle.policies.DTR()
+    assert sum(entry["rekindle_evictions"] for entry in logged) <= trainer.run.evictions
+    assert logged[1]["rekindle_recomputations"] < trainer.run.recomputations
 
 
 def test_out_of_budget_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -70,6 +70,28 @@ def test_the_same_weights_within_a_budget() -> None:
         assert torch.equal(one, other)
 
 
+def test_all_options_pass_and_figures_are_of_each_batch() -> None:
+    from rekindle.integrations.lightning import Budget
+
+    class Seen(lightning.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):  # type: ignore[no-untyped-def]
+            figures.append({name: float(x) for name, x in trainer.callback_metrics.items()})
+
+    figures: list[dict[str, float]] = []
+    roomy = Budget("1TiB")
+    fit([roomy])
+    assert roomy.run is not None
+    tight = Budget(rekindle.budget(roomy.run.peak * 8 // 10, policy="lru", learn="wait"))
+    fit([tight, Seen()])
+    assert tight.run is not None
+    assert tight.run.policy == rekindle.policies.LRU()
+    assert sum(each["rekindle/evictions"] for each in figures) == tight.run.evictions > 0
+    assert all(0 <= each["rekindle/time_lost_percent"] < 1000 for each in figures)
+    fit([tight])  # again, with the same callback
+    with pytest.raises(rekindle.InvalidBudget):
+        Budget("6 Gigs")
+
+
 def test_an_exception_ends_the_context() -> None:
     from rekindle.integrations.lightning import Budget
 

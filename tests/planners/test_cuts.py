@@ -145,6 +145,7 @@ def test_progress_never_goes_back() -> None:
     assert costs == sorted(costs, reverse=True)
 
 
+@pytest.mark.slow
 def test_below_the_floor_is_a_status_with_a_budget_that_works() -> None:
     problem = unit_chain(5)
     assert problem.floor == 3

@@ -142,6 +142,7 @@ def test_rounds_find_plans_where_single_steps_do(drawn: tuple[Problem, int]) -> 
     assert (alone is None) == (together is None)
 
 
+@pytest.mark.slow
 def test_thousands_of_values_take_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = deep(700)
     rounds: list[int] = []

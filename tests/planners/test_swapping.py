@@ -41,6 +41,7 @@ def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
     return runs
 
 
+@pytest.mark.slow
 @given(problem=problems(), swap=swaps())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_plan_is_valid_and_no_slower_than_any_run_that_it_began_with(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
-from rekindle._errors import InvalidBudget
+from rekindle._errors import InvalidArgument, InvalidBudget
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
+from rekindle.policies import policy_of
 
 
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes | None:
@@ -19,6 +21,46 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes
         return parse_bytes(value, line=f"{param.opts[0]} {{}}")
     except InvalidBudget as error:
         raise click.UsageError(str(error), ctx) from None
+
+
+def sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Bytes]:
+    """Several; a fraction is told from a size of bytes."""
+    for value in values:
+        if value.startswith("0.") or value.endswith("%"):
+            raise click.UsageError(
+                f"{param.opts[0]} {value}: got a share, wanted a size; write --ratio 0.5, or "
+                f"{param.opts[0]} 6GiB",
+                ctx,
+            )
+    return [found for value in values if (found := size(ctx, param, value)) is not None]
+
+
+def amount(ctx: click.Context, param: click.Parameter, value: str) -> str | Bytes | None:
+    """What `rekindle.budget` takes: an amount of bytes, "auto", or "none" for no limit."""
+    word = value.strip().lower()
+    if word == "none":
+        return None
+    return word if word == "auto" else size(ctx, param, value)
+
+
+def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The name of a policy; refused with the list of those that there are."""
+    if value is not None:
+        try:
+            policy_of(value)
+        except InvalidArgument as error:
+            raise click.UsageError(str(error), ctx) from None
+    return value
+
+
+def writable(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, Path], ...]
+) -> tuple[tuple[str, Path], ...]:
+    """Files that can be written: not found out after an hour of computing."""
+    for _, path in value:
+        if not path.parent.is_dir():
+            raise click.UsageError(f"{param.opts[0]}: there is no folder {path.parent}", ctx)
+    return value
 
 
 def multiple_of(divisor: int) -> Callable[[click.Context, click.Parameter, int], int]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle._errors import InvalidBudget, RekindleError
+from rekindle._errors import RekindleError
 from rekindle._types import Bytes
-from rekindle._units import format_bytes, format_ns, parse_bytes
-from rekindle.cli._options import examples, size
+from rekindle._units import format_bytes, format_ns
+from rekindle.cli._options import examples, size, sizes
 from rekindle.policies.swap import Swap
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ _SHOWN = "cuts"  # the planner without --planner
 @click.command(
     epilog=examples(
         "rekindle plan step.jsonl --budget 6GiB",
-        "rekindle plan step.jsonl --budget 0.5 --planner rotor",
-        "rekindle plan step.jsonl --budget 0.5 --swap 6GB",
+        "rekindle plan step.jsonl --ratio 0.5 --planner rotor",
+        "rekindle plan step.jsonl --ratio 0.5 --swap 6GB",
         "rekindle plan step.jsonl --compare --plot plan.svg",
         exits="1: there is no plan within the budget.",
     )
@@ -42,8 +42,17 @@ _SHOWN = "cuts"  # the planner without --planner
     "budgets",
     multiple=True,
     metavar="SIZE",
-    help="A size such as 6GiB, or a fraction of the peak of keep-all such as 0.5; may be repeated. "
-    "0.5 if not given.",
+    callback=sizes,
+    help="A size such as 6GiB; may be repeated. Without it and --ratio, half way between what no "
+    "schedule can do with less and keeping everything; if that has no plan, the smallest that has.",
+)
+@click.option(
+    "--ratio",
+    "ratios",
+    multiple=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="A budget as a part of what keeping everything takes, such as 0.5; may be repeated.",
 )
 @click.option(
     "--planner",
@@ -81,7 +90,8 @@ _SHOWN = "cuts"  # the planner without --planner
 def command(
     ctx: click.Context,
     trace: Path,
-    budgets: tuple[str, ...],
+    budgets: tuple[Bytes, ...],
+    ratios: tuple[float, ...],
     names: tuple[str, ...],
     compare: bool,
     time_limit: float,
@@ -96,7 +106,7 @@ def command(
     be below the lower bound. The exit code is 1 if a planner that was asked for by name, or the
     default one, has no plan.
     """
-    from rekindle._planners import PLANNERS, SWAPPING
+    from rekindle._planners import PLANNERS, SWAPPING, halfway
     from rekindle.planners import Problem
     from rekindle.trace.formats import load
 
@@ -115,15 +125,21 @@ def command(
     try:
         problem = Problem.of(load(trace))
     except RekindleError as error:
-        raise click.ClickException(f"{trace}: {error}") from None
-    written = budgets or ([str(ratio) for ratio in _RATIOS] if compare else ["0.5"])
-    sizes = [_bytes(text, problem, ctx) for text in written]
+        named = str(error).startswith(str(trace))
+        raise click.ClickException(str(error) if named else f"{trace}: {error}") from None
+    shares = ratios or (_RATIOS if compare and not budgets else ())
+    wanted = [*budgets, *(int(share * problem.keep_all_peak) for share in shares)]
+    anything = not wanted
+    if anything:
+        wanted = [halfway(problem)]
     chosen = names or (tuple(planners) if compare else (_SHOWN,))
     plans: list[Plan] = []
-    for budget in sizes:
+    for budget in wanted:
         for name in chosen:
             with _progress(name, as_json) as watch:
                 plan = planners[name]().plan(problem, budget, watch=watch)
+                if anything and plan.schedule is None and plan.smallest_budget is not None:
+                    plan = planners[name]().plan(problem, plan.smallest_budget, watch=watch)
             plans.append(plan)
             if as_json:
                 click.echo(json.dumps(_as_object(plan, problem)))
@@ -133,21 +149,6 @@ def command(
         _draw(plans, problem, plot)
     if not compare and any(plan.schedule is None for plan in plans):
         ctx.exit(1)
-
-
-def _bytes(text: str, problem: Problem, ctx: click.Context) -> Bytes:
-    """A fraction (0.5) is of the peak of keep-all; anything else an amount of bytes."""
-    try:
-        share = float(text)
-    except ValueError:
-        share = 2.0
-    if 0 < share <= 1 and text.strip() != "1":
-        return int(share * problem.keep_all_peak)
-    try:
-        return parse_bytes(text, line="--budget {}")
-    except InvalidBudget as error:
-        hint = "or a fraction of the peak of keep-all, such as --budget 0.5"
-        raise click.UsageError(f"{error}, {hint}", ctx) from None
 
 
 def _ratio(plan: Plan, problem: Problem) -> float:

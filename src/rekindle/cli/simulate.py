@@ -48,7 +48,8 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     multiple=True,
     metavar="NAME",
     callback=policy_names,
-    help="What decides; may be given several times. Default: dtr, with --sweep the paper's seven.",
+    help="What decides; may be given several times. Default: thrifty, as under "
+    "`rekindle.budget`; with --sweep the paper's seven.",
 )
 @click.option("--budget", metavar="SIZE", callback=size, help="A budget, such as 6GiB.")
 @click.option(
@@ -117,7 +118,7 @@ def command(
             "--swap goes with neither --dead nor --authors-quirks: leave one out"
         )
     swap = Swap(None, bandwidth, bandwidth) if bandwidth else None
-    policies = policies or list(PAPER if as_sweep else PAPER[:1])
+    policies = policies or (list(PAPER) if as_sweep else ["thrifty"])
     paths = expand(logs)
     if budget is None:
         chosen = ratios or (RATIOS if as_sweep else (0.5,))
@@ -218,7 +219,7 @@ def _print(outcomes: Iterable[Outcome]) -> None:
             format_bytes(outcome.budget_bytes) if outcome.budget_bytes else "none",
             f"{ratio:.2f}" if ratio else "",
             outcome.status,
-            f"{outcome.overhead:.3f}" if passed else "",
+            f"{outcome.overhead - 1:.2%}" if passed else "",  # over running once, as everywhere
             format_bytes(outcome.peak_bytes),
             outcome.evictions,
             outcome.rematerializations,

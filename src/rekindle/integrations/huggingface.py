@@ -12,15 +12,16 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from rekindle.integrations._figures import Amount, Figures, entered
 from rekindle.pytorch import Run
-from rekindle.pytorch import budget as within
 
 
 class WithinBudget:
     """Put before `Trainer` among the bases: `train()` runs within `budget`.
 
     budget: bytes, as an int or as text ("20GiB"), for all of training: parameters, gradients,
-        optimizer state, batches, activations, evaluations in between. None: without one.
+        optimizer state, batches, activations, evaluations in between. With other options: a
+        `rekindle.budget("20GiB", learn=True, ...)`. None: without one.
 
     `run` is the `rekindle.budget(...)` of the last `train()`; what it did is logged with the losses
     (`BudgetLog`). Leave gradient checkpointing off: what fits is not computed twice.
@@ -28,7 +29,7 @@ class WithinBudget:
 
     run: Run | None = None
 
-    def __init__(self, *args: Any, budget: str | int | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, budget: Amount | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.budget = budget
 
@@ -37,7 +38,7 @@ class WithinBudget:
         base: Any = super()
         if self.budget is None:
             return base.train(*args, **kwargs)
-        with within(self.budget) as self.run:
+        with entered(self.budget) as self.run:
             log = BudgetLog(self.run)
             trainer: Any = self
             callbacks = trainer.callback_handler.callbacks
@@ -49,10 +50,11 @@ class WithinBudget:
 
 
 class BudgetLog(TrainerCallback):
-    """Adds the peak (bytes) and the time lost (share of the computation) to what is logged."""
+    """Adds to what is logged: the peak so far (bytes); since the last log, evictions, operators
+    that ran again, and the time lost (percent of the computation)."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self._figures = Figures(run)
 
     def on_log(
         self,
@@ -62,18 +64,8 @@ class BudgetLog(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        figures = figures_of(self.run)
+        figures = self._figures.since_last("rekindle_")
         if logs is not None:
             logs.update(figures)
         if state.log_history:
             state.log_history[-1].update(figures)
-
-
-def figures_of(run: Run) -> dict[str, float]:
-    """What a log of a run says: peak in bytes, recomputations, and their share of the time."""
-    share = run.recompute_ns / run.compute_ns if run.compute_ns else 0.0
-    return {
-        "rekindle_peak_bytes": run.peak,
-        "rekindle_recomputations": run.recomputations,
-        "rekindle_time_lost": round(share, 4),
-    }

@@ -10,35 +10,38 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from rekindle.integrations._figures import Amount, Figures, entered
 from rekindle.pytorch import Run
-from rekindle.pytorch import budget as within
 
 
 class Budget(Callback):
     """Training from its start to its end, or to an exception, runs within `budget`.
 
     budget: bytes, as an int or as text ("20GiB"): parameters, gradients, optimizer state, batches,
-        activations, validation in between.
+        activations, validation in between. With other options: a
+        `rekindle.budget("20GiB", learn=True, ...)`.
 
-    Logs `rekindle/peak_bytes` and `rekindle/time_lost` (share of the computation) for each batch;
-    `run` says more.
+    Logs for each batch: `rekindle/peak_bytes` (so far), `rekindle/evictions`,
+    `rekindle/recomputations` and `rekindle/time_lost_percent` (of the computation); `run` says
+    more.
     """
 
-    def __init__(self, budget: str | int) -> None:
+    def __init__(self, budget: Amount) -> None:
+        entered(budget)  # whatever is wrong with it is said here
         self.budget = budget
+        self._figures: Figures | None = None
         self.run: Run | None = None
         self._stack = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.run = self._stack.enter_context(within(self.budget))
+        self.run = self._stack.enter_context(entered(self.budget))
+        self._figures = Figures(self.run)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.run is not None:
-            share = self.run.recompute_ns / max(1, self.run.compute_ns)
-            pl_module.log("rekindle/peak_bytes", float(self.run.peak))
-            pl_module.log("rekindle/time_lost", share)
+        if self._figures is not None:
+            pl_module.log_dict(self._figures.since_last("rekindle/"))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stack.close()

@@ -94,10 +94,12 @@ class Model:
         relaxed: bool = False,
         seed: int = 0,
         watch: Callable[[float, float], None] | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Solution:
         """`start` is a solution to begin with; another `seed` searches in another order.
 
-        `relaxed` drops integrality. `watch(incumbent, bound)` is called while solving.
+        `relaxed` drops integrality. `watch(incumbent, bound)` is called while solving, and the
+        search ends when `enough()` says so.
         """
         highs: Any = highspy.Highs()
         highs.silent()
@@ -118,6 +120,13 @@ class Model:
                 watch(event.data_out.mip_primal_bound, event.data_out.mip_dual_bound)
 
             highs.cbMipLogging.subscribe(report)
+        if enough is not None and not relaxed:
+
+            def interrupt(event: Any) -> None:
+                if enough():
+                    event.interrupt()
+
+            highs.cbMipInterrupt.subscribe(interrupt)
         highs.run()
         return self._solution(highs, relaxed)
 

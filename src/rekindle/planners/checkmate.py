@@ -73,6 +73,7 @@ class Checkmate:
             time_limit=search.left,
             absolute_gap=0.999,  # costs are multiples of the grain: that is the optimum
             watch=lambda _, bound: search.raise_bound(bound * problem.grain),
+            enough=lambda: search.solved,
         )
         if solution.infeasible:
             least = self._smallest(problem, search)

@@ -214,6 +214,7 @@ class _Rounds:
                 start=start,
                 seed=seed,
                 watch=lambda _, bound: self._raise_bound(bound, note),
+                enough=self._close_enough,  # a plan may have met the bound that rises here
             )
             self._raise_bound(solution.bound, note)
             if solution.values is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from rekindle._errors import InvalidArgument
 from rekindle.policies._base import Policy
 from rekindle.policies.ablation import Ablation
 from rekindle.policies.dtr import DTR
@@ -61,3 +62,27 @@ def named(name: str) -> Policy:
     if base == "random" and seed.isdecimal():
         return Random(int(seed))
     return NAMED[name]
+
+
+def policy_of(policy: object) -> Policy:
+    """The policy that is meant: one, its name, its class (with the defaults), None: the default.
+
+    Raises `InvalidArgument` for anything else.
+    """
+    if policy is None:
+        return DEFAULT
+    if isinstance(policy, Policy):
+        return policy
+    wanted = "a policy or its name"
+    try:
+        if isinstance(policy, str):
+            return named(policy.strip().lower())
+        if isinstance(policy, type) and issubclass(policy, Policy):
+            return policy()
+    except KeyError:
+        wanted = f"one of {', '.join(name for name in NAMED if name not in ABLATIONS)}, random:SEED"
+    except TypeError:
+        wanted = "one with its arguments"
+    raise InvalidArgument(
+        f'policy={policy!r}: wanted {wanted}; write policy="dtr" or policy=rekindle.policies.DTR()'
+    )

@@ -11,3 +11,4 @@ from rekindle.pytorch.observed import estimate as estimate
 from rekindle.pytorch.observed import observe as observe
 from rekindle.pytorch.observed import prices as prices
 from rekindle.pytorch.observed import verify as verify
+from rekindle.pytorch.online import device_of_program as device_of_program

@@ -32,13 +32,14 @@ class Timeline:
     """Memory over a run: at `clock[i]` (ns) `bands[name][i]` bytes of each kind are in use.
 
     evicted: bytes let go that were brought back later, and recomputed: ns spent on that, since the
-    point before.
+    point before. note: what part of the run it is of, if not of all.
     """
 
     clock: tuple[Nanoseconds, ...] = ()
     bands: Mapping[str, tuple[Bytes, ...]] = field(default_factory=dict[str, tuple[Bytes, ...]])
     evicted: tuple[Bytes, ...] = ()
     recomputed: tuple[Nanoseconds, ...] = ()
+    note: str = ""
 
 
 @final

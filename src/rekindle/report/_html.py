@@ -10,7 +10,7 @@ from rekindle._units import format_bytes, format_ns
 from rekindle.report import _svg
 from rekindle.report._data import Figures
 from rekindle.report._plot import COLORS
-from rekindle.report._style import STYLE
+from rekindle.report._style import PAGE, STYLE
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
 MOST_ROWS = 14
@@ -22,7 +22,7 @@ def page(report: Figures) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Rekindle: {escape(report.title)}</title></head>"
+        f"<title>Rekindle: {escape(report.title)}</title><style>{PAGE}</style></head>"
         f"<body>{fragment(report)}</body></html>\n"
     )
 
@@ -101,7 +101,8 @@ def _timeline(report: Figures) -> str:
     legend = "".join(_key(colors[name], name) for name in reversed(names))
     if report.budget:
         legend += '<span><i class="dash"></i>the budget</span>'
-    return f'{chart}{_events(report)}<p class="legend">{legend}</p>{_when(report)}'
+    note = f"<p>{escape(line.note)}</p>" if line.note else ""
+    return f'{chart}{_events(report)}<p class="legend">{legend}</p>{note}{_when(report)}'
 
 
 def _events(report: Figures) -> str:

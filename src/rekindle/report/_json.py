@@ -24,9 +24,9 @@ def read(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidFile(1, "", "a report as JSON", repr(text[:40])) from None
+        raise InvalidFile(1, "", "a report as JSON", _what_it_is(text)) from None
     if not isinstance(data, dict) or data.get("format") != "rekindle report":  # pyright: ignore[reportUnknownMemberType]
-        raise InvalidFile(1, "format", '"rekindle report"', repr(text[:40]))
+        raise InvalidFile(1, "format", '"rekindle report"', _what_it_is(text))
     found = cast("dict[str, Any]", data)
     if found.get("version") != VERSION:
         raise InvalidFile(1, "version", str(VERSION), repr(found.get("version")))
@@ -42,6 +42,13 @@ def read(text: str) -> dict[str, Any]:
     return fields
 
 
+def _what_it_is(text: str) -> str:
+    first = text.partition("\n")[0]
+    if '"rekindle": "trace"' in first:
+        return "a trace, which `rekindle simulate` and `rekindle plan` read"
+    return repr(text[:40])
+
+
 _HEAD = ("format", "version")
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "at_peak": lambda value: Holders(**value),
@@ -50,6 +57,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
         {name: tuple(band) for name, band in value["bands"].items()},
         tuple(value["evicted"]),
         tuple(value["recomputed"]),
+        value.get("note", ""),
     ),
     "recomputed": lambda value: tuple(Recomputed(**row) for row in value),
     "choices": lambda value: tuple(Choice(**row) for row in value),

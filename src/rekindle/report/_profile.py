@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike
 from typing import Any, final
 
 from rekindle._errors import OutOfBudget
@@ -93,13 +94,13 @@ class Profile:
         """Whether the step runs within `budget`, as far as the simulator can tell."""
         return parse_bytes(budget, line="profile.fits({})") >= self.smallest_budget
 
-    def to_html(self) -> str:
-        """One page that needs nothing else: no network, no other file."""
-        return self.report.to_html()
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """One page that needs nothing else: no network, no other file. Written to `path`, too."""
+        return self.report.to_html(path)
 
-    def to_json(self) -> str:
-        """The report as JSON, which `rekindle report FILE` shows."""
-        return self.report.to_json()
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """The report as JSON, which `rekindle report FILE` shows. Written to `path`, too."""
+        return self.report.to_json(path)
 
     def _too_little(self, wanted: Bytes) -> OutOfBudget:
         return OutOfBudget(

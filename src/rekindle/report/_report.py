@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import IO, Any, final
 
 from rekindle.report._data import Figures
@@ -14,6 +16,13 @@ from rekindle.report._json import read, write
 from rekindle.report._text import text_of, wants_color
 from rekindle.schedule import Record
 from rekindle.trace import Trace
+
+
+def written(text: str, path: str | PathLike[str] | None) -> str:
+    """`text`, which is in the file `path` now, if there is to be one."""
+    if path is not None:
+        Path(path).write_text(text + "\n" * (not text.endswith("\n")), encoding="utf-8")
+    return text
 
 
 @final
@@ -47,13 +56,13 @@ class Report(Figures):
         out = sys.stdout if file is None else file
         print(self.text(color=wants_color(out)), file=out)
 
-    def to_html(self) -> str:
-        """One page that needs nothing else: no network, no other file."""
-        return page(self)
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """One page that needs nothing else: no network, no other file. Written to `path`, too."""
+        return written(page(self), path)
 
-    def to_json(self) -> str:
-        """Everything in the report; `Report.from_json` reads it."""
-        return write(self)
+    def to_json(self, path: str | PathLike[str] | None = None) -> str:
+        """Everything in the report; `Report.from_json` reads it. Written to `path`, too."""
+        return written(write(self), path)
 
     @classmethod
     def from_json(cls, text: str) -> Report:

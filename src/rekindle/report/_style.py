@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 STYLE = """
-body { margin: 0; background: #fff; }
 .rekindle { --ink: #1c1e21; --dim: #5f6670; --line: #d9dde2; --card: #f4f6f8; --paper: #fff;
   --bar: #0072b2; box-sizing: border-box; max-width: 1080px; margin: 0 auto; padding: 20px;
   color: var(--ink); background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }
@@ -67,8 +66,13 @@ body { margin: 0; background: #fff; }
   .rekindle td { padding-left: 8px; }
 }
 @media (prefers-color-scheme: dark) {
-  body { background: #16181b; }
   .rekindle { --ink: #e6e8ea; --dim: #9aa3ad; --line: #343a41; --card: #22262b; --paper: #16181b;
     --bar: #56b4e9; }
 }
 """
+
+PAGE = """
+body { margin: 0; background: #fff; }
+@media (prefers-color-scheme: dark) { body { background: #16181b; } }
+"""
+"""Of a page that is nothing but a report."""

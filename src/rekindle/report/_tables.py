@@ -40,12 +40,19 @@ def short_path(line: str) -> str:
 def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
     """The same for all; those elsewhere without the folder that they have in common."""
     shown = {short_path(line): nbytes for line, nbytes in lines.items()}
-    folders = [os.path.dirname(line) for line in shown if os.path.isabs(line)]
+    folders = [os.path.dirname(_place(line)) for line in shown if os.path.isabs(line)]
     common = os.path.commonpath(folders) if folders else ""
     return {
-        os.path.relpath(line, common) if os.path.isabs(line) else line: nbytes
+        os.path.relpath(_place(line), common) + line[len(_place(line)) :]
+        if os.path.isabs(line)
+        else line: nbytes
         for line, nbytes in shown.items()
     }
+
+
+def _place(line: str) -> str:
+    """Without the line of a library that may stand beside it."""
+    return line.partition(" (")[0]
 
 
 def _kind(module: str) -> str:

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from os import PathLike
+from pathlib import Path
+
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.engine import RIGHT, NoRoom, Rules
-from rekindle.policies import DEFAULT, Policy, Swap
+from rekindle.policies import Policy, Swap, policy_of
 from rekindle.schedule import Record
 from rekindle.simulator._native import Core
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace
+from rekindle.trace.formats import load
 
 
 def simulate(
-    trace: Trace,
+    trace: Trace | str | PathLike[str],
     *,
     budget: str | Bytes | None = None,
-    policy: Policy | None = None,
+    policy: Policy | type[Policy] | str | None = None,
     rules: Rules = RIGHT,
     swap: Swap | None = None,
     core: Core = "auto",
 ) -> Record:
     """What would happen if the program of `trace` ran within `budget` bytes (None: no limit).
 
-    `policy` decides what to let go, by default `Thrifty()`, as under `rekindle.budget`. With `swap`
-    what is let go may go to the host, by ways of that bandwidth, each one copy at a time and beside
+    trace: what a program did, or the path of a file that holds it. `policy`, one or the name of
+    one, decides what to evict, by default `Thrifty()`, as under `rekindle.budget`. With `swap` what
+    is evicted may go to the host, by ways of that bandwidth, each one copy at a time and beside
     computation. Raises `OutOfBudget` where the budget cannot be kept.
 
     `core` says which engine decides: the "native" one (`Unsupported` where it cannot), the one in
@@ -33,7 +38,8 @@ def simulate(
     """
     if budget is not None:
         budget = parse_bytes(budget, line="rekindle.simulate(trace, budget={})")
-    run = Run(trace, budget, policy or DEFAULT, rules, swap=swap, core=core)
+    found = trace if isinstance(trace, Trace) else load(Path(trace))
+    run = Run(found, budget, policy_of(policy), rules, swap=swap, core=core)
     try:
         run.go()
     except NoRoom as error:

@@ -482,7 +482,7 @@ def test_not_with_traces(option: dict[str, Any]) -> None:
 
 
 def test_no_such_word() -> None:
-    with pytest.raises(rekindle.Unsupported, match='evict="anything"'):
+    with pytest.raises(rekindle.InvalidArgument, match='evict="anything"'):
         rekindle.budget("1GiB", evict="everything")  # type: ignore[arg-type]
 
 

@@ -375,6 +375,7 @@ def test_lessons_are_numbers() -> None:
     assert all(storage() is None for storage in seen)
 
 
+@pytest.mark.slow
 def test_bookkeeping_is_flat_over_many_steps() -> None:
     from tests.pytorch.online.test_rules_leaks import entries
 

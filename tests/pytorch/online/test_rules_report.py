@@ -11,6 +11,7 @@ from torch import nn
 import rekindle
 from rekindle.policies import LRU
 from rekindle.pytorch.online import _explain
+from rekindle.pytorch.online._too_small import TooSmall
 from rekindle.schedule import Compute, Free
 from tests.pytorch.harsh import WIDTH, Watch, deeper, vector
 
@@ -25,12 +26,11 @@ TIGHT = 14 * VECTOR
         ("", 'rekindle.budget("6GiB")'),
         ("-6GiB", 'rekindle.budget("6GiB")'),
         (0, 'rekindle.budget("6GiB")'),
-        (-100, "rekindle.budget(100)"),
+        (-100, 'rekindle.budget("6GiB")'),
         (6e9, "rekindle.budget(6000000000)"),
         (0.5, 'rekindle.budget("6GiB")'),
         (float("nan"), 'rekindle.budget("6GiB")'),
         (True, 'rekindle.budget("6GiB")'),
-        (None, 'rekindle.budget("6GiB")'),
         (torch.ones(3), 'rekindle.budget("6GiB")'),
     ],
 )
@@ -78,7 +78,7 @@ def test_smaller_than_the_optimizer_s_state() -> None:
 
 
 def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_explain, "_strides", _explain._Strides())  # no budget came too short yet
+    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet
     weight, batch = vector(True), vector()
 
     def forward() -> None:

@@ -191,6 +191,7 @@ def pretending(more: int) -> Any:
     return compile_by_inductor
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # on importing Inductor
 def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Residual(), torch.randn(1024, WIDTH)
@@ -234,6 +235,7 @@ def test_a_plan_after_one_that_was_refused_takes_less_time(monkeypatch: pytest.M
     assert plans(trace, 1 << 30, 3).planner == "cuts"  # whoever names a planner says how long
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_peak_that_stays_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Residual(), torch.randn(1024, WIDTH)

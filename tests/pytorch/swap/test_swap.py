@@ -473,9 +473,9 @@ def test_many_steps_leave_nothing(tmp_path: Path) -> None:
     check(run)
 
 
+@pytest.mark.slow
 def test_with_learned_schedules(tmp_path: Path) -> None:
-    weight = vector(True)
-    wanted = gradient(weight, 40)
+    wanted = gradient(weight := vector(True), 40)
     with swapping(tmp_path, learn="wait") as run:
         optimizer = torch.optim.SGD([vector(True)], lr=0.1)
         for _ in range(5):

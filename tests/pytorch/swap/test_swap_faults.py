@@ -89,6 +89,7 @@ def test_a_disk_that_takes_no_more(
     check(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])
 def test_a_disk_that_became_slow(

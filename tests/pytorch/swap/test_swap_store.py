@@ -108,7 +108,7 @@ def test_the_file_has_no_name(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(rekindle.Unsupported, match=r'rekindle.Swap\("32GiB", directory="/path"\)'):
+    with pytest.raises(rekindle.Unsupported, match=r'swap="32GiB", swap_directory="/path"\)'):
         FileStore(KIB, tmp_path / "nowhere")
 
 

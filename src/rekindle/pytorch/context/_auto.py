@@ -25,11 +25,14 @@ _CGROUPS = (  # limit and usage, of version 2 and of version 1
 )
 
 
-def amount_of(amount: str | int, device: torch.device) -> Bytes:
+def is_auto(amount: object) -> bool:
+    """Whether the device is to say how much there is."""
+    return isinstance(amount, str) and amount.strip().lower() == "auto"
+
+
+def amount_of(amount: str | Bytes, device: torch.device) -> Bytes:
     """The bytes that `amount` says; "auto" asks the device."""
-    if isinstance(amount, str) and amount.strip().lower() == "auto":
-        return available(device)
-    return parse_bytes(amount)
+    return available(device) if is_auto(amount) else parse_bytes(amount)
 
 
 def available(device: torch.device) -> Bytes:

@@ -5,34 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, replace
-from functools import partial
+from dataclasses import fields
+from functools import partial, wraps
+from inspect import iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
-from typing import Any, Literal, final
+from typing import Any, Literal, ParamSpec, TypeVar, final
+from warnings import warn
 
 import torch
-from torch import Tensor
 from torch._C._dynamo import eval_frame as _dynamo
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from rekindle._errors import Unsupported
-from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Engine
-from rekindle.policies import DEFAULT, Advised, Policy, Swap
-from rekindle.pytorch.context._auto import amount_of
-from rekindle.pytorch.context._report import report_of, swapped_by
+from rekindle.policies import Advised, Policy, Swap, policy_of
+from rekindle.pytorch.context._arguments import Arguments
+from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
-from rekindle.pytorch.held import Anything, Touching, anything, flag_of_reading
+from rekindle.pytorch.held import Anything, Touching, anything
 from rekindle.pytorch.learned import Learner, lessons_for
 from rekindle.pytorch.online import (
-    Capture,
     Driver,
     OptimizerSteps,
-    Places,
     Runtime,
     Work,
+    device_of,
     dispatch_modes,
     handing_out_seen,
     is_out_of_memory,
@@ -43,11 +42,9 @@ from rekindle.pytorch.online import (
     unwatched,
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
-from rekindle.pytorch.swap import host_memory
-from rekindle.report._data import Swapped
-from rekindle.report._report import Report
-from rekindle.schedule import Record, Recorder
-from rekindle.trace import Trace
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Mode(TorchDispatchMode):
@@ -122,125 +119,6 @@ _keep_dynamo_out()
 
 
 @final
-class Run:
-    """What one `rekindle.budget(...)` did so far; stays readable after the context."""
-
-    def __init__(
-        self, driver: Driver, budget: Bytes | None, policy: Policy, *, record: bool
-    ) -> None:
-        self.budget = budget
-        self._driver = driver
-        self._policy = policy
-        driver.recorder = Recorder() if record else None
-        driver.whole = driver.capture = Capture() if record else None
-        driver.places = Places() if record else None
-        self._learner: Learner | None = None
-
-    @property
-    def peak(self) -> Bytes:
-        """The most bytes in use at any moment, as counted by the runtime."""
-        return self._driver.engine.peak
-
-    @property
-    def memory(self) -> Bytes:
-        """Bytes in use now, as counted by the runtime."""
-        with self._driver.lock:
-            self._driver.settle()
-        return self._driver.engine.memory
-
-    @property
-    def evictions(self) -> int:
-        """How often something was let go that somebody could still ask for."""
-        return self._driver.evictions
-
-    @property
-    def recomputations(self) -> int:
-        """How many operators ran again."""
-        return self._driver.recomputations
-
-    @property
-    def compute_ns(self) -> Nanoseconds:
-        """Time in operators that the program asked for, at their measured prices."""
-        return self._driver.engine.compute_ns
-
-    @property
-    def recompute_ns(self) -> Nanoseconds:
-        """Time lost to recomputation, at the operators' measured prices."""
-        return self._driver.engine.recompute_ns
-
-    @property
-    def record(self) -> Record:
-        """The run as data. With `budget(..., record=True)` it holds every action."""
-        recorder = self._driver.recorder or Recorder()
-        return Record(
-            tuple(recorder.actions),
-            tuple(recorder.clock),
-            tuple(recorder.memory),
-            self.budget,
-            self.peak,
-            self.compute_ns,
-            self.recompute_ns,
-            self.evictions,
-            self.recomputations,
-            repr(self._policy),
-            *astuple(swapped_by(self._driver) or Swapped()),
-        )
-
-    @property
-    def trace(self) -> Trace:
-        """What the program did, for the simulator; needs `budget(..., record=True)`."""
-        driver = self._driver
-        if driver.whole is None:
-            raise Unsupported(
-                "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
-            )
-        with driver.lock:
-            driver.settle()
-            driver.poll()
-        return driver.whole.trace()
-
-    @property
-    def steps_followed(self) -> int:
-        """How many steps went along a learned schedule from beginning to end."""
-        return self._learner.followed if self._learner is not None else 0
-
-    @property
-    def steps_left(self) -> int:
-        """How many steps began along a learned schedule and then did otherwise."""
-        return self._learner.left if self._learner is not None else 0
-
-    def wait_for_plan(self, timeout: float | None = None) -> bool:
-        """Waits for the schedule that is being made, `timeout` seconds at most.
-
-        Returns whether none is in the making any more. It is followed from the next step on.
-        """
-        return self._learner is None or self._learner.lessons.wait(timeout)
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Never lets go of the memory of `tensor`; returns it."""
-        driver = self._driver
-        with driver.lock:
-            driver.settle()
-            driver.pin(driver.known(tensor))
-        return tensor
-
-    def report(self) -> Report:
-        """Peak and when, who held memory at the peak, evictions, recomputation, time lost.
-
-        Print it, `.show()` it in color, save its `.to_html()` or `.to_json()`. With `record=True`
-        it also has memory over time and, by module and line, who held it and what ran again.
-        """
-        driver = self._driver
-        if driver.whole is None:
-            report = report_of(driver, self.budget)
-        else:
-            report = report_of(driver, self.budget, self.trace, self.record)
-        if self._learner is None:
-            return report
-        return replace(report, advice=(*report.advice, self._learner.told()))
-
-
-@final
 class budget:
     """Keeps everything run inside within an amount of memory, recomputing what does not fit.
 
@@ -251,9 +129,12 @@ class budget:
 
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
-        tensors have of the device now and what is free, but for a margin of a tenth.
-    policy: what to evict, one of `rekindle.policies`; default `Thrifty()`.
-    device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
+        tensors have of the device now and what is free, but for a margin of a tenth. None: no
+        limit, only measured.
+    policy: what to evict, one of `rekindle.policies`, or its name as on the command line ("dtr",
+        "lru"); default `Thrifty()`.
+    device: the device whose memory is meant; default: CUDA if it is in use when the context is
+        entered, else the CPU. A program that moves to another one than that is stopped.
     record: keep every action in `run.record` (grows with the run), and where in the program each
         operator was, for `run.report()`.
     learn: follow a schedule made in the background once the same step was met twice. When it comes
@@ -265,18 +146,19 @@ class budget:
         it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
         `learn`.
 
-    Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
-    kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
-    entered once; contexts do not nest.
+    Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
+    `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
+    bit-equal to a run without it. A context can be entered once, a copy of it again; contexts do
+    not nest. As a decorator it is entered for each call.
     """
 
     _active: budget | None = None
 
     def __init__(
         self,
-        amount: str | int,
+        amount: str | int | None,
         *,
-        policy: Policy | None = None,
+        policy: Policy | type[Policy] | str | None = None,
         device: str | torch.device | None = None,
         record: bool = False,
         learn: bool | Literal["wait"] = False,
@@ -284,28 +166,38 @@ class budget:
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "anything"] = "saved",
     ) -> None:
-        if evict == "anything":
-            _check_anything(record, learn, swap)
-        elif evict != "saved":
-            raise Unsupported(
-                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which evicts '
-                'what autograd alone holds, or evict="anything"'
-            )
-        self._evict = evict
-        self._device = device_of(device)
-        self._host = host_memory(swap, swap_directory, self._device)
-        self._budget: Bytes | None = amount_of(amount, self._device)
-        self._policy = DEFAULT if policy is None else policy
-        self._record = record
-        self._learn = learn
+        self._arguments = Arguments(
+            amount, policy, device, record, learn, swap, swap_directory, evict
+        )
         self._stack: ExitStack | None = None
 
     @classmethod
     def unlimited(cls, *, device: str | torch.device | None = None, record: bool = False) -> budget:
         """Without a limit: watches a program without changing what it does."""
-        context = cls(1, device=device, record=record)
-        context._budget = None
-        return context
+        return cls(None, device=device, record=record)
+
+    def copy(self) -> budget:
+        """The same one, not entered yet."""
+        return budget(**{each.name: getattr(self._arguments, each.name) for each in _ARGUMENTS})
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """As a decorator: each call of `function` runs within a budget of its own.
+
+        The `run` of the last call is an attribute of what is returned.
+        """
+        if isgeneratorfunction(function) or iscoroutinefunction(function):
+            raise Unsupported(
+                f"@rekindle.budget(...) on {function.__qualname__}, which is over before what it "
+                "yields or awaits runs: write `with rekindle.budget(...):` inside of it"
+            )
+
+        @wraps(function)
+        def within(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self.copy() as within.run:  # type: ignore[attr-defined]
+                return function(*args, **kwargs)
+
+        within.run = None  # type: ignore[attr-defined]
+        return within
 
     def __enter__(self) -> Run:
         if budget._active is not None:
@@ -320,15 +212,20 @@ class budget:
             )
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
-        policy = Advised(self._policy) if self._learn else self._policy
-        if self._host is None:
-            runtime = Runtime(Driver(Engine(self._budget, policy), self._device))
+        given = self._arguments
+        device = device_of(given.device)  # now: the program may have moved to CUDA meanwhile
+        self._budget = given.bytes_on(device)
+        host, policy = given.host(device), policy_of(given.policy)
+        chosen = Advised(policy) if given.learn else policy
+        if host is None:
+            runtime = Runtime(Driver(Engine(self._budget, chosen), device))
         else:
-            runtime = Runtime(self._host.driver(self._budget, policy))
-        run = Run(runtime.driver, self._budget, self._policy, record=self._record)
-        if self._learn and self._budget is not None:
-            lessons = lessons_for(self._budget, self._device)
-            learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
+            runtime = Runtime(host.driver(self._budget, chosen))
+        runtime.driver.assumed = given.device is None
+        run = Run(runtime.driver, self._budget, policy, record=given.record)
+        if given.learn and self._budget is not None:
+            lessons = lessons_for(self._budget, device)
+            learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
             run._learner = runtime.driver.watcher = learner
         runtime.driver.work.below = dispatch_modes()
         runtime.driver.open()
@@ -336,13 +233,14 @@ class budget:
             mode = stack.enter_context(_Mode(runtime))
             stack.enter_context(handing_out_seen(runtime.driver))
             held: Anything | None = None
-            if self._evict == "anything":
+            if given.evict == "anything":
                 held = stack.enter_context(anything(runtime))
             hooks = runtime if held is None else held
             stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
             stack.enter_context(resizes_seen(runtime.driver))
             stack.enter_context(trades_seen(runtime.driver))
             stack.enter_context(regions_shown())
+            runtime.driver.owners.watch(stack)
             steps = OptimizerSteps(runtime, mode)
             for hook in steps.watch():
                 stack.callback(hook.remove)
@@ -373,6 +271,9 @@ class budget:
                 end()
             driver.close()
             del self._runtime
+        missed = driver.elsewhere() if error is None else None
+        if missed is not None:
+            warn(missed, stacklevel=2)
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, self._budget))
         if type(error) is RuntimeError:
@@ -425,19 +326,7 @@ _REFUSED_BY_TORCH = {
 }
 
 
-def _check_anything(record: bool, learn: bool | str, swap: object) -> None:
-    if swap is not None:
-        raise Unsupported(
-            'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '
-            'by being computed again. Leave out swap, or write evict="saved"'
-        )
-    if record or learn:
-        name = "record" if record else "learn"
-        raise Unsupported(
-            f'rekindle.budget(..., evict="anything", {name}={True}): traces know values that the '
-            f'program holds as always there. Leave out {name}, or write evict="saved"'
-        )
-    flag_of_reading()
+_ARGUMENTS = fields(Arguments)
 
 
 def _leave() -> None:
@@ -456,14 +345,6 @@ def _leave_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_in_child)
-
-
-def device_of(device: str | torch.device | None) -> torch.device:
-    """The device that is meant; None: CUDA if it is in use, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.device("cuda" if in_use else "cpu")
 
 
 @contextmanager

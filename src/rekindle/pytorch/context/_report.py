@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 from rekindle._types import Bytes
 from rekindle.pytorch.context._advice import advice_on
@@ -12,15 +13,17 @@ from rekindle.pytorch.online import (
     INPUTS,
     OUTSIDE,
     SAVED,
+    SHOWN,
     Driver,
     Holder,
     Place,
     Places,
     Snapshot,
+    Steps,
     snapshot,
 )
 from rekindle.pytorch.swap import SwappingDriver
-from rekindle.report._data import Holders, Swapped
+from rekindle.report._data import Holders, Swapped, Timeline
 from rekindle.report._report import Report
 from rekindle.schedule import Record
 from rekindle.trace import Retain, Trace
@@ -33,12 +36,13 @@ def report_of(
     engine, places = driver.engine, driver.places
     report = Report(
         budget=budget,
-        peak=engine.peak,
+        peak=driver.steps.peak,
         compute_ns=engine.compute_ns,
         recompute_ns=engine.recompute_ns,
         evictions=driver.evictions,
         recomputations=driver.recomputations,
         at_peak=_holders(driver.peak.now, places),
+        timeline=_sampled(driver.steps),
         swapped=swapped_by(driver),
         advice=advice_on(driver.peak.now.memory, driver.peak.now.categories, driver.device),
     )
@@ -46,6 +50,18 @@ def report_of(
         return report
     modules = [place.module for place in places.of_op]
     return report.over_time(trace, record, kinds=_kinds(driver, trace), modules=modules)
+
+
+def _sampled(steps: Steps) -> Timeline:
+    """Memory over the last steps, as far as it was looked at."""
+    clock, memory, recompute_ns = steps.samples()
+    if len(clock) < 2:
+        return Timeline()
+    spent = [after - before for before, after in pairwise(recompute_ns)]
+    note = f"The last {SHOWN} steps and what came since." if steps.number > SHOWN else ""
+    return Timeline(
+        tuple(clock), {"memory in use": tuple(memory)}, (), (0, *spent), f"Sampled. {note}".strip()
+    )
 
 
 def swapped_by(driver: Driver) -> Swapped | None:
@@ -69,7 +85,8 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
         return places.parameters.get(holder.parameter, place.module)
 
     def line(place: Place, holder: Holder) -> str:
-        return f"({holder.category})" if holder.parameter else place.line
+        outside = holder.parameter or holder.category == INPUTS  # nobody knows which line made it
+        return f"({holder.category})" if outside else place.line
 
     return Holders(
         peak.memory,
@@ -97,7 +114,7 @@ def _kinds(driver: Driver, trace: Trace) -> list[str]:
     """The category of every storage, also of those that are gone."""
     with driver.lock:
         driver.settle()
-        now = snapshot(driver.engine, driver.table, driver.optimizers)
+        now = snapshot(driver.engine, driver.table, driver.owners)
     kinds = [IN_USE] * len(trace.storages)
     for event in trace.events:
         if isinstance(event, Retain):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.policies import Policy
-from rekindle.pytorch.context import amount_of, budget, device_of
+from rekindle.pytorch.context import amount_of, budget
+from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._profiler import trace_of
 from rekindle.pytorch.observed._undo import Undo
-from rekindle.pytorch.online import is_out_of_memory
+from rekindle.pytorch.online import device_of, is_out_of_memory
 from rekindle.trace import Trace
+
+
+class Tried(NamedTuple):
+    """A step within a budget: the error if it does not fit into it, or not into the device; else
+    its time over that of its operators without recomputation, with what that takes beside."""
+
+    shortage: Exception | None
+    slowdown: float = 1.0
 
 
 @final
@@ -29,22 +38,24 @@ class Probe:
         self._policy = policy
         self._undo = Undo()
 
-    def shortage(self, step: Callable[[], object]) -> Exception | None:
-        """Runs `step` twice, for the second one meets the optimizer's state; the error if it does
-        not fit into the budget, or not into the device."""
+    def tried(self, step: Callable[[], object]) -> Tried:
+        """Runs `step` twice, for the second one meets the optimizer's state."""
         try:
-            with budget(self.budget, policy=self._policy, device=self.device), self._undo:
+            with budget(self.budget, policy=self._policy, device=self.device) as run, self._undo:
                 step()
+                before = run.compute_ns, run.recompute_ns, run.recomputations
                 step()
+                after = run.compute_ns, run.recompute_ns, run.recomputations
         except OutOfBudget as error:
-            return error
+            return Tried(error)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return error
+            return Tried(error)
         finally:
             self._undo.restore()
-        return None
+        computed, lost, again = (new - old for new, old in zip(after, before, strict=True))
+        return Tried(None, 1 + (lost + again * prices().again) / max(1, computed))
 
     def trace(self, step: Callable[[], object]) -> Trace:
         """What `step` does, without a limit."""

@@ -36,6 +36,7 @@ class Observed:
     report: Report
     plain_ns: Nanoseconds
     kept_ns: Nanoseconds
+    noise: float = 0.0  #: how much longer the slowest of the timed steps took than the quickest
 
 
 def observe(
@@ -91,7 +92,8 @@ def observe(
         undo.restore()
     if not plain:
         plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
-    return Observed(trace, report, min(plain), min(kept))
+    noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
+    return Observed(trace, report, min(plain), min(kept), noise)
 
 
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:
@@ -117,10 +119,9 @@ def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
     """Two steps: the first makes the optimizer's state, the second has the peak."""
     with context as run, undo:
         step()
-        engine = run._driver.engine
-        engine.peak = engine.memory
+        run._driver.steps.forget_peak()
         step()
-        return _Warm(engine.peak, _constants(run), list(run._driver.optimizers))
+        return _Warm(run.peak, _constants(run), list(run._driver.owners.optimizers))
 
 
 def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _Warm) -> Run:
@@ -130,7 +131,7 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
         driver.peak.exact_from = int(
             0.98 * warm.peak
         )  # it may differ by what little is left behind
-        driver.optimizers.update(warm.optimizers)
+        driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
         driver.look()
         step()

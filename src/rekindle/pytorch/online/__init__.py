@@ -8,6 +8,8 @@ from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._capture import Capture as Capture
 from rekindle.pytorch.online._contents import PutBack as PutBack
 from rekindle.pytorch.online._contents import put_back as put_back
+from rekindle.pytorch.online._device import device_of as device_of
+from rekindle.pytorch.online._device import device_of_program as device_of_program
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
@@ -22,7 +24,6 @@ from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
-from rekindle.pytorch.online._explain import users_line as users_line
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
 from rekindle.pytorch.online._handed_out import hand_out as hand_out
@@ -41,5 +42,9 @@ from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
+from rekindle.pytorch.online._steps import SHOWN as SHOWN
+from rekindle.pytorch.online._steps import Step as Step
+from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
+from rekindle.pytorch.online._users_line import users_line as users_line

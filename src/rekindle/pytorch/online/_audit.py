@@ -7,7 +7,7 @@ from typing import final
 
 from rekindle._types import StorageId
 from rekindle.engine import Call
-from rekindle.pytorch.online._explain import users_line
+from rekindle.pytorch.online._users_line import users_line
 from rekindle.pytorch.operators import Fingerprint, fingerprint_of_memory
 from rekindle.pytorch.tensors import UNWRITTEN, Memory
 

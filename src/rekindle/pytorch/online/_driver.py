@@ -95,7 +95,7 @@ class Driver(Storages):
                 return again()
             except torch.OutOfMemoryError as error:
                 out = error
-        out.add_note(out_of_memory(self.engine, self.table, self.optimizers))
+        out.add_note(out_of_memory(self.engine, self.table, self.owners))
         raise out
 
     # -- memory ---------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Driver(Storages):
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
 
     def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
-        error = out_of_budget(shortage, self.engine, self.table, self.optimizers, name)
+        error = out_of_budget(shortage, self.engine, self.table, self.owners, name)
         self.refused = (self.operators_run, str(error), dict(vars(error)))
         return error
 

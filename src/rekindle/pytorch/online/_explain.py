@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
+from torch import Tensor
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle._units import format_bytes
 from rekindle.engine import Engine, NoRoom, Storage
+from rekindle.pytorch.online._owners import Owners
+from rekindle.pytorch.online._too_small import too_small
+from rekindle.pytorch.online._users_line import users_line
 from rekindle.pytorch.tensors import Memory, Table, site
 
 PARAMETERS = "parameters"
@@ -26,9 +29,6 @@ SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
-
-_HERE = str(Path(__file__).resolve().parents[2])
-_TORCH = str(Path(torch.__file__).resolve().parent)
 
 
 class Holder(NamedTuple):
@@ -54,22 +54,22 @@ class Snapshot:
     holders: dict[StorageId, Holder] = field(default_factory=dict)
 
 
-def snapshot(engine: Engine, table: Table, optimizers: Iterable[Any]) -> Snapshot:
+def snapshot(engine: Engine, table: Table, owners: Owners) -> Snapshot:
     """Who holds memory now. Walks every storage: not for every operator."""
-    gradients, state = _addresses(engine, optimizers)
+    known = _known(engine, owners)
     categories: Counter[str] = Counter()
     sites: Counter[str] = Counter()
     holders: dict[StorageId, Holder] = {}
     for storage in engine.storages:
         if storage.resident and storage.nbytes:
-            category, parameter = _category(storage, table, gradients, state)
+            category, parameter = _category(storage, table, known)
             categories[category] += storage.nbytes
             maker = storage.makers[0].id if storage.makers else None
             holders[storage.id] = Holder(category, storage.nbytes, maker, parameter)
             if category in (SAVED, PROGRAM, KEPT):
                 sites[site(storage)] += storage.nbytes
     for number, watch in enumerate(table.only_counted(), 1):
-        category, parameter = _known_at(watch.address, gradients, state) or (IN_USE, 0)
+        category, parameter = known.get(watch.address, (IN_USE, 0))
         categories[category] += watch.nbytes
         holders[StorageId(-number)] = Holder(category, watch.nbytes, None, parameter)
     ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
@@ -77,32 +77,40 @@ def snapshot(engine: Engine, table: Table, optimizers: Iterable[Any]) -> Snapsho
     return Snapshot(engine.memory, engine.clock, users_line(), ordered, most, holders)
 
 
-def _addresses(engine: Engine, optimizers: Iterable[Any]) -> tuple[dict[int, int], dict[int, int]]:
-    """Identities of the storages that hold gradients, and optimizer state: ids of parameters."""
-    gradients: dict[int, int] = {}
-    state: dict[int, int] = {}
+def _known(engine: Engine, owners: Owners) -> dict[int, tuple[str, int]]:
+    """What the program itself says about memory, by the identity of the storage: the category, and
+    the id of the parameter that it belongs to, or 0."""
+    found: dict[int, tuple[str, int]] = {}
+
+    def note(tensor: Tensor | None, category: str, parameter: int) -> None:
+        if tensor is not None and tensor.layout is torch.strided:
+            with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
+                found[tensor.untyped_storage()._cdata] = category, parameter
+
+    for buffer in owners.buffers:
+        note(buffer, INPUTS, 0)
+    for parameter in owners.parameters:
+        note(parameter, PARAMETERS, id(parameter))
+        note(parameter.grad if parameter.is_leaf else None, GRADIENTS, id(parameter))
     for storage in engine.storages:
-        memory: Memory = storage.payload
-        origin = memory.program_tensor()
-        grad = origin.grad if origin is not None and origin.is_leaf else None
-        if grad is not None and grad.layout is torch.strided:
-            gradients[grad.untyped_storage()._cdata] = id(origin)
-    for optimizer in optimizers:
+        origin: Tensor | None = storage.payload.program_tensor()
+        if origin is not None and origin.is_leaf:
+            note(origin.grad, GRADIENTS, id(origin))
+    for optimizer in owners.optimizers:
         for parameter, entries in optimizer.state.items():
             for entry in entries.values():
-                if isinstance(entry, torch.Tensor) and entry.layout is torch.strided:
-                    state[entry.untyped_storage()._cdata] = id(parameter)
-    return gradients, state
+                note(entry if isinstance(entry, Tensor) else None, OPTIMIZER, id(parameter))
+    return found
 
 
 def _category(
-    storage: Storage, table: Table, gradients: dict[int, int], state: dict[int, int]
+    storage: Storage, table: Table, known: Mapping[int, tuple[str, int]]
 ) -> tuple[str, int]:
     """The category, and the id of the parameter that it belongs to, if any."""
     memory: Memory = storage.payload
     watch = memory.watch
-    if watch is not None and (known := _known_at(watch.address, gradients, state)):
-        return known
+    if watch is not None and watch.address in known:
+        return known[watch.address]
     if storage.replayable and not storage.pinned:
         if memory.watch is not None and table.is_held(storage):
             return PROGRAM if storage.references else IN_USE, 0
@@ -115,64 +123,13 @@ def _category(
     return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE, 0
 
 
-def _known_at(
-    address: int, gradients: dict[int, int], state: dict[int, int]
-) -> tuple[str, int] | None:
-    """What the program itself says about the memory there, and the id of the parameter."""
-    if address in gradients:
-        return GRADIENTS, gradients[address]
-    return (OPTIMIZER, state[address]) if address in state else None
-
-
-def users_line() -> str:
-    """The innermost line of the running program that is neither torch's nor ours: "file:line"."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_HERE, _TORCH, "<")):
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-@final
-class _Strides:
-    """How far beyond what an operator needs it is worth to go, once budgets named before came too
-    short: what is known of the program ends here, and each attempt may cost a whole step.
-
-    Steps double, as in galloping search (Bentley and Yao, 1976), so that their number grows as the
-    logarithm of what is missing; capped, so that no more than `1 / CAP` is given away at the end.
-    """
-
-    CAP = 4
-    MOST = 64  #: budgets that are remembered
-
-    def __init__(self) -> None:
-        self._named: dict[Bytes, Bytes] = {}  # budgets, and the stride that led to each
-
-    def beyond(self, budget: Bytes, smallest: Bytes) -> Bytes:
-        """The budget to name when `budget` did not do and `smallest` gets past this operator."""
-        before = self._named.get(budget)
-        stride = 0 if before is None else max(2 * before, smallest - budget)
-        worth_trying = smallest + min(stride, smallest // self.CAP)
-        for named in (smallest, worth_trying):
-            self._named.pop(named, None)
-            self._named[named] = stride
-        while len(self._named) > self.MOST:
-            del self._named[next(iter(self._named))]
-        return worth_trying
-
-
-_strides = _Strides()
-
-
 def out_of_budget(
-    shortage: NoRoom, engine: Engine, table: Table, optimizers: Iterable[Any], operator: str
+    shortage: NoRoom, engine: Engine, table: Table, owners: Owners, operator: str
 ) -> OutOfBudget:
     """The error for `shortage`: what was needed, who holds the rest, which budget would do."""
-    now = snapshot(engine, table, optimizers)
+    now = snapshot(engine, table, owners)
     smallest = shortage.memory + shortage.needed
-    worth_trying = _strides.beyond(shortage.budget, smallest)
+    worth_trying = too_small.beyond(shortage.budget, smallest)
     where = now.where
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
@@ -186,6 +143,11 @@ def out_of_budget(
         lines.append(
             f"The last one came too short, too; rather try rekindle.budget({worth_trying})"
         )
+    lines.insert(
+        -1 - (worth_trying > smallest),
+        "How much whole steps need, and what each budget costs, without trying them: "
+        "rekindle.profile(step).smallest_budget",
+    )
     message = "\n".join(lines)
     return OutOfBudget(
         message,
@@ -199,9 +161,9 @@ def out_of_budget(
     )
 
 
-def out_of_memory(engine: Engine, table: Table, optimizers: Iterable[Any]) -> str:
+def out_of_memory(engine: Engine, table: Table, owners: Owners) -> str:
     """What to add to the device's own error when it comes in spite of the budget."""
-    now = snapshot(engine, table, optimizers)
+    now = snapshot(engine, table, owners)
     lines = [
         f"Everything that may be evicted has been; {format_bytes(now.memory)} are left:",
         *table_of(now.categories),

@@ -36,7 +36,7 @@ def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
 
 def short_form(driver: Driver, budget: Bytes | None) -> str:
     """A note for the error: who held how much, and the budget to try instead."""
-    peak = driver.engine.peak
+    peak = driver.steps.peak
     smaller = max(int(0.9 * peak), 1)
     within = "" if budget is None else f" before the budget of {format_bytes(budget)} was used up"
     return "\n".join(

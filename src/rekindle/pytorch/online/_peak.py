@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import weakref
-from typing import Any, final
+from typing import final
 
 from rekindle._types import Bytes
 from rekindle.engine import Engine
 from rekindle.pytorch.online._explain import Snapshot, snapshot
+from rekindle.pytorch.online._owners import Owners
 from rekindle.pytorch.tensors import Table
 
 
@@ -16,17 +16,17 @@ from rekindle.pytorch.tensors import Table
 class Peak:
     """The latest look at who holds memory, taken whenever there is clearly more of it than ever."""
 
-    def __init__(self, engine: Engine, table: Table, optimizers: weakref.WeakSet[Any]) -> None:
+    def __init__(self, engine: Engine, table: Table, owners: Owners) -> None:
         self.now = Snapshot()
         self.above: float = 0  #: memory at which `now` is out of date
         self.exact_from: float = math.inf  #: from here on every new peak is looked at
         self._engine = engine
         self._table = table
-        self._optimizers = optimizers
+        self._owners = owners
 
     def look(self) -> Snapshot:
         """Looks again: every look walks all storages, so one is worth 2 % more memory."""
-        self.now = now = snapshot(self._engine, self._table, self._optimizers)
+        self.now = now = snapshot(self._engine, self._table, self._owners)
         self.above = self._next_look(now.memory)
         return now
 

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from rekindle.pytorch.online._explain import users_line
+from rekindle.pytorch.online._users_line import users_line
 
 OUTSIDE = "(outside of modules)"
 

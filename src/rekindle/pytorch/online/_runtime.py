@@ -223,9 +223,10 @@ class Runtime:
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step: one step of the program is over."""
-        self.driver.optimizers.add(optimizer)
+        self.driver.owners.optimizers.add(optimizer)
         if self.driver.watcher is not None:
             self.driver.watcher.step()
+        self.driver.steps.over(self.driver.evictions, self.driver.recomputations)
 
     def _may_only_count(self, invocation: Invocation) -> bool:
         """Whether the bytes and the time of a call that is not recorded are all that matters.

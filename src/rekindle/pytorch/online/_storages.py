@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -15,9 +14,12 @@ from rekindle.engine import Call, Engine, Storage
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
+from rekindle.pytorch.online._device import elsewhere, same_device
 from rekindle.pytorch.online._explain import Snapshot
+from rekindle.pytorch.online._owners import Owners
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
@@ -44,11 +46,13 @@ class Storages(ABC):
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
-        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.owners = Owners()
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if device.type == "cuda" else None
-        self.peak = Peak(self.engine, self.table, self.optimizers)
+        self.peak = Peak(self.engine, self.table, self.owners)
+        self.steps = Steps(self.engine)
+        self.assumed = False  #: the device is the one that was in use, nobody said so
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
@@ -110,6 +114,8 @@ class Storages(ABC):
             self.watcher.made(call)
         if self.engine.memory > self.peak.above:
             self.look()
+        if self.engine.clock >= self.steps.due:
+            self.steps.sample()
 
     def look(self) -> None:
         """Who holds the memory, now that there is more of it than ever."""
@@ -139,6 +145,8 @@ class Storages(ABC):
         self.engine.account(cost, nbytes)
         if self.engine.memory > self.peak.above:
             self.look()
+        if self.engine.clock >= self.steps.due:
+            self.steps.sample()
 
     def known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
@@ -198,8 +206,8 @@ class Storages(ABC):
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
         optimizer = self.warm.get(home._cdata)
-        if optimizer is not None and optimizer not in self.optimizers:
-            self.optimizers.add(optimizer)
+        if optimizer is not None and optimizer not in self.owners.optimizers:
+            self.owners.optimizers.add(optimizer)
             for state in state_of(optimizer):
                 self.meet(state)
         return storage
@@ -209,7 +217,13 @@ class Storages(ABC):
         device = home.device
         if device not in self._counts:  # once: the name of its type is made anew each time
             self._counts[device] = device.type == self.device.type
+            if self.assumed:
+                same_device(self.device, device)
         return home.nbytes() if self._counts[device] else 0
+
+    def elsewhere(self) -> str | None:
+        """What to say if the program was on another device all the time."""
+        return elsewhere(self.device, self._counts)
 
     def resized(self, storage: Storage) -> None:
         """The program may have changed the size of what it holds."""

@@ -87,6 +87,8 @@ class Backend:
         self._prices = prices or Prices.of_user()
         self._report = report
         self._besides = besides
+        #: Called when a graph is compiled, or cannot be.
+        self.when_compiled: Callable[[], None] = lambda: None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
         #: What Inductor's order takes above the planned one, as far as it was seen.
@@ -110,6 +112,8 @@ class Backend:
         except BaseException:
             self.graphs.pop(_frame(), None)  # it will never run: its memory is free for others
             raise
+        finally:
+            self.when_compiled()
 
         def run(*args: Any) -> Any:
             if self.rehearsing:

@@ -29,6 +29,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from rekindle._cache import cache_folder
 from rekindle._types import Bytes, Nanoseconds
 
 FEWEST_RUNS, MOST_RUNS = 2, 6  #: warm and cold
@@ -74,11 +75,7 @@ class Prices:
     @staticmethod
     def of_user() -> Prices:
         """Those in the user's cache folder."""
-        folder = os.environ.get("REKINDLE_CACHE")
-        if folder:
-            return Prices(Path(folder))
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Prices(Path(base) / "rekindle")
+        return Prices(cache_folder())
 
     def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
         """The price of each node, whose arguments carry fake tensors in `meta["val"]`."""

@@ -232,7 +232,8 @@ def _open(directory: Path) -> int:
     except OSError as error:
         raise Unsupported(
             f"swap= cannot make a file in {str(directory)!r}: {error.strerror}. Name a directory "
-            'that is there and can be written: rekindle.Swap("32GiB", directory="/path")'
+            'that is there and can be written: rekindle.budget("6GiB", swap="32GiB", '
+            'swap_directory="/path")'
         ) from error
     with suppress(OSError):
         path.unlink()

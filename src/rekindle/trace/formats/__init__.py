@@ -69,6 +69,8 @@ def _read(lines: Iterator[str], name: str) -> Trace:
             return module.read(_again(first, lines), name)
     known = " or ".join(module.NAME for module in FORMATS)
     got = repr(first.strip()[:40]) if first.strip() else "an empty line or file"
+    if '"rekindle report"' in first + next(lines, ""):  # as `Report.to_json` writes it
+        got = "a report, which `rekindle report` shows: `rekindle capture` writes traces"
     raise InvalidFile(1, "", f"a trace in the format {known}", got)
 
 

@@ -1,0 +1,58 @@
+"""One line on a terminal that says what takes so long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Final, final
+
+SECONDS: Final = 2.0
+"""What is over sooner is not worth a word."""
+
+
+@final
+class ProgressLine:
+    """Shown from the third second on, and gone when it is done. Only on a terminal."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._shown = 0.0
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        if now - self._began > SECONDS and now - self._shown > 0.2:
+            self._show(text)
+
+    def long(self, text: str) -> None:
+        """Something begins that says nothing until it is done."""
+        self.done()
+        if sys.stderr.isatty():
+            self._timer = threading.Timer(SECONDS, self._show, [text])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def stages(self, done: int, stages: int) -> None:
+        if done < stages:
+            self(f"measuring stages: {done} of {stages}")
+        else:
+            self.done()
+
+    def done(self) -> None:
+        """The next word begins something else."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self._began, self._shown = None, 0.0
+
+    def _show(self, text: str) -> None:
+        if sys.stderr.isatty():
+            self._shown = time.monotonic()
+            sys.stderr.write(f"\r\x1b[Krekindle: {text[:100]}")
+            sys.stderr.flush()

@@ -1,0 +1,176 @@
+"""`rekindle run`: an unmodified program within a budget."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rekindle._errors import InvalidArgument, OutOfBudget
+from rekindle._types import Bytes
+from rekindle.cli._main_program import MainProgram, show
+from rekindle.cli._options import amount, examples, policy_name, size, writable
+from rekindle.cli._watched import measure, progress, unwatched
+
+if TYPE_CHECKING:
+    from rekindle.pytorch import Run
+
+Reports = tuple[tuple[str, Path], ...]
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=examples(
+        "rekindle run --budget 6GiB train.py --epochs 3",
+        "rekindle run --budget 6GiB --report html run.html -m package.train",
+        "rekindle run --profile train.py",
+        "torchrun --nproc-per-node 2 -m rekindle run --budget 6GiB train.py",
+        "accelerate launch -m rekindle run --budget 6GiB train.py",
+        exits="Otherwise it is that of PROGRAM.",
+    ),
+)
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for `python -m`.")
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    default="auto",
+    show_default=True,
+    callback=amount,
+    help="Such as 6GiB; auto: what the device has; none: no limit, only measured.",
+)
+@click.option("--policy", metavar="NAME", callback=policy_name, help="What decides what to evict.")
+@click.option("--learn", "learn", flag_value="learn", help="Plan steps that come again.")
+@click.option("--learn-wait", "learn", flag_value="wait", help="The same, and wait for the plans.")
+@click.option("--swap", metavar="SIZE", callback=size, help="Of the host's memory, to swap to.")
+@click.option("--swap-directory", metavar="FOLDER", help="Where the file for that is made.")
+@click.option(
+    "--evict",
+    type=click.Choice(["saved", "anything"]),
+    default="saved",
+    show_default=True,
+    help="What autograd alone holds, or what the program's variables hold as well.",
+)
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="The device whose memory is meant. Default: CUDA where there is one, of several that with "
+    "the number in LOCAL_RANK; else the CPU.",
+)
+@click.option("--record", is_flag=True, help="Write down every operator: reports say more.")
+@click.option(
+    "--report",
+    "reports",
+    type=(click.Choice(["text", "html", "json"]), click.Path(dir_okay=False, path_type=Path)),
+    multiple=True,
+    callback=writable,
+    metavar="FORMAT PATH",
+    help="Write the report there, as text, html or json, in place of showing it; may be repeated.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show no report at the end.")
+@click.option("--progress", "live", is_flag=True, help="Show memory and time lost meanwhile.")
+@click.option(
+    "--profile",
+    "measured",
+    is_flag=True,
+    help="Measure the second step, and say which budgets would do and what they would cost.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    program: str,
+    arguments: tuple[str, ...],
+    is_module: bool,
+    budget: str | Bytes | None,
+    policy: str | None,
+    learn: str | None,
+    swap: Bytes | None,
+    swap_directory: str | None,
+    evict: Any,
+    device: str | None,
+    record: bool,
+    reports: Reports,
+    quiet: bool,
+    live: bool,
+    measured: bool,
+) -> None:
+    """Run PROGRAM, as it is, within a budget.
+
+    It runs as `python PROGRAM ARGUMENTS` would: the same sys.argv, __main__, working folder, output
+    and exit code. A report follows on standard error, also after an exception or Ctrl-C. What comes
+    after PROGRAM belongs to it; options of this command stand before.
+
+    Of several processes started by torchrun or accelerate each has a budget of its own, and writes
+    reports of its own: run.html becomes run-rank1.html.
+    """
+    from rekindle.pytorch import budget as within
+    from rekindle.pytorch import device_of_program
+
+    if measured and learn:
+        raise click.UsageError("--profile and --learn both write steps down: leave one out")
+    try:
+        context = within(
+            budget,
+            policy=policy,
+            device=device or device_of_program(),
+            record=record,
+            learn="wait" if learn == "wait" else bool(learn),
+            swap=swap,
+            swap_directory=swap_directory,
+            evict=evict,
+        )
+    except InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
+    job = MainProgram(program, arguments, is_module)
+    job.prepare()
+    code, process, run = 0, os.getpid(), None
+    try:
+        with context as run:
+            if measured:
+                measure(run)
+            with progress(run) if live else unwatched():
+                job.run()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        code = show(_with_a_hint(error))
+    finally:
+        if run is not None and os.getpid() == process:  # not what was forked inside
+            _tell(run, reports, quiet)
+    ctx.exit(code)
+
+
+def _with_a_hint(error: BaseException) -> BaseException:
+    if isinstance(error, OutOfBudget):
+        error.add_note(f"On this command line: --budget {error.worth_trying}")
+    return error
+
+
+def _tell(run: Run, reports: Reports, quiet: bool) -> None:
+    """Writes the reports; without any, the text to standard error."""
+    report = run.report()
+    rank = _rank()
+    for form, path in reports:
+        text = {"text": report.text, "html": report.to_html, "json": report.to_json}[form]()
+        place = path if rank is None else path.with_stem(f"{path.stem}-rank{rank}")
+        place.write_text(text + "\n", encoding="utf-8")
+    if not reports and not quiet:
+        sys.stdout.flush()
+        whose = "" if rank is None else f" of rank {rank}"
+        click.echo(f"\nrekindle: the run{whose}\n{report.text()}", err=True)
+    if not run.peak:
+        click.echo(
+            "rekindle: no tensor was counted. Processes that PROGRAM starts are outside of its "
+            "budget: let the launcher start `rekindle run`, as in torchrun -m rekindle run ...",
+            err=True,
+        )
+
+
+def _rank() -> str | None:
+    """The number of this process among several; None: it is alone."""
+    several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+    return os.environ.get("RANK") if several else None

@@ -1,0 +1,79 @@
+"""What `rekindle.budget` was told: all of it checked where it is written, before anything runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+
+from rekindle._errors import InvalidArgument, Unsupported
+from rekindle._types import Bytes
+from rekindle._units import parse_bytes
+from rekindle.policies import Policy, Swap, policy_of
+from rekindle.pytorch.context._auto import amount_of, is_auto
+from rekindle.pytorch.held import flag_of_reading
+from rekindle.pytorch.online import device_of
+from rekindle.pytorch.swap import HostMemory, host_memory
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Those of `rekindle.budget`. Raises for what cannot be; asks the device nothing yet."""
+
+    amount: str | Bytes | None
+    policy: Policy | type[Policy] | str | None
+    device: str | torch.device | None
+    record: bool
+    learn: bool | Literal["wait"]
+    swap: str | Bytes | Swap | None
+    swap_directory: str | os.PathLike[str] | None
+    evict: Literal["saved", "anything"]
+
+    def __post_init__(self) -> None:
+        if self.amount is not None and not is_auto(self.amount):
+            parse_bytes(self.amount)
+        policy_of(self.policy)
+        if not (isinstance(self.learn, bool) or self.learn == "wait"):
+            raise InvalidArgument(
+                f"rekindle.budget(..., learn={self.learn!r}): write learn=True, learn=False, or "
+                'learn="wait", which waits for schedules at the end of a step'
+            )
+        self._check_evict()
+        self.host(device_of(self.device))
+
+    def _check_evict(self) -> None:
+        if self.evict == "anything":
+            _check_anything(self.record, self.learn, self.swap)
+        elif self.evict != "saved":
+            raise InvalidArgument(
+                f'rekindle.budget(..., evict={self.evict!r}): write evict="saved", which evicts '
+                'of what autograd alone holds, or evict="anything"'
+            )
+
+    def bytes_on(self, device: torch.device) -> Bytes | None:
+        """The amount; "auto" asks the device. None: no limit."""
+        if self.amount is None:
+            return None
+        return amount_of(self.amount, device)
+
+    def host(self, device: torch.device) -> HostMemory | None:
+        """Where swapped values go; None: nowhere."""
+        return host_memory(self.swap, self.swap_directory, device)
+
+
+def _check_anything(record: bool, learn: bool | str, swap: Any) -> None:
+    if swap is not None:
+        raise Unsupported(
+            'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '
+            'by being computed again. Leave out swap, or write evict="saved"'
+        )
+    if record or learn:
+        name = "record" if record else "learn"
+        raise Unsupported(
+            f'rekindle.budget(..., evict="anything", {name}={True}): traces know values that the '
+            f'program holds as always there. Leave out {name}, or write evict="saved"'
+        )
+    flag_of_reading()

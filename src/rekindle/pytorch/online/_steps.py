@@ -1,0 +1,139 @@
+"""What a run does from step to step, and samples of its memory: little work, little memory, always.
+
+A step of the program ends where an optimizer's step does. Samples are taken by the engine's clock:
+a look at two numbers after an operator, once in a two-hundredth of a step, which is hundreds of
+operators apart in a long step and every operator in a short one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import Engine
+
+SHOWN: Final = 3
+"""Steps of which there are samples: the last ones, and what came since."""
+A_STEP: Final = 200
+"""Samples of one step, about."""
+MOST: Final = 4 * SHOWN * A_STEP
+
+
+class Counts(NamedTuple):
+    """How a run stands: everything since its beginning."""
+
+    evictions: int = 0
+    recomputations: int = 0
+    compute_ns: Nanoseconds = 0
+    recompute_ns: Nanoseconds = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a part of a run did, such as one step of the program: bytes, ns, and how often.
+
+    number: of the last step in it, from 1; memory: in use at its end; peak: the most in use.
+    """
+
+    number: int
+    memory: Bytes
+    peak: Bytes
+    evictions: int
+    recomputations: int
+    compute_ns: Nanoseconds
+    recompute_ns: Nanoseconds
+
+    @property
+    def overhead(self) -> float:
+        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
+        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+
+
+class Samples(NamedTuple):
+    """Memory (bytes) and time lost so far (ns) by the engine's clock (ns)."""
+
+    clock: list[Nanoseconds]
+    memory: list[Bytes]
+    recompute_ns: list[Nanoseconds]
+
+
+@final
+class Steps:
+    """The steps of one run. `due` is the clock at which the next sample is to be taken."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.due: Nanoseconds = 0
+        self.last: Step | None = None
+        self.listeners: list[Callable[[Step], None]] = []
+        self._engine = engine
+        self._number = 0
+        self._before = Counts()
+        self._peak_before: Bytes = 0
+        self._every: Nanoseconds = 0
+        self._starts: deque[Nanoseconds] = deque([0], maxlen=SHOWN + 1)
+        self._clock, self._memory, self._lost = array("q"), array("q"), array("q")
+
+    @property
+    def number(self) -> int:
+        """How many steps are over."""
+        return self._number
+
+    @property
+    def peak(self) -> Bytes:
+        """The most bytes in use at any moment of the run."""
+        return max(self._peak_before, self._engine.peak)
+
+    def forget_peak(self) -> None:
+        """The peak is that of what comes now."""
+        self._peak_before, self._engine.peak = 0, self._engine.memory
+
+    def over(self, evictions: int, recomputations: int) -> None:
+        """A step is over; the counts are those since the beginning."""
+        engine = self._engine
+        now = Counts(evictions, recomputations, engine.compute_ns, engine.recompute_ns)
+        before, self._before = self._before, now
+        self._number += 1
+        spent = (new - old for new, old in zip(now, before, strict=True))
+        self.last = step = Step(self._number, engine.memory, engine.peak, *spent)
+        self._peak_before, engine.peak = self.peak, engine.memory
+        self.sample()
+        self._begin()
+        for listener in tuple(self.listeners):
+            listener(step)
+
+    def _begin(self) -> None:
+        """Samples of all but the last steps go; the next ones are as far apart as these need."""
+        clock = self._engine.clock
+        self._every = (clock - self._starts[-1]) // A_STEP
+        self._starts.append(clock)
+        old = bisect_left(self._clock, self._starts[0]) if len(self._starts) > SHOWN else 0
+        for samples in (self._clock, self._memory, self._lost):
+            del samples[:old]
+
+    def sample(self) -> None:
+        """Notes how much memory is in use now."""
+        engine = self._engine
+        self._clock.append(engine.clock)
+        self._memory.append(engine.memory)
+        self._lost.append(engine.recompute_ns)
+        if len(self._clock) > MOST:
+            self._thin()
+        self.due = engine.clock + self._every
+
+    def _thin(self) -> None:
+        """Of two neighbours the one with more memory stays, and samples get twice as rare."""
+        memory = self._memory
+        chosen = [i + (memory[i + 1] > memory[i]) for i in range(0, len(memory) - 1, 2)]
+        for samples in (self._clock, self._memory, self._lost):
+            samples[:] = array("q", [samples[i] for i in chosen])
+        self._every = (self._clock[-1] - self._clock[0]) // len(chosen)
+
+    def samples(self) -> Samples:
+        """What was noted of the last steps, and of what came since."""
+        return Samples(list(self._clock), list(self._memory), list(self._lost))

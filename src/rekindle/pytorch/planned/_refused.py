@@ -1,0 +1,59 @@
+"""What `rekindle.plan` is given by mistake, and what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch._dynamo import exc
+from torch.utils import _pytree as pytree
+
+from rekindle._errors import InvalidArgument
+
+
+@contextmanager
+def checked(model: Any, example_inputs: Any) -> Generator[None]:
+    """Raises `InvalidArgument` where `model` is none, or does not run with these inputs."""
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InvalidArgument(
+            f"rekindle.plan: got {got}, wanted a model (an nn.Module), a trace, or the path of "
+            "one; write rekindle.plan(model, (batch,), budget=...), or for a function "
+            "rekindle.plan(rekindle.capture(function), budget=...)"
+        )
+    _check_signature(model, example_inputs)
+    try:
+        yield
+    except exc.TorchRuntimeError as error:
+        found = re.search(r"got \w+\(['\"](.*?)['\"]\)", str(error), re.DOTALL)
+        reason = found[1] if found else str(error).partition("\n")[0]
+        raise _do_not_fit(model, example_inputs, reason) from error
+
+
+def _check_signature(model: nn.Module, example_inputs: Any) -> None:
+    keywords = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    values = () if keywords else example_inputs
+    positional = (values,) if isinstance(values, Tensor) else tuple(values)
+    try:
+        inspect.signature(model.forward).bind(*positional, **keywords)
+    except TypeError as error:
+        raise _do_not_fit(model, example_inputs, str(error)) from None
+    except ValueError:  # a forward without a signature
+        return
+
+
+def _do_not_fit(model: nn.Module, example_inputs: Any, reason: str) -> InvalidArgument:
+    shapes = [
+        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+        for leaf in pytree.tree_leaves(example_inputs)
+        if isinstance(leaf, Tensor)
+    ]
+    return InvalidArgument(
+        f"rekindle.plan: {type(model).__name__} does not run with these example inputs "
+        f"({', '.join(shapes)}): {reason}. Write rekindle.plan(model, (batch,), budget=...) with "
+        "what the model is called with"
+    )

@@ -1,0 +1,236 @@
+"""`rekindle run`: the program is what it is without, and within its budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rekindle.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRAIN = """
+import argparse
+import os
+import sys
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--budget", default="the program's own option")
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--end", default="")
+options = parser.parse_args()
+print(__name__, sys.argv, options.budget, os.getcwd(), __file__, sys.path[0])
+print(__spec__ and __spec__.name)
+torch.manual_seed(0)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, index):
+        return torch.randn(64, generator=torch.Generator().manual_seed(index))
+
+
+if __name__ == "__main__":
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(6)]
+    model = torch.nn.Sequential(*layers, torch.nn.Dropout(0.1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    start = "spawn" if options.workers else None
+    loader = torch.utils.data.DataLoader(
+        Numbers(), 256, num_workers=options.workers, multiprocessing_context=start
+    )
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    print([parameter.sum().item() for parameter in model.parameters()])
+    if options.end == "exit":
+        sys.exit(7)
+    if options.end == "message":
+        sys.exit("no more")
+    if options.end == "error":
+        raise ValueError("it failed")
+    if options.end == "interrupt":
+        os.kill(os.getpid(), 2)
+    if options.end == "fork":
+        child = os.fork()
+        if child == 0:
+            sys.exit(5)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What an interpreter does with these words."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "rekindle", "run", *words, cwd=cwd)
+
+
+TIGHT = "900KiB"
+
+
+def test_a_script_does_not_notice(script: Path) -> None:
+    """The same arguments, output and exit code, although much was recomputed."""
+    words = ("train.py", "--budget", "mine", "--end=exit")
+    plain = python(*words, cwd=script.parent)
+    tight = run("--budget", TIGHT, *words, cwd=script.parent)
+    assert plain.returncode == 7
+    assert (tight.stdout, tight.returncode) == (plain.stdout, 7)
+    assert "__main__ ['train.py', '--budget', 'mine', '--end=exit'] mine" in plain.stdout
+    recomputations = tight.stderr.partition("recomputations")[2].split()[0]
+    assert int(recomputations) > 10
+    assert "parameters" in tight.stderr  # which are made inside
+
+
+def test_a_module_does_not_notice(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("from . import __name__ as parent\nprint(parent)\n" + TRAIN)
+    words = ("-m", "package.train", "--end", "message")
+    plain = python(*words, cwd=tmp_path)
+    tight = run("--budget", TIGHT, *words, cwd=tmp_path)
+    assert (tight.stdout, tight.returncode) == (plain.stdout, 1)
+    assert plain.stderr == "no more\n"
+    assert tight.stderr.endswith("no more\n")
+
+
+def test_an_error_shows_the_programs_own_traceback_and_a_report(script: Path) -> None:
+    plain = python("train.py", "--end=error", cwd=script.parent)
+    tight = run("--budget", TIGHT, "train.py", "--end=error", cwd=script.parent)
+    assert (tight.stdout, tight.returncode) == (plain.stdout, 1)
+    assert plain.stderr.endswith("ValueError: it failed\n")
+    assert tight.stderr.startswith(plain.stderr)
+    assert "recomputations" in tight.stderr
+
+
+def test_ctrl_c_ends_it_as_it_ends_a_script(script: Path) -> None:
+    tight = run("--report", "json", "run.json", "train.py", "--end=interrupt", cwd=script.parent)
+    assert tight.returncode == -signal.SIGINT
+    assert tight.stderr.endswith("KeyboardInterrupt\n")
+    assert json.loads((script.parent / "run.json").read_text())["peak"] > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_what_is_forked_inside_reports_nothing(script: Path) -> None:
+    plain = python("train.py", "--end=fork", cwd=script.parent)
+    tight = run("--budget", TIGHT, "train.py", "--end=fork", cwd=script.parent)
+    assert (tight.stdout, tight.returncode) == (plain.stdout, 0)
+    assert "child 5" in plain.stdout
+    assert tight.stderr.count("recomputations") == 1
+
+
+@pytest.mark.slow
+def test_workers_find_the_program(script: Path) -> None:
+    """Spawned ones import the script by its name, and unpickle what is in its __main__."""
+    plain = python("train.py", "--workers=1", cwd=script.parent)
+    tight = run("--budget", TIGHT, "train.py", "--workers=1", cwd=script.parent)
+    assert (tight.stdout, tight.returncode) == (plain.stdout, 0)
+    assert "__mp_main__" in plain.stdout
+
+
+def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
+    result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
+    assert result.returncode == 1
+    assert "OutOfBudget" in result.stderr
+    smallest = result.stderr.rpartition("On this command line: --budget ")[2]
+    assert int(smallest) > 64 * 1024
+
+
+def test_reports_profile_and_progress(script: Path) -> None:
+    """The budget that the profile names does for the whole program."""
+    words = ("--report", "html", "run.html", "--report", "text", "run.txt")
+    first = run("--budget=none", "--profile", "--progress", *words, "train.py", cwd=script.parent)
+    assert first.returncode == 0, first.stderr
+    assert "of no limit" in first.stderr
+    assert "step 1: 0 evictions, time lost 0.0%" in first.stderr
+    assert "recomputations" not in first.stderr  # it is in the files
+    assert "recomputations" in (script.parent / "run.txt").read_text()
+    assert "<polygon" in (script.parent / "run.html").read_text()  # memory over time
+    smallest = first.stderr.partition("smallest budget: --budget ")[2].split()[0]
+    second = run("--budget", smallest, "train.py", cwd=script.parent)
+    assert (second.stdout, second.returncode) == (first.stdout, 0)
+
+
+def test_a_program_that_starts_others_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").write_text("print('started')")
+    result = run("launcher.py", cwd=tmp_path)
+    assert (result.stdout, result.returncode) == ("started\n", 0)
+    assert "torchrun -m rekindle run" in result.stderr
+
+
+@pytest.mark.slow
+def test_each_rank_has_a_budget_and_a_report(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "torch.manual_seed(0)\n"
+        "layers = [torch.nn.Linear(64, 64) for _ in range(8)]\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))\n"
+        "model(torch.randn(256, 64)).square().mean().backward()\n"
+        "dist.destroy_process_group()\n"
+    )
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    words = ("-m", "rekindle", "run", "--report", "json", "run.json", "ranks.py")
+    result = python(*launcher, *words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"run-rank{rank}.json").read_text())["peak"] > 0
+
+
+@pytest.mark.slow
+def test_accelerate_starts_it(script: Path) -> None:
+    pytest.importorskip("accelerate")
+    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes=1")
+    words = ("-m", "rekindle", "run", "--budget", TIGHT, "train.py")
+    result = python(*launcher, *words, cwd=script.parent)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == python("train.py", cwd=script.parent).stdout
+    assert "recomputations" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("-m", "no.such.module"), "no.such.module"),
+        (("--budget", "6 Gigs", "train.py"), '--budget "6GiB"'),
+        (("--budget", "-5", "train.py"), '--budget "6GiB"'),
+        (("--policy", "newest", "train.py"), "lru"),
+        (("--device", "gpu", "train.py"), 'device="cpu"'),
+        (("--report", "html", "no/folder/x.html", "train.py"), "there is no folder no/folder"),
+        (("--profile", "--learn", "train.py"), "leave one out"),
+        (("--swap-directory", "/tmp", "train.py"), "swap="),
+    ],
+)
+def test_a_wrong_command_line_runs_nothing(folder: Path, words: tuple[str, ...], hint: str) -> None:
+    (folder / "train.py").write_text("raise AssertionError('it ran')")
+    result = CliRunner().invoke(main, ["run", *words])
+    assert result.exit_code in (1, 2)
+    assert hint in result.stderr

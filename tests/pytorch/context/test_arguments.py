@@ -1,0 +1,282 @@
+"""What `rekindle.budget` and its kin are told: it works, or it says what to write instead."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.engine import Engine
+from rekindle.policies import DTR, LRU
+from rekindle.pytorch.online import Driver
+from rekindle.pytorch.online._too_small import TooSmall
+from rekindle.trace import chain
+from rekindle.trace.formats import save
+
+ROOT = Path(__file__).parents[3]
+MODEL = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+
+
+def step() -> None:
+    MODEL(torch.ones(256, 64)).square().mean().backward()
+    MODEL.zero_grad()
+
+
+@pytest.mark.parametrize("policy", ["lru", " LRU", LRU, LRU(), "random:7", "h-sm-eq"])
+def test_a_policy_by_name_by_class_or_itself(policy: object) -> None:
+    with rekindle.budget("600KiB", policy=policy) as run:  # type: ignore[arg-type]
+        step()
+    assert run.evictions > 0
+    trace = rekindle.capture(step)
+    rekindle.simulate(trace, budget="600KiB", policy=policy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"policy": "newest"}, r'one of dtr, .*thrifty, random:SEED; write policy="dtr"'),
+        ({"policy": 3}, "wanted a policy or its name"),
+        ({"learn": "yes"}, 'write learn=True, learn=False, or learn="wait"'),
+        ({"evict": "all"}, 'evict="anything"'),
+        ({"device": "cuda"}, 'does not find here; write device="cpu"'),
+        ({"device": "mps"}, 'does not find here; write device="cpu"'),
+        ({"device": "meta"}, "a device without memory"),
+        ({"device": "gpu"}, "no device that PyTorch knows"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(
+    arguments: dict[str, object], told: str
+) -> None:
+    if torch.cuda.is_available() and arguments.get("device") == "cuda":
+        pytest.skip("there is CUDA")
+    with pytest.raises(rekindle.InvalidArgument, match=told):
+        rekindle.budget("1GiB", **arguments)  # type: ignore[arg-type]
+
+
+def test_none_measures_without_a_limit() -> None:
+    with rekindle.budget(None) as run:
+        step()
+    assert run.budget is None
+    assert run.evictions == 0 < run.peak
+    assert "budget                 none" in run.report().text()
+
+
+def test_the_device_is_that_in_use_when_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(asked.append("now")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    context = rekindle.budget("1GiB")
+    before = len(asked)
+    with context:
+        pass
+    assert len(asked) > before
+
+
+def counted(assumed: bool, *devices: str) -> Driver:
+    """A driver of the CPU that meets memory on other devices."""
+    driver = Driver(Engine(None, DTR()), torch.device("cpu"))
+    driver.assumed = assumed
+    for name in devices:
+        driver.counted(SimpleNamespace(device=torch.device(name), nbytes=lambda: 4))  # type: ignore[arg-type]
+    return driver
+
+
+def test_a_program_that_moves_to_another_device_is_stopped() -> None:
+    with pytest.raises(rekindle.Unsupported, match=r'budget\(\.\.\., device="cuda"\)'):
+        counted(True, "cpu", "cuda:1")
+    counted(True, "cpu", "meta")
+    counted(False, "cpu", "cuda")  # who says "cpu" means it
+
+
+def test_a_program_that_was_elsewhere_all_the_time_is_told_so() -> None:
+    told = counted(False, "cuda:1", "cuda:0").elsewhere()
+    assert told is not None
+    assert 'all tensors were on cuda, without any limit. Write rekindle.budget(..., device="cuda")'\
+        in told  # fmt: skip
+    assert counted(False, "cuda", "cpu").elsewhere() is None
+    assert counted(False).elsewhere() is None
+
+
+def test_as_a_decorator_each_call_has_a_budget() -> None:
+    @rekindle.budget("600KiB")
+    def train(times: int) -> int:
+        """Trains."""
+        for _ in range(times):
+            step()
+        return times
+
+    assert train.__doc__ == "Trains."
+    runs = []
+    for _ in range(2):
+        assert train(2) == 2
+        runs.append(train.run)  # type: ignore[attr-defined]
+    assert runs[0] is not runs[1]
+    assert all(run.recomputations > 0 for run in runs)
+    with pytest.raises(rekindle.Unsupported, match="inside of it"):
+
+        @rekindle.budget("1GiB")
+        def steps():  # type: ignore[no-untyped-def]
+            yield step()
+
+
+def test_a_run_says_how_it_stands() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.0)
+    heard = []
+    with rekindle.budget("600KiB") as run:
+        assert repr(run).startswith("<rekindle.Run: 0 B of 600.0 KiB, peak 0 B; so far: 0 evict")
+        run.on_step(heard.append)
+        for _ in range(3):
+            MODEL(torch.ones(256, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        status = run.status()
+    assert run.steps == 3
+    assert run.last_step == heard[-1]
+    assert [each.number for each in heard] == [1, 2, 3]
+    assert sum(each.evictions for each in heard) <= run.evictions
+    assert max(each.peak for each in heard) == run.peak
+    assert all(0 < each.memory <= each.peak <= 600 * 1024 for each in heard)
+    assert re.fullmatch(
+        r".* of 600\.0 KiB, peak .*; step 3: \d+ evictions?, time lost \d+\.\d%", status
+    )
+
+
+def test_the_picture_is_there_without_recording() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.0)
+    with rekindle.budget("600KiB") as run:
+        for _ in range(200):
+            MODEL(torch.ones(256, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    line = run.report().timeline
+    (memory,) = line.bands.values()
+    assert 50 < len(memory) < 3000  # of the last steps, not of two hundred
+    assert max(memory) > 0.8 * run.peak
+    assert list(line.clock) == sorted(line.clock)
+    assert "last 3 steps" in line.note
+    assert "<polygon" in run.report().to_html()
+
+
+def test_shares_are_not_amounts_anywhere() -> None:
+    for refuse in (rekindle.budget, rekindle.backend):
+        with pytest.raises(rekindle.InvalidBudget):
+            refuse("0.5")
+    with pytest.raises(rekindle.InvalidBudget):
+        rekindle.plan(chain(4), budget="0.5")
+
+
+def test_plan_without_a_budget_plans_what_is_feasible(tmp_path: Path) -> None:
+    pytest.importorskip("highspy")
+    trace = chain(8, nbytes=1000)
+    plan = rekindle.plan(trace)
+    assert plan.schedule is not None
+    assert plan.peak is not None
+    path = tmp_path / "chain.jsonl"
+    save(trace, path)
+    assert rekindle.simulate(path, budget=plan.budget).peak <= plan.budget
+    tight = rekindle.plan(trace, budget=1)
+    assert tight.smallest_budget is not None
+    again = rekindle.plan(trace, budget=tight.smallest_budget)
+    assert again.schedule is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "told"),
+    [
+        (lambda x: x, (torch.ones(2, 64),), "got function, wanted a model"),
+        (nn.Linear, (torch.ones(2, 64),), "got the class Linear"),
+        (MODEL, (torch.ones(2, 64), torch.ones(2)), "too many positional arguments"),
+        pytest.param(MODEL, (torch.ones(2, 63),), r"float32\[2, 63\].*dim", marks=pytest.mark.slow),
+    ],
+)
+def test_what_cannot_be_planned_is_told_apart(model: object, inputs: object, told: str) -> None:
+    with pytest.raises(rekindle.InvalidArgument, match=told):
+        rekindle.plan(model, inputs, budget="1GiB")
+
+
+def test_a_factory_without_a_step_and_a_profile_of_nothing() -> None:
+    with pytest.raises(rekindle.InvalidArgument, match=r"step_factory\(1\) returned NoneType"):
+        rekindle.max_batch(lambda n: None, budget="1GiB")  # type: ignore[arg-type,return-value]
+    with pytest.raises(rekindle.InvalidArgument, match="a function that takes one step"):
+        rekindle.profile(torch.ones(3))  # type: ignore[arg-type]
+
+
+def test_the_largest_batch_at_a_price() -> None:
+    def factory(n: int):  # type: ignore[no-untyped-def]
+        batch = torch.ones(n, 64)
+
+        def one() -> None:
+            MODEL(batch).square().mean().backward()
+
+        return one
+
+    told: list[str] = []
+    any_price = rekindle.max_batch(factory, budget="700KiB", watch=told.append)
+    free = rekindle.max_batch(factory, budget="700KiB", slowdown=1.0)
+    assert free < any_price
+    assert free.slowdown == 1.0 < any_price.slowdown
+    assert repr(free) == f"{int(free)} (a step takes 1.00 x its plain time)"
+    assert any(" fits at " in each for each in told)
+
+
+def test_reports_take_a_path(tmp_path: Path) -> None:
+    with rekindle.budget(None) as run:
+        step()
+    page = run.report().to_html(tmp_path / "run.html")
+    assert (tmp_path / "run.html").read_text() == page
+    data = run.report().to_json(str(tmp_path / "run.json"))
+    assert (tmp_path / "run.json").read_text() == data + "\n"
+
+
+def test_too_little_names_the_quick_way() -> None:
+    told = pytest.raises(rekindle.OutOfBudget, match=r"rekindle\.profile\(step\)\.smallest_budget")
+    with told, rekindle.budget("64KiB"):
+        step()
+
+
+CLIMB = """
+import sys, rekindle, torch
+budget = int(sys.argv[1])
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+tries = 0
+while True:
+    tries += 1
+    try:
+        with rekindle.budget(budget):
+            model(torch.ones(256, 64)).square().mean().backward()
+        break
+    except rekindle.OutOfBudget as error:
+        budget = error.worth_trying
+        del error
+        model.zero_grad()
+print(tries, budget)
+"""
+
+
+def test_a_restarted_script_does_not_climb_again(tmp_path: Path) -> None:
+    script = tmp_path / "climb.py"
+    script.write_text(CLIMB)
+    words = [sys.executable, str(script), str(80 * 1024)]
+    told = [
+        subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    ]
+    assert int(told[0][0]) > 3
+    assert told[1] == ["2", told[0][1]]  # the first budget, and the one that did
+
+
+def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["one.py", "one.py", "one.py", "two.py", "two.py"])
+    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: next(names))
+    first = TooSmall().beyond(100, 200)
+    other = TooSmall()
+    assert first == 200
+    assert other._at_the_end(100, 200) == 200
+    assert TooSmall()._at_the_end(100, 200) == 0
