@@ -1,0 +1,236 @@
+#include "recipe.h"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "versions.h"
+
+namespace rekindle {
+
+namespace {
+
+// All that comes before the key, autograd and what is above it.
+c10::DispatchKeySet excluded() {
+    return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+           c10::DispatchKeySet(KEY) | c10::DispatchKeySet(c10::DispatchKey::Python) |
+           c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot) |
+           c10::DispatchKeySet(c10::DispatchKey::FuncTorchDynamicLayerBackMode) |
+           c10::DispatchKeySet(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) |
+           c10::DispatchKeySet(c10::DispatchKey::FuncTorchVmapMode) |
+           c10::DispatchKeySet(c10::DispatchKey::VmapMode) |
+           c10::DispatchKeySet(c10::DispatchKey::Functionalize) |
+           c10::DispatchKeySet(c10::DispatchKey::Tracer) |
+           c10::DispatchKeySet(c10::DispatchKey::PreDispatch) |
+           c10::DispatchKeySet(c10::DispatchKey::PythonDispatcher);
+}
+
+// The memory of a resident input, after making sure that it still is what it was.
+Home input_home(Record& record) {
+    Home home = record.at();
+    TORCH_CHECK(home, "a value that should be in memory is not; please report this");
+    const auto nbytes = static_cast<Bytes>(home->nbytes());
+    if (nbytes != record.nbytes) {
+        throw ResizedInput{nbytes, record.nbytes};
+    }
+    if (record.version.moved() && record.origin_is_at(home)) {
+        throw ModifiedInput{record.site(), record.version.now(), record.version.expected};
+    }
+    return home;
+}
+
+Home copy_of(const Home& home) {
+    const std::size_t nbytes = home->nbytes();
+    c10::Allocator* allocator = c10::GetCPUAllocator();
+    auto made = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true
+    );
+    std::memcpy(made->mutable_data(), home->data(), nbytes);
+    return made;
+}
+
+// In the place of running statistics: nothing where that is allowed, else a scratch tensor.
+at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
+    if (recipe.facts->written == 0) {
+        return {};
+    }
+    at::Tensor made(at::detail::empty_strided_cpu(
+        geometry.sizes, geometry.strides, c10::typeMetaToScalarType(geometry.dtype)
+    ));
+    std::memset(made.mutable_data_ptr(), 0, made.storage().nbytes());
+    return made;
+}
+
+bool is_in(const std::vector<std::uint32_t>& positions, std::uint32_t position) noexcept {
+    return std::find(positions.begin(), positions.end(), position) != positions.end();
+}
+
+// The homes of all tensor arguments; null for what is left out.
+c10::SmallVector<Home, 4> homes_of(Recipe& recipe) {
+    c10::SmallVector<Home, 4> homes;
+    const auto inputs = recipe.inputs();
+    std::size_t next = 0;
+    for (std::uint32_t i = 0; i < recipe.signature->geometries.size(); ++i) {
+        const bool dropped = recipe.statistics && is_in(recipe.written, i);
+        homes.push_back(dropped ? Home() : input_home(record_of(*inputs[next++].value->storage)));
+    }
+    return homes;
+}
+
+void make_private(Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
+    for (const std::uint32_t position : recipe.written) {
+        const Home shared = homes[position];
+        if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
+            continue;  // a copy already
+        }
+        const Home made = copy_of(shared);
+        for (Home& each : homes) {
+            if (each.get() == shared.get()) {
+                each = made;
+            }
+        }
+    }
+}
+
+// Puts the generator back afterwards, whatever happens.
+class Drawing final {
+public:
+    explicit Drawing(const Random* random) {
+        if (random != nullptr) {
+            now_.emplace(random->generator());
+            random->restore();
+        }
+    }
+    Drawing(const Drawing&) = delete;
+    Drawing& operator=(const Drawing&) = delete;
+    Drawing(Drawing&&) = delete;
+    Drawing& operator=(Drawing&&) = delete;
+    ~Drawing() {
+        if (now_) {
+            now_->restore();
+        }
+    }
+
+private:
+    std::optional<Random> now_;
+};
+
+// The program's switches as they were when it called.
+class Switched final {
+public:
+    explicit Switched(std::int64_t then) : now_(switches()), then_(then) {
+        if (now_ != then_) {
+            set(then_);
+        }
+    }
+    Switched(const Switched&) = delete;
+    Switched& operator=(const Switched&) = delete;
+    Switched(Switched&&) = delete;
+    Switched& operator=(Switched&&) = delete;
+    ~Switched() {
+        if (now_ != then_) {
+            set(now_);
+        }
+    }
+
+private:
+    static void set(std::int64_t word) {
+        at::Context& context = at::globalContext();
+        c10::set_default_dtype(
+            c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF))
+        );
+        context.setUserEnabledMkldnn((word >> 8 & 1) != 0);
+        context.setDeterministicAlgorithms(
+            (word >> 9 & 1) != 0, context.deterministicAlgorithmsWarnOnly()
+        );
+    }
+
+    std::int64_t now_;
+    std::int64_t then_;
+};
+
+c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
+    c10::SmallVector<Home, 2> made;
+    const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
+    each_tensor(stack, [&](std::uint32_t position, const at::Tensor& tensor) {
+        if (is_in(fresh, position)) {
+            made.push_back(Home::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));
+        }
+    });
+    std::size_t next = 0;
+    for (const Value* value : recipe.outputs()) {
+        const auto nbytes = next < made.size() ? static_cast<Bytes>(made[next]->nbytes()) : -1;
+        if (nbytes != value->storage->nbytes) {
+            throw ChangedSize{recipe.facts, nbytes, value->storage->nbytes};
+        }
+        ++next;
+    }
+    return made;
+}
+
+}  // namespace
+
+AsTheFirstTime::AsTheFirstTime(bool grad_mode)
+    : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded()),
+      before_(c10::AutogradState::get_tls_state()) {
+    c10::AutogradState now = before_;
+    now.set_grad_mode(grad_mode);
+    now.set_inference_mode(false);
+    c10::AutogradState::set_tls_state(std::move(now));
+}
+
+AsTheFirstTime::~AsTheFirstTime() {
+    c10::AutogradState::set_tls_state(before_);
+}
+
+std::int64_t switches() {
+    at::Context& context = at::globalContext();
+    std::int64_t word = static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & 0xFF;
+    word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
+    word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;
+    return word;
+}
+
+c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {
+    c10::SmallVector<Home, 4> homes = homes_of(recipe);
+    const bool writes = !recipe.written.empty() && !recipe.statistics;
+    if (writes && !in_place) {
+        make_private(recipe, homes);
+    }
+    std::vector<at::Tensor> tensors;
+    tensors.reserve(homes.size());
+    for (std::size_t i = 0; i < homes.size(); ++i) {
+        const Geometry& geometry = recipe.signature->geometries[i];
+        tensors.push_back(homes[i] ? geometry.in(homes[i]) : stand_in(recipe, geometry));
+    }
+    torch::jit::Stack stack;
+    recipe.signature->arguments(stack, tensors, recipe.extras);
+    {
+        const AsTheFirstTime guard(true);
+        const Drawing drawing(recipe.random.get());
+        const Switched switched(recipe.signature->key[1]);
+        recipe.signature->op.callBoxed(stack);
+    }
+    if (!writes) {
+        return fresh_of(recipe, stack);
+    }
+    c10::SmallVector<Home, 2> made;
+    for (const std::uint32_t position : recipe.written) {
+        made.push_back(homes[position]);
+    }
+    return made;
+}
+
+bool Record::origin_is_at(const Home& there) const {
+    const auto tensor = origin.lock();
+    return !tensor || !tensor->has_storage() ||
+           tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
+}
+
+}  // namespace rekindle
