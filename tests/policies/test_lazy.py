@@ -49,7 +49,7 @@ class Compared(Policy):
 
 
 def _benefits(chooser: ScoredChooser, now: int) -> Iterator[tuple[Candidate, float]]:
-    neighborhood, power = chooser._neighborhood, chooser._power
+    neighborhood, power = chooser._neighborhood, 2 if chooser._root else 1
     asked = getattr(neighborhood, "_asked", 0)
     for storage in chooser._slot:
         price = neighborhood.cost(storage) or 1e-9

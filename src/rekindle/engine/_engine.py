@@ -438,7 +438,7 @@ class Engine(Ledger):
         self.recompute_ns += call.cost
         limit = self.rules.recompute_limit
         if limit is not None and self.recompute_ns > limit:
-            raise Thrashed(f"recomputation took {self.recompute_ns} ns of at most {limit}")
+            raise Thrashed(self.recompute_ns, limit)
         self.memory += call.nbytes
         if in_place:
             for output, source in call.overwrites:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from rekindle._types import Bytes
+from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._graph import Call, Storage, Value
 
 
@@ -23,6 +23,9 @@ class NoRoom(Exception):
 @final
 class Thrashed(Exception):
     """Recomputation took longer than `Rules.recompute_limit`."""
+
+    def __init__(self, recompute_ns: Nanoseconds, limit: Nanoseconds) -> None:
+        super().__init__(f"recomputation took {recompute_ns} ns of at most {limit}")
 
 
 @final

@@ -34,7 +34,7 @@ class ScoredChooser(Chooser):
         self._neighborhood = neighborhood
         self.remembers = neighborhood.remembers
         self._by_size = by_size
-        self._power = 2 if root else 1
+        self._root = root
         self._lines = Envelope(moving=by_staleness)
         self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}
@@ -112,9 +112,9 @@ class ScoredChooser(Chooser):
                 continue
             if storage not in self._slot:
                 price = self._price[storage] = self._least(storage)
-                slot = self._slot[storage] = self._lines.add(price**self._power)
+                slot = self._slot[storage] = self._lines.add(self._power(price))
                 self._member[slot] = storage
-            size = storage.nbytes**self._power if self._by_size else 1
+            size = self._power(storage.nbytes) if self._by_size else 1
             last, order = storage.last_access, storage.order
             self._lines.renew(self._slot[storage], size, last, order)
         self._news.clear()
@@ -125,12 +125,16 @@ class ScoredChooser(Chooser):
         self._lines.remove(slot)
         self._priced.pop(storage, None)
 
+    def _power(self, number: float) -> float:
+        """Written as a product: `**` may round another way than the native engine's product."""
+        return number * number if self._root else number
+
     def _least(self, storage: Candidate) -> float:
         return self._neighborhood.least(storage) or _LEAST
 
     def _reprice(self, storage: Candidate, price: float) -> None:
         self._price[storage] = price
-        self._lines.reprice(self._slot[storage], price**self._power)
+        self._lines.reprice(self._slot[storage], self._power(price))
 
     def _lower(self) -> None:
         """Makes every cost a lower bound again."""

@@ -6,9 +6,30 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rekindle import trace as t
 from rekindle._types import Bytes, OpId, StorageId
-from rekindle.engine import RIGHT, Call, Engine, Follower, Route, Rules, Storage, Value
+from rekindle.engine import (
+    RIGHT,
+    Call,
+    Engine,
+    Follower,
+    NoRoom,
+    Route,
+    Rules,
+    Storage,
+    Thrashed,
+    Value,
+)
 from rekindle.policies import Advised, Policy, Swap
 from rekindle.schedule import Action, Compute, Free, Record, Recorder, SwapOut, Timeline
+from rekindle.simulator._native import (
+    NO_ROOM,
+    THRASHED,
+    Core,
+    Played,
+    Totals,
+    module_for,
+    play,
+    words_for,
+)
 
 
 def replay(
@@ -20,21 +41,27 @@ def replay(
     watch: Callable[[Engine], None] | None = None,
     route: Route | None = None,
     swap: Swap | None = None,
+    core: Core = "auto",
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).
 
     With a `route` the engine follows it, and `policy` decides where it says nothing.
     Raises `rekindle.engine.NoRoom` where the budget cannot be kept, and `rekindle.engine.Thrashed`
     where recomputation takes longer than `rules` allow. `watch(engine)` is called after
-    every event.
+    every event, which only the engine in Python can do.
     """
-    run = Run(trace, budget, policy, rules, route, swap)
+    if watch is not None and core == "auto":
+        core = "python"
+    run = Run(trace, budget, policy, rules, route, swap, core=core)
     run.go(watch)
     return run.record()
 
 
 class Run:
-    """A replay, also one that fails on the way: what happened until then is there."""
+    """A replay, also one that fails on the way: what happened until then is there.
+
+    The native engine replays it where it can, and then `engine` has only the totals.
+    """
 
     def __init__(
         self,
@@ -44,31 +71,65 @@ class Run:
         rules: Rules,
         route: Route | None = None,
         swap: Swap | None = None,
+        *,
+        core: Core = "auto",
     ) -> None:
-        self.engine = Engine(budget, policy if route is None else Advised(policy), rules, swap)
-        self._follower = None if route is None else Follower(self.engine, route, _Nobody())
-        self.timeline = None if swap is None else Timeline(trace, budget, swap)
+        no_native = "values that are swapped need the engine in Python" if swap else ""
+        self._native = module_for(trace, policy, core, needs_python=no_native)
+        self._played: Played | None = None
         self.evictions = self.recomputations = 0
         self._ran: set[int] = set()
         self._backward = False  # what was saved last is wanted first
         self._trace = trace
-        self._made_by = repr(policy)
+        self._policy, self._rules, self._route, self._swap = policy, rules, route, swap
         self._budget = budget
         self._recorder = Recorder()
+        self.engine: Engine | Totals = Totals(0, 0, 0, 0, 0)
+        self.timeline = None if swap is None else Timeline(trace, budget, swap)
 
     def go(self, watch: Callable[[Engine], None] | None = None) -> None:
         """Raises `NoRoom` or `Thrashed`."""
-        engine = self.engine
-        for event, actions in _drive(self._trace, engine, self._follower):
-            self._perform(actions)
+        if self._native is not None and watch is None:
+            played = play(
+                self._native,
+                words_for(self._trace),
+                budget=self._budget,
+                policy=self._policy,
+                rules=self._rules,
+                route=self._route,
+            )
+            if played is not None:
+                self._take(played)
+                return
+        self._go_in_python(watch)
+
+    def _take(self, played: Played) -> None:
+        """The native engine has done it."""
+        self._played, self.engine = played, played.totals
+        self.evictions, self.recomputations = played.evictions, played.recomputations
+        needed, memory, budget, op_id, _ = played.numbers
+        if played.status == NO_ROOM:
+            op = None if op_id < 0 else self._trace.ops[op_id]
+            call = None if op is None else Call(OpId(op_id), op.name, op.cost, (), op.replayable)
+            raise NoRoom(needed, memory, budget, call)
+        if played.status == THRASHED:
+            raise Thrashed(needed, memory)
+
+    def _go_in_python(self, watch: Callable[[Engine], None] | None) -> None:
+        policy = self._policy if self._route is None else Advised(self._policy)
+        engine = Engine(self._budget, policy, self._rules, self._swap)
+        self.engine = engine
+        follower = None if self._route is None else Follower(engine, self._route, _Nobody())
+        for event, actions in _drive(self._trace, engine, follower):
+            self._perform(actions, engine)
             if self.timeline is not None:
-                self._swap(event, self.timeline)
+                self._copy(event, engine, self.timeline)
             engine.idle.clear()  # nothing to do: a simulated program holds no memory of its own
             if watch is not None:
                 watch(engine)
 
-    def _perform(self, actions: Iterable[Action]) -> None:
-        engine, acted, ran, timeline = self.engine, self._recorder.acted, self._ran, self.timeline
+    def _perform(self, actions: Iterable[Action], engine: Engine) -> None:
+        acted, ran, timeline = self._recorder.acted, self._ran, self.timeline
         for action in actions:
             clock = engine.clock if timeline is None else timeline.now
             acted(action, clock, engine.memory)
@@ -83,37 +144,41 @@ class Run:
             if timeline is not None:
                 timeline.follow(action, engine.memory)
 
-    def _swap(self, event: Value | None, timeline: Timeline) -> None:
+    def _copy(self, event: Value | None, engine: Engine, timeline: Timeline) -> None:
         """After an event: waits for `event`, the value that the program reads; copies ahead."""
-        engine = self.engine
         if event is not None:
             timeline.need(event.storage.id)
-        self._perform(engine.discards())
+        self._perform(engine.discards(), engine)
         if self._backward:
-            self._perform(engine.prefetch(timeline.room(engine.memory)))
+            self._perform(engine.prefetch(timeline.room(engine.memory)), engine)
         else:
-            self._perform(engine.ahead())
+            self._perform(engine.ahead(), engine)
 
     def record(self) -> Record:
-        engine, recorder = self.engine, self._recorder
-        host, timeline = engine.host, self.timeline
+        engine, told, timeline = self.engine, self._told(), self.timeline
+        host = engine.host if isinstance(engine, Engine) else None
         return Record(
-            tuple(recorder.actions),
-            tuple(recorder.clock),
-            tuple(recorder.memory),
+            *told,
             self._budget,
             engine.peak,
             engine.compute_ns,
             engine.recompute_ns,
             self.evictions,
             self.recomputations,
-            self._made_by,
+            repr(self._policy),
             host.swapped_out if host else 0,
             host.swapped_in if host else 0,
             host.peak if host else 0,
             timeline.transfer_ns if timeline else 0,
             timeline.waiting_ns if timeline else 0,
         )
+
+    def _told(self) -> tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...]]:
+        """Actions, and the clock and the memory as each began."""
+        played, recorder = self._played, self._recorder
+        if played is not None:
+            return tuple(played.actions()), tuple(played.clock()), tuple(played.memory())
+        return tuple(recorder.actions), tuple(recorder.clock), tuple(recorder.memory)
 
 
 class _Nobody:

@@ -1,0 +1,20 @@
+"""The engine in C++: the same decisions as `rekindle.engine`, and why it may not be there.
+
+`base` and `engine` know no Python and no torch; `replay` drives them with whole streams of events,
+for the simulator and for tests.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from rekindle.native._build import extension as extension
+from rekindle.native._build import why_not as why_not
+
+ENGINE = "_engine"
+_SOURCES = ("engine/*.cpp", "replay/*.cpp")
+
+
+def engine(*, build: bool = True) -> ModuleType | None:
+    """The module that replays streams of events; None: `why_not("_engine")`."""
+    return extension(ENGINE, _SOURCES, build=build)

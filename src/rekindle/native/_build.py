@@ -1,0 +1,263 @@
+"""Finds a compiled extension in the user's cache, or compiles it there with the compiler at hand.
+
+An extension is for exactly these sources, this compiler, these flags and (where it is used) this
+torch: all of them are in its key, so a change of any makes another one. Several processes may ask
+at once: one compiles, the others wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final, final
+
+FOLDER: Final = Path(__file__).parent
+FLAGS: Final = (
+    "-std=c++20",
+    "-O2",
+    "-ffp-contract=off",  # floats are those of the Python engine, to the last bit
+    "-fvisibility=hidden",
+    "-fPIC",
+)
+_AGAIN_AFTER_S: Final = 24 * 3600.0  # what failed is tried again: a disk may have been full
+
+
+@final
+class Unbuildable(Exception):
+    """Why there is no extension, in one line."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How one extension is compiled; its key is a digest of all this."""
+
+    name: str
+    sources: tuple[Path, ...]
+    compiler: tuple[str, ...]
+    version: str  # what the compiler says of itself
+    flags: tuple[str, ...]
+    links: tuple[str, ...]
+    torch: str
+
+    def key(self) -> str:
+        digest = hashlib.sha256()
+        for part in (self.version, *self.flags, *self.links, self.torch, _python()):
+            digest.update(part.encode() + b"\0")
+        for path in (*self.sources, *sorted(FOLDER.rglob("*.h"))):
+            digest.update(str(path.relative_to(FOLDER)).encode() + b"\0" + path.read_bytes())
+        return digest.hexdigest()[:20]
+
+
+_found: dict[str, ModuleType | str] = {}  # or why there is none
+
+
+def extension(
+    name: str, sources: Sequence[str], *, with_torch: bool = False, build: bool = True
+) -> ModuleType | None:
+    """The extension module `name` made of `sources`, patterns in this folder; None: `why_not(name)`.
+
+    It is compiled on first use. With `build=False` only one that is there already is loaded.
+    """
+    found = _found.get(name)
+    if isinstance(found, ModuleType):
+        return found
+    if isinstance(found, str) and build:
+        return None
+    try:
+        recipe = _recipe(name, sources, with_torch=with_torch)
+        path = _cache() / f"{name}-{recipe.key()}.so"
+        if not path.exists():
+            if not build:
+                return None
+            _compile_once(recipe, path)
+        _found[name] = module = _load(name, path)
+    except Unbuildable as reason:
+        _found[name] = str(reason)
+        return None
+    return module
+
+
+def why_not(name: str) -> str:
+    """Why `extension(name, ...)` returned None the last time, in one line; empty if it did not."""
+    found = _found.get(name, "")
+    return found if isinstance(found, str) else ""
+
+
+def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
+    compiler = _compiler()
+    paths = [path for pattern in sources for path in sorted(FOLDER.glob(pattern))]
+    flags, links, torch = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"], ["-shared"], ""
+    if sys.platform == "darwin":
+        links += ["-undefined", "dynamic_lookup"]
+    if with_torch:
+        more, torch_links, torch = _torch()
+        flags += more
+        links += torch_links
+    version = _run([*compiler, "--version"])
+    if version.returncode != 0:
+        raise Unbuildable(f"{compiler[0]} --version fails: {_first_line(version)}")
+    return _Recipe(
+        name, tuple(paths), compiler, version.stdout, tuple(flags), tuple(links), torch
+    )
+
+
+def _torch() -> tuple[list[str], list[str], str]:
+    """Flags and libraries of the torch that is installed, and which it is."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise Unbuildable("torch is not installed")
+    import torch
+
+    home = Path(spec.origin).parent
+    include = home / "include"
+    abi = int(torch.compiled_with_cxx11_abi())
+    flags = [
+        f"-isystem{include}",
+        f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+    ]
+    library = home / "lib"
+    links = [f"-L{library}", "-ltorch_python", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{library}"]
+    return flags, links, f"{torch.__version__} {torch.version.git_version}"
+
+
+def _compiler() -> tuple[str, ...]:
+    """`$CXX`, or the first of the usual ones."""
+    if sys.platform == "win32":
+        raise Unbuildable("the native core is not built on Windows yet")
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for command in [chosen] if chosen else [["g++"], ["clang++"], ["c++"]]:
+        path = shutil.which(command[0])
+        if path is not None:
+            return (path, *command[1:])
+    if chosen:
+        raise Unbuildable(f"no C++ compiler: $CXX is {chosen[0]}, which is not found")
+    raise Unbuildable("no C++ compiler (g++ or clang++) is found")
+
+
+def _python() -> str:
+    return f"{sys.implementation.cache_tag} {platform.machine()} {sysconfig.get_platform()}"
+
+
+def _cache() -> Path:
+    """The user's folder for what can be made again; made if it is not there."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "rekindle"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise Unbuildable(f"no folder to keep the compiled core in: {error}") from None
+    return folder
+
+
+def _compile_once(recipe: _Recipe, path: Path) -> None:
+    """Compiles to `path` unless another process does so meanwhile."""
+    failed = path.with_suffix(".failed")
+    with _locked(path.with_suffix(".lock")):
+        if path.exists():
+            return
+        with contextlib.suppress(OSError):
+            if time.time() - failed.stat().st_mtime < _AGAIN_AFTER_S:
+                raise Unbuildable(failed.read_text(encoding="utf-8"))
+        try:
+            with _progress(recipe.name):
+                _compile(recipe, path)
+        except OSError as error:
+            raise Unbuildable(f"the native core cannot be compiled: {error}") from None
+        except Unbuildable as reason:
+            with contextlib.suppress(OSError):
+                failed.write_text(str(reason), encoding="utf-8")
+            raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """No other process is in here with the same path."""
+    import fcntl
+
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise Unbuildable(f"the folder for the compiled core: {error}") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(recipe: _Recipe, path: Path) -> None:
+    """Each source by itself, as many at a time as there are processors; then one library."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        objects = [str(Path(folder, f"{i}.o")) for i in range(len(recipe.sources))]
+
+        def one(job: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
+            return _run([*recipe.compiler, *recipe.flags, "-c", str(job[0]), "-o", job[1]])
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done in pool.map(one, zip(recipe.sources, objects, strict=True)):
+                _must(done)
+        made = Path(folder, path.name)
+        _must(_run([*recipe.compiler, *objects, "-o", str(made), *recipe.links]))
+        made.replace(path)  # whole, or not there
+
+
+def _must(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode != 0:
+        raise Unbuildable(f"{Path(done.args[0]).name} fails: {_first_line(done)}")
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, errors="replace"
+        )
+    except OSError as error:
+        raise Unbuildable(f"{command[0]} cannot be run: {error}") from None
+
+
+def _first_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What it complains of first."""
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line]
+    return (errors or lines or [f"it ends with {done.returncode}"])[0][:300]
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[None]:
+    """One line on a terminal that says what takes so long."""
+    shown = sys.stderr is not None and sys.stderr.isatty()  # None under pythonw
+    if shown:
+        sys.stderr.write(f"\r\x1b[Krekindle: compiling the native core ({name}), once")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"rekindle.native.{name}", path)
+    assert spec is not None and spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise Unbuildable(f"{path.name} cannot be loaded: {error}") from None
+    return module

@@ -1,0 +1,146 @@
+// Slots for many small things that live and die: memory comes in pages and is used again. The only
+// place, with `immortal`, where memory is taken from the heap by hand.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace rekindle {
+
+// Objects of one type, each in a slot that stays where it is.
+template <class T>
+class Slab {
+public:
+    Slab() = default;
+    Slab(const Slab&) = delete;
+    Slab& operator=(const Slab&) = delete;
+    Slab(Slab&&) = delete;
+    Slab& operator=(Slab&&) = delete;
+    ~Slab() = default;  // what still lives is not destroyed: its owner should have
+
+    template <class... Arguments>
+    T& make(Arguments&&... arguments) {
+        if (free_ == nullptr) {
+            grow();
+        }
+        Slot* slot = free_;
+        Slot* next = slot->next;
+        T* made = new (static_cast<void*>(slot)) T(std::forward<Arguments>(arguments)...);
+        free_ = next;
+        ++alive_;
+        return *made;
+    }
+
+    void drop(T& object) noexcept {
+        object.~T();
+        Slot* slot = new (static_cast<void*>(&object)) Slot;
+        slot->next = free_;
+        free_ = slot;
+        --alive_;
+    }
+
+    std::size_t alive() const noexcept { return alive_; }
+    std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(Slot); }
+
+private:
+    static constexpr std::size_t PAGE = 256;  // slots
+
+    union Slot {
+        Slot* next = nullptr;
+        alignas(T) std::array<std::byte, sizeof(T)> memory;
+    };
+
+    void grow() {
+        pages_.push_back(std::make_unique<std::array<Slot, PAGE>>());
+        for (Slot& slot : *pages_.back()) {
+            slot.next = free_;
+            free_ = &slot;
+        }
+    }
+
+    std::vector<std::unique_ptr<std::array<Slot, PAGE>>> pages_;
+    Slot* free_ = nullptr;
+    std::size_t alive_ = 0;
+};
+
+// Short arrays of what needs no destructor, by powers of two.
+template <class T>
+class Arrays {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) >= sizeof(void*));
+
+public:
+    Arrays() = default;
+    Arrays(const Arrays&) = delete;
+    Arrays& operator=(const Arrays&) = delete;
+    Arrays(Arrays&&) = delete;
+    Arrays& operator=(Arrays&&) = delete;
+    ~Arrays() = default;
+
+    // Uninitialized; null for none.
+    T* take(std::size_t length) {
+        if (length == 0) {
+            return nullptr;
+        }
+        const auto kind = static_cast<std::size_t>(std::bit_width(length - 1));
+        if (kind >= free_.size()) {
+            return static_cast<T*>(::operator new(length * sizeof(T)));
+        }
+        if (free_[kind] == nullptr) {
+            grow(kind);
+        }
+        void* found = free_[kind];
+        free_[kind] = *static_cast<void**>(found);
+        return static_cast<T*>(found);
+    }
+
+    void give(T* array, std::size_t length) noexcept {
+        if (length == 0) {
+            return;
+        }
+        const auto kind = static_cast<std::size_t>(std::bit_width(length - 1));
+        if (kind >= free_.size()) {
+            ::operator delete(array);
+            return;
+        }
+        *static_cast<void**>(static_cast<void*>(array)) = free_[kind];
+        free_[kind] = array;
+    }
+
+    std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(T); }
+
+private:
+    static constexpr std::size_t KINDS = 7;  // up to 64 elements
+    static constexpr std::size_t PAGE = 512;  // elements
+
+    struct Page {
+        alignas(T) std::array<std::byte, PAGE * sizeof(T)> memory;
+    };
+
+    void grow(std::size_t kind) {
+        pages_.push_back(std::make_unique<Page>());
+        const std::size_t step = (std::size_t{1} << kind) * sizeof(T);
+        std::byte* memory = pages_.back()->memory.data();
+        for (std::size_t at = 0; at + step <= PAGE * sizeof(T); at += step) {
+            *static_cast<void**>(static_cast<void*>(memory + at)) = free_[kind];
+            free_[kind] = memory + at;
+        }
+    }
+
+    std::vector<std::unique_ptr<Page>> pages_;
+    std::array<void*, KINDS> free_{};
+};
+
+// What must outlive Python: made once and never destroyed.
+template <class T, class... Arguments>
+T& immortal(Arguments&&... arguments) {
+    return *new T(std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace rekindle

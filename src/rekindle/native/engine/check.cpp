@@ -1,0 +1,69 @@
+// The invariants of an engine, for tests: what must hold between events. Twin of
+// rekindle.engine._check.
+#include "ledger.h"
+
+namespace rekindle {
+
+const char* Ledger::fault_of(Storage& storage) const {
+    if (storage.locks != 0) {
+        return "is still locked";
+    }
+    if ((storage.order >= 0) != is_candidate(storage)) {
+        return "is misclassified";
+    }
+    if (storage.references < 0) {
+        return "has less than no references";
+    }
+    for (const Value* value = storage.first_value(); value != nullptr; value = value->next) {
+        if (value->defined && !storage.resident) {
+            return "is gone, its value not";
+        }
+        if (value->storage != &storage || value->call->count == 0) {
+            return "has a value of somebody else";
+        }
+    }
+    const bool grows = rules.quirks || rules.dead != Dead::evict;
+    if (!(grows || storage.resident || storage.consumed() || !storage.dead())) {
+        return "leaks";
+    }
+    for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
+        if (edge->value->storage != &storage || !edge->call->replayable) {
+            return "has a consumer that does not read it";
+        }
+    }
+    bool complete = true;
+    if (storage.replayable) {
+        each_parent(storage, [&](const Storage& parent) { complete = complete && parent.listed; });
+    }
+    return complete ? nullptr : "needs what is gone";
+}
+
+std::optional<Fault> Ledger::check() {
+    Bytes resident = 0;
+    std::size_t n_storages = 0;
+    for (Storage* storage = first_; storage != nullptr; storage = storage->next) {
+        resident += storage->resident ? storage->nbytes : 0;
+        ++n_storages;
+        if (!storage->listed || storage->dissolved || storage->count == 0) {
+            return Fault{"is not in the graph", storage->id};
+        }
+        if (const char* what = fault_of(*storage); what != nullptr) {
+            return Fault{what, storage->id};
+        }
+    }
+    if (n_storages != n_storages_) {
+        return Fault{"storages are miscounted", -1};
+    }
+    if (memory != resident + unlisted) {
+        return Fault{"memory is miscounted", -1};
+    }
+    if (memory > budget || peak > budget) {
+        return Fault{"the budget is passed", -1};
+    }
+    if (!freed_.empty() || !unneeded_.empty() || depth_ != 0) {
+        return Fault{"an event has not ended", -1};
+    }
+    return std::nullopt;
+}
+
+}  // namespace rekindle

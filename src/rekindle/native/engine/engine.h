@@ -1,0 +1,96 @@
+// Dynamic Tensor Rematerialization: decides online what to let go and what to compute again. Twin of
+// rekindle.engine._engine, action by action, where what differs from the paper is explained.
+//
+// Events come in as calls of the methods below, actions go out to a `Performer`. No torch, no clock,
+// no lock: the engine's clock is the sum of the costs of what ran, and the driver's lock guards it.
+#pragma once
+
+#include <vector>
+
+#include "ledger.h"
+
+namespace rekindle {
+
+// Keeps `memory` within `budget` bytes. Events, and bringing back; a `Ledger` lets go. Every event
+// may throw what the performer throws, `NoRoom` and `Thrashed`; the invariants hold afterwards.
+class Engine final : public Ledger {
+public:
+    // `advised`: the policy follows advice first, as that of a `Follower`. The performer,
+    // and the slabs that it keeps storages and calls in, must outlive the engine; no `Ref` may.
+    Engine(
+        Bytes most,
+        Performer& performer,
+        const Policy& policy = THRIFTY,
+        bool advised = false,
+        const Rules& how = {}
+    );
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+    Engine(Engine&&) = delete;
+    Engine& operator=(Engine&&) = delete;
+    ~Engine() = default;
+
+    // -- events ---------------------------------------------------------------------------------
+
+    // The program runs `call` for the first time; its inputs are brought back if need be.
+    void call(Call& call, bool held);
+    // `call` ran for the first time, and room was made for it before. Links its outputs.
+    void admit(Call& call, bool held);
+    // The program reads `value`: it is brought back if need be, and is held from now on.
+    void use(Value& value);
+    // `value` is brought back if need be, and stays until nobody needs it.
+    void pin(Value& value);
+    // One more reference that permits eviction.
+    void retain(Storage& storage);
+    // One reference less.
+    void release(Storage& storage);
+    // The program's own variables hold the storage no longer.
+    void drop(Storage& storage);
+    // The program has dropped `storage`, to which nobody else refers: its memory is free. Frees it
+    // all the same, and what it alone needed.
+    void gone(Storage& storage);
+    // The source `storage` is about to be overwritten: what still needs it is saved first.
+    void forget(Storage& storage);
+    // Nobody knows how the content of `storage`, which is resident, came about: it is kept.
+    void seal(Storage& storage);
+    // A call that was to overwrite `storage`, which is dead, failed half way: it is gone.
+    void spoil(Storage& storage);
+    // An operator ran that made nothing, or `nbytes` that are only counted; negative: less.
+    void account(Nanoseconds cost, Bytes nbytes = 0);
+    // The program itself changed the size of `storage`, which it holds.
+    void resize(Storage& storage, Bytes nbytes);
+    // `value` is brought back if need be, for whoever will ask for it.
+    void require(Value& value);
+
+private:
+    enum class Locks : std::uint8_t { early, late };
+
+    class Climb;
+    class Saved;
+
+    void note_value(Entry::Kind kind, const Value& value) noexcept;
+    void note_call(Entry::Kind kind, const Call& call, bool held) noexcept;
+    void save_from(Storage& storage);
+    void forget_quietly(Storage& storage);
+    void require_quietly(Value& value);
+    void enter(Call& call, bool held);
+    void link(Call& call);
+    void materialize(Call& call, Value* wanted, bool held);
+    void climb(Call& call, Value* wanted, bool held, Locks locks);
+    void open(Call& call, Value* wanted, Locks locks);
+    Value* next_missing();
+    void close(const Frame& frame);
+    void run(const Frame& frame, bool held);
+    void readmit(const Frame& frame, bool in_place);
+    void drop_unasked(Call& call);
+    bool may_consume(const Frame& frame) const;
+    Bytes take_over(const Overwrite& overwrite);
+    template <class F>
+    void outputs_but_last(Call& call, const Value* wanted, F&& visit);
+
+    std::vector<Frame> frames_;      // calls in progress
+    std::vector<Value*> pending_;    // their inputs still to be had
+    std::vector<Storage*> locked_;   // what is locked for them
+};
+
+}  // namespace rekindle

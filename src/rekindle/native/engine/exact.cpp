@@ -1,0 +1,343 @@
+#include "exact.h"
+
+#include <algorithm>
+
+namespace rekindle {
+
+Exact::~Exact() {
+    // The storages may outlive this: none refers to what is about to go.
+    back_.clear();
+    back_parents_.clear();
+    lost_.clear();
+}
+
+Neighbor& Exact::neighbor(Storage& storage) {
+    if (storage.standing.neighbor == nullptr) {
+        storage.standing.neighbor = &neighbors_.make();
+        storage.standing.neighbor->storage = &storage;
+    }
+    return *storage.standing.neighbor;
+}
+
+void Exact::disposed(Storage& storage) noexcept {
+    Neighbor* gone = storage.standing.neighbor;
+    if (gone != nullptr) {
+        if (gone->evicted) {
+            remove(*gone);
+        }
+        n_expected_ -= gone->expected ? 1 : 0;
+        neighbors_.drop(*gone);
+        storage.standing.neighbor = nullptr;
+    }
+}
+
+// -- walks through what is evicted ----------------------------------------------------------------
+
+void Exact::begin_walk() {
+    mark_ = graph_.new_mark();
+    found_.clear();
+}
+
+void Exact::walk_from(const Storage& storage) {
+    Neighbor* start = evicted_neighbor(storage);
+    if (start != nullptr && start->storage->mark != mark_) {
+        start->storage->mark = mark_;
+        found_.push_back(start);
+    }
+}
+
+void Exact::walk_parents(Storage& storage) {
+    each_parent(storage, [&](const Storage& parent) { walk_from(parent); });
+}
+
+void Exact::walk_children(Storage& storage) {
+    each_child(storage, [&](const Storage& child) { walk_from(child); });
+}
+
+// Finds all that can be reached. Returns their cost, or stops where that is `most` or more.
+Nanoseconds Exact::walk(Way way, Nanoseconds most) {
+    Nanoseconds total = 0;
+    for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
+        Neighbor& member = *found_[i];
+        total += member.storage->cost;
+        if (way == Way::up) {
+            for (const Link* link = member.up; link != nullptr; link = link->next_up) {
+                walk_from(*link->upper->storage);
+            }
+        } else {
+            for (const Link* link = member.down; link != nullptr; link = link->next_down) {
+                walk_from(*link->lower->storage);
+            }
+        }
+    }
+    return total;
+}
+
+Nanoseconds Exact::cost(Storage& storage) {
+    ++asked_;
+    begin_walk();
+    walk_parents(storage);
+    const Nanoseconds total = storage.cost + walk(Way::up);
+    return descendants_ == Costs::ancestors ? total : total + cost_below(storage);
+}
+
+Nanoseconds Exact::cost_below(Storage& storage) {
+    begin_walk();
+    walk_children(storage);
+    if (descendants_ == Costs::capped) {
+        const Nanoseconds most = 2 * storage.cost / 3;
+        return std::min(walk(Way::down, most), most);
+    }
+    Nanoseconds total = walk(Way::down);
+    const Neighbor* own = storage.standing.neighbor;
+    if (n_expected_ != 0 && (own == nullptr || own->noticed != age_)) {
+        for (const Neighbor* member : found_) {
+            total -= member->expected ? member->storage->cost : 0;
+        }
+    }
+    return total;
+}
+
+// -- what the engine tells ------------------------------------------------------------------------
+
+void Exact::expected(Storage& storage) {
+    Neighbor& own = neighbor(storage);
+    n_expected_ += own.expected ? 0 : 1;
+    own.expected = true;
+    evicted(storage);
+}
+
+// All that reach `storage` going down look at what is below them.
+void Exact::notice(Storage& storage) {
+    neighbor(storage).noticed = age_;
+    begin_walk();
+    walk_parents(storage);
+    walk(Way::up);
+    const auto tell = [&](Storage& parent) { neighbor(parent).noticed = age_; };
+    each_parent(storage, tell);
+    for (const Neighbor* member : found_) {
+        each_parent(*member->storage, tell);
+    }
+}
+
+void Exact::evicted(Storage& storage) {
+    Neighbor& own = neighbor(storage);
+    if (own.noticed == age_) {
+        notice(storage);
+    }
+    const bool seen = own.back_at != 0;
+    remove_back(own);
+    if (!own.evicted) {
+        own.since = seen ? -1 : asked_;
+        own.evicted = true;
+    }
+    std::uint64_t mark = graph_.new_mark();
+    for (const Link* link = own.up; link != nullptr; link = link->next_up) {
+        link->upper->storage->mark = mark;
+    }
+    each_parent(storage, [&](Storage& parent) {
+        Neighbor* upper = evicted_neighbor(parent);
+        if (upper != nullptr && parent.mark != mark) {
+            parent.mark = mark;
+            connect(own, *upper);
+        }
+    });
+    mark = graph_.new_mark();
+    for (const Link* link = own.down; link != nullptr; link = link->next_down) {
+        link->lower->storage->mark = mark;
+    }
+    each_child(storage, [&](Storage& child) {
+        Neighbor* lower = evicted_neighbor(child);
+        if (lower != nullptr && child.mark != mark) {
+            child.mark = mark;
+            connect(*lower, own);
+        }
+    });
+}
+
+void Exact::returned(Storage& storage) {
+    Neighbor& own = neighbor(storage);
+    if (own.expected) {
+        own.expected = false;
+        if (--n_expected_ == 0) {
+            ++age_;  // nobody noticed anything
+        }
+    } else if (n_expected_ != 0) {
+        notice(storage);
+    }
+    if (own.evicted && remove(own) < asked_) {  // else nobody saw it evicted
+        add_back(own);
+    }
+}
+
+void Exact::forgotten(Storage& storage) {
+    Neighbor& own = neighbor(storage);
+    double lost = static_cast<double>(storage.cost) + remove_lost(own);
+    if (own.down != nullptr) {  // taken out of the middle: no matter how much was behind it
+        lost = std::numeric_limits<double>::infinity();
+        for (const Link* link = own.down; link != nullptr; link = link->next_down) {
+            add_back(*link->lower);
+        }
+    }
+    remove(own);
+    each_parent(storage, [&](Storage& parent) { add_lost(parent, lost); });
+}
+
+void Exact::repriced(Storage& storage) {
+    if (evicted_neighbor(storage) != nullptr) {
+        evicted(storage);
+    }
+}
+
+// -- links ----------------------------------------------------------------------------------------
+
+void Exact::connect(Neighbor& lower, Neighbor& upper) {
+    Link& link = links_.make(Link{&lower, &upper});
+    link.next_up = lower.up;
+    if (lower.up != nullptr) {
+        lower.up->previous_up = &link;
+    }
+    lower.up = &link;
+    link.next_down = upper.down;
+    if (upper.down != nullptr) {
+        upper.down->previous_down = &link;
+    }
+    upper.down = &link;
+}
+
+void Exact::disconnect(Link& link) noexcept {
+    (link.previous_up != nullptr ? link.previous_up->next_up : link.lower->up) = link.next_up;
+    if (link.next_up != nullptr) {
+        link.next_up->previous_up = link.previous_up;
+    }
+    (link.previous_down != nullptr ? link.previous_down->next_down : link.upper->down) =
+        link.next_down;
+    if (link.next_down != nullptr) {
+        link.next_down->previous_down = link.previous_down;
+    }
+    links_.drop(link);
+}
+
+std::int64_t Exact::remove(Neighbor& gone) noexcept {
+    while (gone.up != nullptr) {
+        disconnect(*gone.up);
+    }
+    while (gone.down != nullptr) {
+        disconnect(*gone.down);
+    }
+    gone.evicted = false;
+    return gone.since;
+}
+
+// -- what may have become cheaper -----------------------------------------------------------------
+
+void Exact::add_back(Neighbor& back) {
+    const std::size_t first = back_parents_.size();
+    each_parent(*back.storage, [&](Storage& parent) { back_parents_.emplace_back(&parent); });
+    if (back.back_at == 0) {
+        back_.push_back({Ref<Storage>(back.storage), 0, 0});
+        back.back_at = static_cast<std::uint32_t>(back_.size());
+    }
+    back_[back.back_at - 1].first = first;
+    back_[back.back_at - 1].last = back_parents_.size();
+}
+
+void Exact::remove_back(Neighbor& back) noexcept {
+    if (back.back_at != 0) {
+        back_.back().storage->standing.neighbor->back_at = back.back_at;
+        std::swap(back_[back.back_at - 1], back_.back());
+        back_.pop_back();
+        back.back_at = 0;
+    }
+}
+
+void Exact::add_lost(Storage& storage, double lost) {
+    Neighbor& own = neighbor(storage);
+    if (own.lost_at == 0) {
+        lost_.emplace_back(&storage);
+        own.lost_at = static_cast<std::uint32_t>(lost_.size());
+        own.lost = 0;
+    }
+    own.lost += lost;
+}
+
+double Exact::remove_lost(Neighbor& lost) noexcept {
+    if (lost.lost_at == 0) {
+        return 0;
+    }
+    lost_.back()->standing.neighbor->lost_at = lost.lost_at;
+    std::swap(lost_[lost.lost_at - 1], lost_.back());
+    lost_.pop_back();
+    lost.lost_at = 0;
+    return lost.lost;
+}
+
+void Exact::fall(Storage& storage, double most, std::vector<Fallen>& found, std::uint64_t mark) {
+    if (storage.mark != mark) {
+        storage.mark = mark;
+        found.push_back({&storage, most});
+    }
+}
+
+void Exact::fallen(std::vector<Fallen>& found) {
+    if (back_.empty() && lost_.empty()) {
+        return;
+    }
+    double fell = 0;
+    begin_walk();
+    for (const Back& back : back_) {
+        fell += static_cast<double>(back.storage->cost);
+        for (std::size_t i = back.first; i < back.last; ++i) {
+            walk_from(*back_parents_[i]);
+        }
+    }
+    for (const Ref<Storage>& lost : lost_) {
+        fell += lost->standing.neighbor->lost;
+        walk_from(*lost);
+    }
+    const double loss_below = fell + static_cast<double>(walk(Way::up));
+    const std::vector<Neighbor*> above = found_;
+    begin_walk();
+    for (const Back& back : back_) {
+        walk_children(*back.storage);
+    }
+    const double loss_above = fell + static_cast<double>(walk(Way::down));
+    if (descendants_ != Costs::ancestors) {
+        const std::uint64_t mark = graph_.new_mark();
+        const auto add = [&](Storage& storage) { fall(storage, loss_above, found, mark); };
+        for (const Back& back : back_) {
+            for (std::size_t i = back.first; i < back.last; ++i) {
+                add(*back_parents_[i]);
+            }
+        }
+        for (const Neighbor* member : above) {
+            each_parent(*member->storage, add);
+        }
+        for (const Ref<Storage>& lost : lost_) {
+            add(*lost);
+        }
+    }
+    const std::uint64_t mark = graph_.new_mark();
+    const auto add = [&](Storage& storage) { fall(storage, loss_below, found, mark); };
+    for (const Back& back : back_) {
+        each_child(*back.storage, add);
+    }
+    for (const Neighbor* member : found_) {
+        each_child(*member->storage, add);
+    }
+    clear_fallen();
+}
+
+void Exact::clear_fallen() noexcept {
+    for (const Back& back : back_) {
+        back.storage->standing.neighbor->back_at = 0;
+    }
+    for (const Ref<Storage>& lost : lost_) {
+        lost->standing.neighbor->lost_at = 0;
+    }
+    back_.clear();
+    back_parents_.clear();
+    lost_.clear();
+}
+
+}  // namespace rekindle

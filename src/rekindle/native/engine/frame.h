@@ -1,0 +1,34 @@
+// A call in progress, and how a call in progress can end. Twin of rekindle.engine._frame.
+#pragma once
+
+#include <cstddef>
+
+#include "../base/types.h"
+#include "graph.h"
+
+namespace rekindle {
+
+// Everything that may be let go has been, and `needed` bytes do not fit.
+struct NoRoom final {
+    Bytes needed;
+    Bytes memory;
+    Bytes budget;
+    Ref<Call> call;  // null: no call needs them
+};
+
+// Recomputation took longer than `Rules::recompute_limit`.
+struct Thrashed final {
+    Nanoseconds recompute_ns;
+    Nanoseconds limit;
+};
+
+// A call in progress: its inputs still to be had (last first), and those locked for it, are the
+// ends of the engine's stacks from here on.
+struct Frame final {
+    Call* call;
+    Value* wanted;  // null: all outputs, for the first time
+    std::size_t pending;
+    std::size_t locked;
+};
+
+}  // namespace rekindle

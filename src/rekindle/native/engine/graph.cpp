@@ -1,0 +1,231 @@
+#include "graph.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "../base/assert.h"
+
+namespace rekindle {
+
+Storage::Storage(Graph& graph, StorageId storage_id, Bytes size)
+    : Counted(graph.dead_storages), id(storage_id), nbytes(size) {
+    root.storage = this;
+}
+
+Call::Call(Graph& graph, OpId call_id, Nanoseconds call_cost, bool can_run_again)
+    : Counted(graph.dead_calls), id(call_id), cost(call_cost), replayable(can_run_again) {}
+
+// -- a call, before it is linked ------------------------------------------------------------------
+
+void Graph::reads(Call& call, std::span<Value* const> inputs) {
+    REKINDLE_ASSERT(call.n_inputs == 0 && !call.linked);
+    call.edges = edges_.take(inputs.size());
+    call.n_inputs = static_cast<std::uint32_t>(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        call.edges[i] = Edge{inputs[i], &call, nullptr, nullptr};
+        hold(*inputs[i]->storage);
+    }
+}
+
+Value& Graph::makes(Call& call, Storage& storage) {
+    REKINDLE_ASSERT(storage.root.call == nullptr);
+    storage.root.call = &call;
+    hold(call);
+    add_output(call, storage.root);
+    ++call.n_made;
+    call.nbytes += storage.nbytes;
+    return storage.root;
+}
+
+Value& Graph::views(Call& call, Storage& storage) {
+    Value& made = view_values_.make();
+    made.storage = &storage;
+    made.call = &call;
+    hold(call);
+    Value* last = &storage.root;
+    while (last->next != nullptr) {
+        last = last->next;
+    }
+    last->next = &made;
+    add_output(call, made);
+    return made;
+}
+
+void Graph::overwrites(Call& call, std::span<const Overwrite> pairs) {
+    REKINDLE_ASSERT(call.n_overwrites == 0);
+    call.overwritten = overwrites_.take(pairs.size());
+    call.n_overwrites = static_cast<std::uint16_t>(pairs.size());
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        call.overwritten[i] = pairs[i];
+        hold(*pairs[i].source->storage);
+    }
+}
+
+void Graph::add_output(Call& call, Value& value) {
+    const std::uint32_t n = call.n_outputs;
+    if (n == 0) {
+        call.output = &value;
+    } else if (n == 1 || std::has_single_bit(n)) {  // full
+        Value** longer = outputs_.take(std::size_t{2} * n);
+        const std::span<Value* const> old = call.outputs();
+        std::copy(old.begin(), old.end(), longer);
+        if (n > 1) {
+            outputs_.give(call.several, n);
+        }
+        call.several = longer;
+        call.several[n] = &value;
+    } else {
+        call.several[n] = &value;
+    }
+    ++call.n_outputs;
+}
+
+// -- for the ledger -------------------------------------------------------------------------------
+
+void Graph::link(Call& call) {
+    for (Value* value : call.outputs()) {
+        hold(*value->storage);
+    }
+    call.linked = true;
+}
+
+void Graph::consume(Call& call) {
+    const bool views = call.views();
+    for (Edge& edge : call.inputs()) {
+        Storage& storage = *edge.value->storage;
+        const std::span<Value* const> outputs = call.outputs();
+        if (views && std::any_of(outputs.begin(), outputs.end(), [&](const Value* output) {
+                return output->storage == &storage;
+            })) {
+            continue;
+        }
+        if (storage.last_consumer != nullptr && storage.last_consumer->call == &call) {
+            continue;  // by another of its values
+        }
+        edge.previous = storage.last_consumer;
+        (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = &edge;
+        storage.last_consumer = &edge;
+        hold(call);
+    }
+}
+
+void Graph::unlink(Edge& edge) noexcept {
+    Storage& storage = *edge.value->storage;
+    if (edge.previous == nullptr && storage.first_consumer != &edge) {
+        return;  // not listed
+    }
+    (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;
+    (edge.next != nullptr ? edge.next->previous : storage.last_consumer) = edge.previous;
+    edge.previous = edge.next = nullptr;
+    let(*edge.call);
+}
+
+void Graph::unconsume(Call& call) noexcept {
+    for (Edge& edge : call.inputs()) {
+        unlink(edge);
+    }
+}
+
+void Graph::dissolve(Call& call) noexcept {
+    hold(call);
+    for (Edge& edge : call.inputs()) {
+        unlink(edge);
+        let(*edge.value->storage);
+    }
+    edges_.give(call.edges, call.n_inputs);
+    call.n_inputs = 0;
+    for (const Overwrite& pair : call.overwrites()) {
+        let(*pair.source->storage);
+    }
+    overwrites_.give(call.overwritten, call.n_overwrites);
+    call.n_overwrites = 0;
+    if (call.linked) {
+        for (Value* value : call.outputs()) {
+            let(*value->storage);
+        }
+        call.linked = false;
+    }
+    if (call.n_outputs > 1) {
+        outputs_.give(call.several, std::bit_ceil(call.n_outputs));
+    }
+    call.output = nullptr;
+    call.n_outputs = call.n_made = 0;
+    let(call);
+}
+
+void Graph::dissolve(Storage& storage) noexcept {
+    for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
+        let(*value->call);
+    }
+    storage.dissolved = true;
+}
+
+void Graph::clean(Storage& storage) noexcept {
+    if (!storage.dissolved && storage.root.call != nullptr) {  // never linked
+        dissolve(storage);
+    }
+    Value* view = storage.root.next;
+    while (view != nullptr) {
+        Value* next = view->next;
+        view_values_.drop(*view);
+        view = next;
+    }
+}
+
+void Graph::clean(Call& call) noexcept {
+    call.count = 1;  // it takes itself apart: not to be buried again
+    dissolve(call);
+}
+
+void Graph::made_through(Storage& storage, std::vector<Storage*>& found) {
+    const std::uint64_t mark = new_mark();
+    stack_.push_back(&storage);
+    while (!stack_.empty()) {
+        Storage& last = *stack_.back();
+        stack_.pop_back();
+        each_child(last, [&](Storage& child) {
+            if (child.mark != mark) {
+                child.mark = mark;
+                found.push_back(&child);
+                if (!child.resident) {
+                    stack_.push_back(&child);
+                }
+            }
+        });
+    }
+    std::stable_sort(found.begin(), found.end(), [](const Storage* one, const Storage* other) {
+        return one->id < other->id;
+    });
+}
+
+bool Graph::useless(Storage& storage) {
+    if (!storage.dead() || !storage.consumed()) {
+        return false;
+    }
+    const std::uint64_t mark = new_mark();
+    bool wanted = false;
+    storage.mark = mark;
+    stack_.push_back(&storage);
+    while (!stack_.empty()) {
+        Storage& last = *stack_.back();
+        stack_.pop_back();
+        each_child(last, [&](Storage& child) {
+            if (!child.dead()) {
+                wanted = wanted || !(child.resident && child.held);
+            } else if (child.mark != mark) {
+                child.mark = mark;
+                stack_.push_back(&child);
+            }
+        });
+        if (wanted) {
+            stack_.clear();
+        }
+    }
+    return !wanted;
+}
+
+std::size_t Graph::nbytes() const noexcept {
+    return view_values_.nbytes() + edges_.nbytes() + outputs_.nbytes() + overwrites_.nbytes();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,444 @@
+#include "ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../base/assert.h"
+#include "advised.h"
+#include "asleep.h"
+
+namespace rekindle {
+
+Ledger::Ledger(
+    Bytes most, const Policy& policy, bool advised, const Rules& how, Performer& performer
+)
+    : rules(how), budget(most), performer_(performer), policy_(policy.bind(graph)) {
+    bool remembers = policy_->remembers();
+    if (advised) {
+        auto advice = std::make_unique<AdvisedChooser>(std::move(policy_));
+        advice_ = advice.get();
+        policy_ = std::move(advice);
+        remembers = false;
+    }
+    chooser_ = policy_.get();
+    if (!(remembers || rules.quirks)) {
+        asleep_ = std::make_unique<Asleep>();
+        chooser_ = asleep_.get();
+    }
+}
+
+Ledger::~Ledger() {
+    chooser_ = nullptr;
+    advice_ = nullptr;
+    policy_.reset();
+    idle.clear();
+    bereft_.clear();
+    while (first_ != nullptr) {
+        Storage& storage = *first_;
+        each_maker(storage, [&](Call& call) { graph.dissolve(call); });
+        graph.dissolve(storage);
+        unlist(storage);
+    }
+    dispose();
+}
+
+void Ledger::dispose() noexcept {
+    for (;;) {
+        if (Storage* storage = graph.dead_storages.take(); storage != nullptr) {
+            if (chooser_ != nullptr) {
+                chooser_->disposed(*storage);
+            }
+            graph.clean(*storage);
+            performer_.dispose(*storage);
+        } else if (Call* call = graph.dead_calls.take(); call != nullptr) {
+            graph.clean(*call);
+            performer_.dispose(*call);
+        } else {
+            return;
+        }
+    }
+}
+
+// -- what drivers may ask for ---------------------------------------------------------------------
+
+void Ledger::make_room(Bytes nbytes, Call* call) {
+    note_event(Entry::Kind::make_room, -1, nbytes);
+    const Event event(*this);
+    if (memory > budget_beside(nbytes)) {
+        shrink(budget_beside(nbytes));
+        if (memory > budget_beside(nbytes) && !reserve_.empty()) {
+            give_up_reserve();
+            shrink(budget_beside(nbytes));
+        }
+        if (memory > budget_beside(nbytes)) {
+            throw NoRoom{nbytes, memory, budget, Ref<Call>(call)};
+        }
+    }
+}
+
+void Ledger::shrink(Bytes nbytes) {
+    note_event(Entry::Kind::shrink, -1, nbytes);
+    const Event event(*this);
+    while (memory > nbytes) {
+        Storage* victim = choose();
+        if (victim == nullptr) {
+            return;
+        }
+        evict(*victim);
+    }
+}
+
+void Ledger::give_up_reserve() {
+    const std::vector<Storage*> reserve = std::exchange(reserve_, {});
+    for (Storage* storage : reserve) {
+        storage->reserved = false;
+    }
+    for (Storage* storage : reserve) {
+        classify(*storage);
+    }
+}
+
+Storage* Ledger::choose() {
+    listen();
+    return chooser_->choose(clock);
+}
+
+void Ledger::listen() {
+    if (asleep_ == nullptr) {
+        return;
+    }
+    note_event(Entry::Kind::listen, -1);
+    asleep_.reset();
+    chooser_ = policy_.get();
+    std::vector<Storage*> candidates;
+    for (Storage* storage = first_; storage != nullptr; storage = storage->next) {
+        if (storage->order >= 0) {
+            candidates.push_back(storage);
+        } else if (storage->replayable && !storage->resident) {
+            chooser_->evicted(*storage);
+        }
+    }
+    std::sort(candidates.begin(), candidates.end(), [](const Storage* one, const Storage* other) {
+        return one->order < other->order;
+    });
+    for (Storage* candidate : candidates) {
+        chooser_->add(*candidate);
+    }
+}
+
+void Ledger::take_bereft(std::vector<Storage*>& found) {
+    for (const Ref<Storage>& storage : bereft_) {
+        if (storage->consumed() && storage->resident) {
+            found.push_back(storage.get());
+        }
+    }
+    bereft_.clear();
+}
+
+void Ledger::let_return(Storage& storage, bool returns) {
+    note_event(Entry::Kind::let_return, storage.id, 0, returns ? 1 : 0);
+    storage.returns = returns;
+    classify(storage);
+}
+
+void Ledger::let_return_last(Storage& storage) {
+    note_event(Entry::Kind::let_return, storage.id, 0, 2);
+    storage.returns = true;
+    if (!storage.reserved) {
+        storage.reserved = true;
+        reserve_.push_back(&storage);
+    }
+    classify(storage);
+}
+
+void Ledger::clear_reserve() noexcept {
+    for (Storage* storage : reserve_) {
+        storage->reserved = false;
+    }
+    reserve_.clear();
+}
+
+void Ledger::lock(Storage& storage) {
+    note_event(Entry::Kind::lock, storage.id);
+    touch(storage);
+    lock_quietly(storage);
+}
+
+void Ledger::unlock(Storage& storage) {
+    note_event(Entry::Kind::unlock, storage.id);
+    const Event event(*this);
+    unlock_quietly(storage);
+    if (storage.dead() && storage.locks == 0) {
+        let_go(storage);
+    }
+}
+
+// -- advice, for an engine that is advised --------------------------------------------------------
+
+void Ledger::mark(Storage& storage) {
+    note_event(Entry::Kind::mark, storage.id);
+    advice_->mark(storage);
+}
+
+void Ledger::unmark(Storage& storage) {
+    note_event(Entry::Kind::unmark, storage.id);
+    advice_->unmark(storage);
+}
+
+void Ledger::clear_marks() {
+    note_event(Entry::Kind::clear, -1);
+    advice_->clear(clock);
+}
+
+Bytes Ledger::spare_beside(std::span<const Edge> inputs) {
+    return advice_->spare_beside(inputs, graph.new_mark());
+}
+
+// -- letting go -----------------------------------------------------------------------------------
+
+void Ledger::evict(Storage& storage) {
+    memory -= storage.nbytes;
+    vanish(storage);
+    chooser_->evicted(storage);
+    free(storage);
+    prune(storage);
+    free_all();
+}
+
+void Ledger::free(Storage& storage) {
+    note(Entry::Kind::free, storage.id);
+    performer_.free(storage);
+}
+
+void Ledger::free_all() {
+    for (std::size_t i = 0; i < freed_.size(); ++i) {
+        free(*freed_[i]);
+    }
+    freed_.clear();
+}
+
+void Ledger::vanish(Storage& storage) {
+    storage.resident = false;
+    for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
+        value->defined = false;
+    }
+    if (storage.order >= 0) {
+        classify(storage);
+    }
+}
+
+void Ledger::let_go(Storage& storage) {
+    const bool useful = storage.consumed() || rules.quirks;
+    const bool free = storage.resident && storage.locks == 0 && !storage.pinned;
+    if (useful && free && storage.replayable && rules.dead == Dead::evict) {
+        evict(storage);
+    } else {
+        prune(storage);
+        free_all();
+    }
+}
+
+void Ledger::prune(Storage& first) {
+    if (rules.dead == Dead::banish) {
+        banish(first);
+        return;
+    }
+    if (rules.quirks) {
+        return;  // the authors' graph only grows
+    }
+    std::vector<Storage*>& unneeded = unneeded_;
+    unneeded.push_back(&first);
+    while (!unneeded.empty()) {
+        Storage& storage = *unneeded.back();
+        unneeded.pop_back();
+        if (storage.consumed() || !storage.listed) {
+            continue;
+        }
+        if (!storage.dead()) {
+            if (storage.held && storage.references == 0) {
+                idle.emplace_back(&storage);
+            }
+            continue;
+        }
+        if (storage.locks != 0) {
+            continue;
+        }
+        if (storage.resident) {
+            freed_.push_back(&storage);
+        }
+        leave_graph(storage, unneeded);
+    }
+}
+
+void Ledger::leave_graph(Storage& storage, std::vector<Storage*>& unneeded) {
+    unlist(storage);
+    if (storage.resident) {
+        memory -= storage.nbytes;
+        vanish(storage);
+    } else if (storage.replayable) {
+        chooser_->forgotten(storage);
+    }
+    each_maker(storage, [&](Call& call) {
+        if (call.n_made > 1) {
+            for (const Value* value : call.outputs()) {
+                if (is_root(*value) && value->storage->listed) {
+                    return;  // a sibling may still need the call
+                }
+            }
+        }
+        for (const Edge& edge : call.inputs()) {
+            unneeded.push_back(edge.value->storage);
+        }
+        graph.dissolve(call);
+    });
+    graph.dissolve(storage);
+}
+
+void Ledger::unlist(Storage& storage) noexcept {
+    (storage.previous != nullptr ? storage.previous->next : first_) = storage.next;
+    (storage.next != nullptr ? storage.next->previous : last_) = storage.previous;
+    storage.previous = storage.next = nullptr;
+    storage.listed = false;
+    --n_storages_;
+    if (storage.reserved) {
+        storage.reserved = false;
+        std::erase(reserve_, &storage);
+    }
+    let(storage);
+}
+
+void Ledger::enter_graph(Storage& storage) {
+    storage.previous = last_;
+    (last_ != nullptr ? last_->next : first_) = &storage;
+    last_ = &storage;
+    storage.listed = true;
+    ++n_storages_;
+    hold(storage);
+}
+
+bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
+    for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
+        for (const Value* value : edge->call->outputs()) {
+            if (!value->storage->dissolved && !value->defined) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+void Ledger::banish(Storage& first) {
+    std::vector<Storage*> unneeded{&first};
+    while (!unneeded.empty()) {
+        Storage& storage = *unneeded.back();
+        unneeded.pop_back();
+        if (!storage.dead() || storage.locks != 0 || !storage.listed || needed_by_evicted(storage)) {
+            continue;
+        }
+        while (storage.consumed()) {
+            for (Storage* child : disown(*storage.first_consumer->call)) {
+                child->replayable = false;
+                classify(*child);
+            }
+        }
+        if (storage.resident) {
+            freed_.push_back(&storage);
+        }
+        const std::size_t known = unneeded.size();
+        leave_graph(storage, unneeded);
+        if (rules.quirks) {
+            unneeded.resize(known);  // the authors forget to look at those
+        }
+    }
+}
+
+std::vector<Storage*> Ledger::disown(Call& call) {
+    call.replayable = false;
+    graph.unconsume(call);
+    std::vector<Storage*> found;
+    const std::uint64_t mark = graph.new_mark();
+    for (const Value* value : call.outputs()) {
+        if (!value->storage->dissolved && value->storage->mark != mark) {
+            value->storage->mark = mark;
+            found.push_back(value->storage);
+        }
+    }
+    return found;
+}
+
+void Ledger::lose_recipe(Call& first) {
+    std::vector<Call*> lost{&first};
+    while (!lost.empty()) {
+        Call& call = *lost.back();
+        lost.pop_back();
+        for (Storage* storage : disown(call)) {
+            if (storage->resident) {
+                bereft_.emplace_back(storage);
+            } else {
+                for (const Edge* edge = storage->first_consumer; edge != nullptr;
+                     edge = edge->next) {
+                    lost.push_back(edge->call);
+                }
+                if (storage->replayable) {
+                    chooser_->forgotten(*storage);
+                }
+            }
+            storage->replayable = false;
+            classify(*storage);
+            prune(*storage);
+        }
+        for (std::uint32_t i = 0; i < call.n_inputs; ++i) {
+            prune(*call.edges[i].value->storage);
+        }
+    }
+}
+
+void Ledger::touch(Storage& storage) {
+    if (rules.dead == Dead::banish && rules.quirks && storage.references == 0) {
+        return;
+    }
+    storage.last_access = clock;
+    if (storage.order >= 0) {  // it may stay a candidate: its view is gone, or locks come late
+        chooser_->touched(storage);
+    }
+}
+
+// -- candidates -----------------------------------------------------------------------------------
+
+void Ledger::lock_quietly(Storage& storage) {
+    if (++storage.locks == 1) {
+        classify(storage);
+    }
+}
+
+void Ledger::unlock_quietly(Storage& storage) {
+    if (--storage.locks == 0) {
+        classify(storage);
+    }
+}
+
+void Ledger::hold_by_program(Storage& storage) {
+    storage.held = true;
+    if (storage.order >= 0) {
+        classify(storage);
+    }
+}
+
+bool Ledger::is_candidate(const Storage& storage) const noexcept {
+    return storage.resident && storage.replayable && storage.locks == 0 &&
+           (!storage.held || (storage.returns && !storage.reserved)) && !storage.pinned &&
+           (storage.nbytes > 0 || rules.quirks);  // the authors' let go nothing, too
+}
+
+void Ledger::classify(Storage& storage) {
+    const bool candidate = is_candidate(storage);
+    if (candidate && storage.order < 0) {
+        storage.order = ++order_;
+        chooser_->add(storage);
+    } else if (!candidate && storage.order >= 0) {
+        storage.order = -1;
+        chooser_->remove(storage);
+    }
+}
+
+}  // namespace rekindle

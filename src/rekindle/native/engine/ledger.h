@@ -1,0 +1,192 @@
+// What is in memory, what may be let go, and what leaves the graph for good. Twin of
+// rekindle.engine._ledger, without copies on the host.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../base/types.h"
+#include "chooser.h"
+#include "frame.h"
+#include "graph.h"
+#include "journal.h"
+#include "performer.h"
+#include "rules.h"
+
+namespace rekindle {
+
+class AdvisedChooser;
+
+// An invariant that does not hold.
+struct Fault final {
+    const char* what;
+    StorageId storage;  // negative: none in particular
+};
+
+// Counts memory and lets go of it. `Engine` is the other half, which brings back.
+//
+// Whoever calls must keep other threads away. Nothing here runs twice at a time, but performing may
+// ask for room again (`shrink`).
+class Ledger {
+public:
+    Ledger(const Ledger&) = delete;
+    Ledger& operator=(const Ledger&) = delete;
+    Ledger(Ledger&&) = delete;
+    Ledger& operator=(Ledger&&) = delete;
+
+    const Rules rules;
+    Bytes budget;
+    Bytes memory = 0;
+    Bytes unlisted = 0;  // of `memory`: what is counted, and in no storage of the graph
+    Bytes peak = 0;
+    Nanoseconds clock = 0;
+    Nanoseconds compute_ns = 0;    // first executions
+    Nanoseconds recompute_ns = 0;  // all others
+    Graph graph;
+    std::vector<Ref<Storage>> idle;  // held, but nothing that was made from them remains
+    Journal journal;
+
+    // Every storage that is resident or may be recomputed, from here by `Storage::next`.
+    Storage* first_storage() const noexcept { return first_; }
+    std::size_t n_storages() const noexcept { return n_storages_; }
+    // The first invariant that does not hold; between events, not during one.
+    std::optional<Fault> check();
+
+    // -- what drivers may ask for ---------------------------------------------------------------
+
+    // Lets go until `nbytes` more fit. Throws `NoRoom` when nothing is left to let go.
+    void make_room(Bytes nbytes, Call* call = nullptr);
+    // Lets go until no more than `nbytes` are in use, or nothing is left to let go.
+    void shrink(Bytes nbytes);
+    // From now on the policy hears what becomes a candidate, though nothing has to go yet.
+    void listen();
+    // What became a source since this was last asked, and others are made from: into `found`.
+    void take_bereft(std::vector<Storage*>& found);
+    // Whether `storage` may be let go while the program holds it.
+    void let_return(Storage& storage, bool returns);
+    // Likewise, but only if nothing else is left to let go.
+    void let_return_last(Storage& storage);
+    // Nothing is let go only last any more.
+    void clear_reserve() noexcept;
+    // The program reads `storage`, which is resident: it stays until `unlock`.
+    void lock(Storage& storage);
+    // The inverse of `lock`; what died meanwhile is let go.
+    void unlock(Storage& storage);
+
+    // -- advice, for an engine that is advised --------------------------------------------------
+
+    // The plan does not need `storage` until it has it computed again.
+    void mark(Storage& storage);
+    // The plan needs `storage` from now on.
+    void unmark(Storage& storage);
+    // Nothing is marked any more: the policy decides alone.
+    void clear_marks();
+    // Bytes of what is marked and may be let go although none of what `inputs` read may.
+    Bytes spare_beside(std::span<const Edge> inputs);
+
+protected:
+    // An event in progress. When the outermost ends, what nobody refers to any more is disposed of.
+    class Event final {
+    public:
+        explicit Event(Ledger& ledger) noexcept : ledger_(ledger) { ++ledger_.depth_; }
+        Event(const Event&) = delete;
+        Event& operator=(const Event&) = delete;
+        Event(Event&&) = delete;
+        Event& operator=(Event&&) = delete;
+        ~Event() {
+            if (--ledger_.depth_ == 0) {
+                ledger_.dispose();
+            }
+        }
+
+    private:
+        Ledger& ledger_;
+    };
+
+    Ledger(Bytes most, const Policy& policy, bool advised, const Rules& how, Performer& performer);
+    ~Ledger();
+
+    // -- letting go -----------------------------------------------------------------------------
+
+    void evict(Storage& storage);
+    void free(Storage& storage);
+    // Frees what `prune` and its like put into `freed_`.
+    void free_all();
+    void vanish(Storage& storage);
+    // `storage` is dead: evicted if it may still be needed, else out of the graph.
+    void let_go(Storage& storage);
+    // Takes `storage` out of the graph if it will never be needed, and what it alone needed. Puts
+    // those that were resident into `freed_`.
+    void prune(Storage& storage);
+    // `call` can never run again, nor what can only be had through it.
+    void lose_recipe(Call& call);
+    void touch(Storage& storage);
+    void enter_graph(Storage& storage);
+
+    // -- candidates -----------------------------------------------------------------------------
+
+    void lock_quietly(Storage& storage);
+    void unlock_quietly(Storage& storage);
+    void hold_by_program(Storage& storage);
+    bool is_candidate(const Storage& storage) const noexcept;
+    // Brings the policy's view of `storage` up to date.
+    void classify(Storage& storage);
+
+    void note(Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0)
+        noexcept {
+        if (journal.is_open()) {
+            journal.write({kind, id, number, flags, clock, memory});
+        }
+    }
+    // Likewise, unless it is part of another event.
+    void note_event(
+        Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
+    ) noexcept {
+        if (depth_ == 0) {
+            note(kind, id, number, flags);
+        }
+    }
+    // What may be in use when `nbytes` more are to come.
+    Bytes budget_beside(Bytes nbytes) const noexcept {
+        return budget == UNLIMITED ? UNLIMITED : budget - nbytes;
+    }
+    void raise_peak() noexcept {
+        if (memory > peak) {
+            peak = memory;
+        }
+    }
+
+    Performer& performer_;
+    Chooser* chooser_;
+    std::vector<Ref<Storage>> bereft_;  // in memory, and their recipe is lost
+    std::vector<Storage*> freed_;
+
+private:
+    Storage* choose();
+    void give_up_reserve();
+    void banish(Storage& storage);
+    bool needed_by_evicted(Storage& storage) const noexcept;
+    // Puts what one thing less needs into `unneeded`.
+    void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
+    // This cannot run again. Returns the storages of its outputs, if in the graph.
+    std::vector<Storage*> disown(Call& call);
+    void unlist(Storage& storage) noexcept;
+    void dispose() noexcept;
+    const char* fault_of(Storage& storage) const;
+
+    std::unique_ptr<Chooser> policy_;
+    std::unique_ptr<Chooser> asleep_;  // hears nothing, until the first choice
+    AdvisedChooser* advice_ = nullptr;
+    std::vector<Storage*> reserve_;  // let go while held when nothing else is left
+    std::vector<Storage*> unneeded_;  // the stack of `prune`, empty between prunes
+    std::int64_t order_ = 0;
+    Storage* first_ = nullptr;
+    Storage* last_ = nullptr;
+    std::size_t n_storages_ = 0;
+    int depth_ = 0;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,34 @@
+// Who does what the engine decides: the driver. The Python engine yields its actions, this one calls
+// these; each is performed before the next is decided.
+#pragma once
+
+namespace rekindle {
+
+struct Call;
+struct Storage;
+
+class Performer {
+public:
+    Performer() = default;
+    Performer(const Performer&) = delete;
+    Performer& operator=(const Performer&) = delete;
+    Performer(Performer&&) = delete;
+    Performer& operator=(Performer&&) = delete;
+
+    // Runs `call`: the first time for an engine that calls, again for one that admits. With
+    // `in_place` the storages that it overwrites lend their memory. May throw: then nothing has
+    // happened, but for a storage that was to be overwritten (tell the engine by `spoil`, first).
+    virtual void compute(Call& call, bool in_place) = 0;
+
+    // The memory of `storage` goes. It may be gone already, and no longer be in the graph.
+    virtual void free(Storage& storage) = 0;
+
+    // Nobody refers to it any more: destroy it. Not during an event but at its end.
+    virtual void dispose(Storage& storage) noexcept = 0;
+    virtual void dispose(Call& call) noexcept = 0;
+
+protected:
+    ~Performer() = default;
+};
+
+}  // namespace rekindle

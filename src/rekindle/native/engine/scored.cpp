@@ -1,0 +1,183 @@
+#include "scored.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace rekindle {
+
+namespace {
+
+// A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
+constexpr double LEAST = 1e-9;
+
+// More is not put off until the next choice, which may never come. That changes no choice.
+constexpr std::size_t MOST_PUT_OFF = 1 << 16;
+
+double or_least(Nanoseconds cost) { return cost != 0 ? static_cast<double>(cost) : LEAST; }
+
+}  // namespace
+
+ScoredChooser::ScoredChooser(std::unique_ptr<Neighborhood> neighborhood, const Policy& policy)
+    : neighborhood_(std::move(neighborhood)),
+      by_size_(policy.by_size),
+      root_(policy.root),
+      lines_(policy.by_staleness) {}
+
+std::unique_ptr<Chooser> Policy::bind(Graph& graph) const {
+    return std::make_unique<ScoredChooser>(rekindle::bind(costs, graph), *this);
+}
+
+// -- what the engine tells ------------------------------------------------------------------------
+
+void ScoredChooser::hear(Storage& storage, Standing::News news) {
+    if (storage.standing.news == Standing::News::none) {
+        storage.standing.news_at = static_cast<std::uint32_t>(news_.size());
+        news_.push_back(&storage);
+    }
+    storage.standing.news = news;
+}
+
+// Their order does not matter: the last one takes the free place.
+void ScoredChooser::unhear(Storage& storage) noexcept {
+    if (storage.standing.news != Standing::News::none) {
+        news_.back()->standing.news_at = storage.standing.news_at;
+        news_[storage.standing.news_at] = news_.back();
+        news_.pop_back();
+        storage.standing.news = Standing::News::none;
+    }
+}
+
+void ScoredChooser::remove(Storage& storage) {
+    if (storage.standing.slot >= 0) {
+        hear(storage, Standing::News::removed);
+    } else {
+        unhear(storage);
+    }
+}
+
+void ScoredChooser::expected(Storage& storage) {
+    neighborhood_->expected(storage);
+    ++changes_;
+}
+
+void ScoredChooser::evicted(Storage& storage) {
+    neighborhood_->evicted(storage);
+    if (storage.standing.slot >= 0) {  // it will be another matter when it is back
+        take_out(storage);
+        unhear(storage);
+    }
+    ++changes_;
+}
+
+void ScoredChooser::returned(Storage& storage) {
+    neighborhood_->returned(storage);
+    ++changes_;
+    catch_up();
+}
+
+void ScoredChooser::forgotten(Storage& storage) {
+    neighborhood_->forgotten(storage);
+    ++changes_;
+    catch_up();
+}
+
+void ScoredChooser::catch_up() {
+    if (neighborhood_->put_off() > MOST_PUT_OFF) {
+        lower();
+    }
+}
+
+void ScoredChooser::repriced(Storage& storage) {
+    neighborhood_->repriced(storage);
+    if (storage.standing.slot >= 0) {  // its cost may have fallen as well
+        reprice(member(storage), least(storage));
+    }
+    ++changes_;
+}
+
+void ScoredChooser::disposed(Storage& storage) noexcept {
+    unhear(storage);
+    if (storage.standing.slot >= 0) {
+        take_out(storage);
+    }
+    neighborhood_->disposed(storage);
+}
+
+// -- choosing -------------------------------------------------------------------------------------
+
+Storage* ScoredChooser::choose(Nanoseconds now) {
+    listen();
+    lower();
+    if (n_lines_ == 0) {
+        return nullptr;
+    }
+    for (;;) {
+        Member& best = members_[static_cast<std::size_t>(lines_.best(now))];
+        if (best.priced == changes_) {
+            return best.storage;
+        }
+        best.priced = changes_;
+        const double price = or_least(neighborhood_->cost(*best.storage));
+        if (price == best.price) {
+            return best.storage;
+        }
+        reprice(best, price);
+    }
+}
+
+// Brings the lines up to date.
+void ScoredChooser::listen() {
+    for (Storage* storage : news_) {
+        Standing& standing = storage->standing;
+        const Standing::News news = std::exchange(standing.news, Standing::News::none);
+        if (news == Standing::News::removed) {
+            take_out(*storage);
+            continue;
+        }
+        if (standing.slot < 0) {
+            const double price = least(*storage);
+            standing.slot = lines_.add(power(price));
+            const std::size_t needed = static_cast<std::size_t>(standing.slot) + 1;
+            if (members_.size() < needed) {
+                members_.resize(needed);
+            }
+            member(*storage) = {storage, price, -1};
+            ++n_lines_;
+        }
+        const double size = by_size_ ? power(static_cast<double>(storage->nbytes)) : 1.0;
+        lines_.renew(standing.slot, size, storage->last_access, storage->order);
+    }
+    news_.clear();
+}
+
+void ScoredChooser::take_out(Storage& storage) {
+    lines_.remove(storage.standing.slot);
+    member(storage).storage = nullptr;
+    storage.standing.slot = -1;
+    --n_lines_;
+}
+
+double ScoredChooser::least(const Storage& storage) const {
+    return or_least(neighborhood_->least(storage));
+}
+
+void ScoredChooser::reprice(Member& member, double price) {
+    member.price = price;
+    lines_.reprice(member.storage->standing.slot, power(price));
+}
+
+// Makes every cost a lower bound again.
+void ScoredChooser::lower() {
+    fallen_.clear();
+    neighborhood_->fallen(fallen_);
+    for (const auto& [storage, fall] : fallen_) {
+        if (storage->standing.slot >= 0 && fall != 0) {
+            Member& fell = member(*storage);
+            reprice(fell, std::max(least(*storage), fell.price - fall));
+            fell.priced = -1;
+        }
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,220 @@
+#include "player.h"
+
+#include <algorithm>
+
+namespace rekindle {
+
+Player::Player(
+    Bytes budget, const Policy& policy, const Rules& rules, const Route* route, bool checked
+)
+    : checked_(checked), engine_(budget, *this, policy, route != nullptr, rules) {
+    if (route != nullptr) {
+        follower_.emplace(engine_, *route, *this);
+    }
+}
+
+// -- performing -----------------------------------------------------------------------------------
+
+void Player::compute(Call& call, bool in_place) {
+    recomputations += call.ran ? 1 : 0;
+    actions.push_back(4 * call.id + COMPUTE + (in_place ? IN_PLACE : 0));
+    clock.push_back(engine_.clock);
+    memory.push_back(engine_.memory);
+}
+
+void Player::free(Storage& storage) {
+    ++evictions;
+    actions.push_back(4 * storage.id);
+    clock.push_back(engine_.clock);
+    memory.push_back(engine_.memory);
+}
+
+void Player::dispose(Storage& storage) noexcept {
+    storages_.drop(static_cast<PlainStorage&>(storage));
+}
+
+void Player::dispose(Call& call) noexcept { calls_.drop(static_cast<PlainCall&>(call)); }
+
+std::size_t Player::bookkeeping() const noexcept {
+    return storages_.nbytes() + calls_.nbytes() + engine_.graph.nbytes();
+}
+
+// -- reading the stream ---------------------------------------------------------------------------
+
+std::optional<Fault> Player::play(std::span<const std::int64_t> words) {
+    words_ = words;
+    position_ = 0;
+    while (position_ < words_.size()) {
+        event(static_cast<Word>(next()));
+        engine_.idle.clear();  // nothing to do: a simulated program holds no memory of its own
+        if (checked_) {
+            if (const std::optional<Fault> fault = engine_.check(); fault) {
+                return fault;
+            }
+            steps.push_back(static_cast<std::int64_t>(actions.size()));
+            steps.push_back(engine_.memory);
+            steps.push_back(engine_.clock);
+        }
+    }
+    if (follower_) {
+        follower_->end();
+    }
+    return std::nullopt;
+}
+
+std::int64_t Player::next() {
+    if (position_ >= words_.size()) {
+        throw Malformed{position_};
+    }
+    return words_[position_++];
+}
+
+Player::Known& Player::known(std::int64_t value) {
+    const auto at = static_cast<std::size_t>(value);
+    if (value < 0 || at >= known_.size() || known_[at].value == nullptr) {
+        throw Malformed{position_};
+    }
+    return known_[at];
+}
+
+void Player::event(Word word) {
+    if (word == Word::call) {
+        event_call();
+        return;
+    }
+    const std::int64_t first = next();
+    const std::int64_t second = next();
+    switch (word) {
+        case Word::account:
+            engine_.account(first, second);
+            return;
+        case Word::make_room:
+            engine_.make_room(first);
+            return;
+        case Word::shrink:
+            engine_.shrink(first);
+            return;
+        case Word::listen:
+            engine_.listen();
+            return;
+        case Word::clear_reserve:
+            engine_.clear_reserve();
+            return;
+        default:
+            event_about(word, known(first), second);
+    }
+}
+
+void Player::event_about(Word word, Known& about, std::int64_t number) {
+    Storage& storage = *about.storage;
+    switch (word) {
+        case Word::use:
+            wanting(about);
+            return engine_.use(*about.value);
+        case Word::pin:
+            wanting(about);
+            return engine_.pin(*about.value);
+        case Word::retain:
+            return engine_.retain(storage);
+        case Word::release:
+            return engine_.release(storage);
+        case Word::drop:
+            return engine_.drop(storage);
+        case Word::gone:
+            return engine_.gone(storage);
+        case Word::forget:
+            return engine_.forget(storage);
+        case Word::seal:
+            return engine_.seal(storage);
+        case Word::spoil:
+            return engine_.spoil(storage);
+        case Word::resize:
+            return engine_.resize(storage, number);
+        case Word::require:
+            return engine_.require(*about.value);
+        case Word::let_return:
+            return number == 2 ? engine_.let_return_last(storage)
+                               : engine_.let_return(storage, number != 0);
+        case Word::lock:
+            return engine_.lock(storage);
+        case Word::unlock:
+            return engine_.unlock(storage);
+        case Word::let:
+            about = Known();
+            return;
+        default:
+            throw Malformed{position_};
+    }
+}
+
+void Player::wanting(const Known& about) {
+    if (follower_) {
+        follower_->wanting(*about.storage, following_);
+    }
+}
+
+void Player::event_call() {
+    std::int64_t flags = 0;
+    std::vector<Ref<Storage>> made;
+    const Ref<Call> call = read_call(flags, made);
+    if (follower_) {
+        follower_->before(call->id);
+    }
+    if ((flags & admitted) != 0) {
+        engine_.admit(*call, (flags & held) != 0);
+    } else {
+        engine_.call(*call, (flags & held) != 0);
+    }
+    following_ = call->id + 1;
+    if (follower_) {
+        for (const Ref<Storage>& storage : made) {
+            follower_->made(storage->id, *storage);
+        }
+    }
+}
+
+Ref<Call> Player::read_call(std::int64_t& flags, std::vector<Ref<Storage>>& made) {
+    const OpId id = next();
+    const Nanoseconds cost = next();
+    flags = next();
+    PlainCall& call = calls_.make(engine_.graph, id, cost, (flags & replayable) != 0);
+    const Ref<Call> read(&call);
+    inputs_.clear();
+    for (std::int64_t n = next(); n > 0; --n) {
+        inputs_.push_back(known(next()).value);
+    }
+    engine_.graph.reads(call, inputs_);
+    read_outputs(call, made);
+    overwrites_.clear();
+    for (std::int64_t n = next(); n > 0; --n) {
+        Value* output = known(next()).value;
+        overwrites_.push_back({output, known(next()).value});
+    }
+    engine_.graph.overwrites(call, overwrites_);
+    return read;
+}
+
+void Player::read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made) {
+    for (std::int64_t n = next(); n > 0; --n) {
+        const std::int64_t value = next();
+        const std::int64_t storage = next();
+        const Bytes nbytes = next();
+        if (value < 0) {
+            throw Malformed{position_};
+        }
+        const auto at = static_cast<std::size_t>(value);
+        if (known_.size() <= at) {
+            known_.resize(std::max(at + 1, 2 * known_.size()));
+        }
+        if (nbytes < 0) {  // `storage` is a value of it
+            const Known base = known(storage);
+            known_[at] = {base.storage, &engine_.graph.views(call, *base.storage)};
+        } else {
+            PlainStorage& fresh = storages_.make(engine_.graph, storage, nbytes);
+            made.emplace_back(&fresh);
+            known_[at] = {Ref<Storage>(&fresh), &engine_.graph.makes(call, fresh)};
+        }
+    }
+}
+
+}  // namespace rekindle
