@@ -1,5 +1,6 @@
 #include "driver.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ std::vector<Driver*>& drivers() {
 bool is_parameter(const at::Tensor& tensor) {
     const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
     const at::Tensor& whole =
-        view != nullptr && view->has_bw_view() ? view->get_backward_info().base_ : tensor;
+        view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : tensor;
     return whole.requires_grad() && whole.is_leaf();
 }
 
@@ -158,11 +159,17 @@ void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
     const at::Tensor alias = borrowed(tensor);
     const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
     const bool of_whole = view != nullptr && view->has_bw_view();
-    const at::Tensor& whole = of_whole ? view->get_backward_info().base_ : alias;
+    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
     record.origin = weak(*whole.unsafeGetTensorImpl());
     record.version.counter = tensor.version_counter();
     record.version.look();
     record.parameter = whole.requires_grad() && whole.is_leaf();
+}
+
+void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
+    record.origin = weak(tensor);
+    record.version.counter = tensor.version_counter();
+    record.version.look();
 }
 
 void Driver::settle_in(Record& record, const Home& home) {
@@ -257,6 +264,26 @@ void Driver::keep(const c10::TensorImpl& tensor) {
     }
 }
 
+void Driver::meet(const c10::TensorImpl& tensor) {
+    if (resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        known(tensor);
+    }
+}
+
+bool Driver::about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes) {
+    if (resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+        return false;
+    }
+    Record& record = *known(tensor);
+    const Bytes more = nbytes - record.nbytes;
+    if (more < 0 && !record.replayable && record.consumed()) {
+        forget(record);
+    } else if (more > engine.budget - engine.memory) {
+        make_room(more, "resize_");
+    }
+    return true;
+}
+
 void Driver::own(Record& record) {
     if (!record.owned) {
         record.owned = record.home.lock();
@@ -332,6 +359,11 @@ bool Driver::may_forget(Record& record) {
 void Driver::make_room(Bytes needed, const char* who) {
     poll();
     perform([&] { engine.make_room(needed + in_flight); }, who);
+}
+
+void Driver::let_go_now() {
+    poll();
+    perform([&] { engine.shrink(0); });
 }
 
 void Driver::poll() {
@@ -545,11 +577,19 @@ void Driver::free(Storage& storage) {
     vacate(record_of(storage));
 }
 
+void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
+    const bool now = interrupt_in == 0;
+    interrupt_in -= interrupt_in >= 0 ? 1 : 0;
+    TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
+    homes = run_again(recipe, in_place);
+    TORCH_CHECK(!now, "interrupted after a replay");
+}
+
 void Driver::compute(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     c10::SmallVector<Home, 2> homes;
     try {
-        homes = run_again(recipe, in_place);
+        run(recipe, in_place, homes);
     } catch (...) {
         if (in_place) {  // who knows what is in there now
             for (const Overwrite& pair : call.overwrites()) {

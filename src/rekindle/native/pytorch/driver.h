@@ -81,7 +81,14 @@ public:
     Bytes look_above = 0;     // memory at which what was seen at the peak is out of date
     Bytes in_flight = 0;      // of results of operators that run just now
     bool look_due = false;  // who has memory is to be asked: there is more of it than ever
+    std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
+
+    int interrupt_in = -1;  // replays until one fails: for tests
+    bool interrupt_before = false;
+
+    // What Python calls it.
+    std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
 
     // -- storages -------------------------------------------------------------------------------
 
@@ -92,6 +99,8 @@ public:
     void admit(Recipe& call);
     // An operator ran that made nothing, or what is only counted.
     void account(Nanoseconds cost, Bytes nbytes = 0);
+    // `tensor` is how the program has what `record` is.
+    static void remember(Record& record, const c10::TensorImpl& tensor);
     Resident* resident_at(c10::StorageImpl& home) noexcept;
     // The record of `tensor`; one never seen, or only counted, becomes a source. Null: no memory.
     Record* known(const c10::TensorImpl& tensor);
@@ -113,6 +122,12 @@ public:
     // The program may have changed the size, or the place, of what it holds.
     void resized(Record& record);
     void keep(const c10::TensorImpl& tensor);
+    // Its memory counts from now on.
+    void meet(const c10::TensorImpl& tensor);
+    // What `tensor` covers is about to be cut off, or to grow. Returns whether it is known.
+    bool about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes);
+    // Finds out about memory whose end nobody tells of.
+    void look_at_foreign();
     // What the program carries along from graph to graph is kept, not how it came about.
     void forget_history();
     void own(Record& record);
@@ -123,8 +138,12 @@ public:
 
     // Lets go until `needed` bytes fit, or throws `Shortage`.
     void make_room(Bytes needed, const char* who);
+    // Lets go of all that may be.
+    void let_go_now();
     // Finds out which values the program has let go of; dead ones have told so themselves.
     void poll();
+    // Takes what is dead out of the table; it is acted on later. Before anything is looked up there.
+    void collect();
     // Acts on what happened meanwhile: handles that died, memory that is gone.
     void settle();
     void settle_if_needed() {
@@ -147,6 +166,7 @@ public:
     void dispose(Call& call) noexcept override;
 
 private:
+    void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
     template <class F>
     void perform(F&& events, const char* who = "");
     Record& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home);
@@ -154,8 +174,6 @@ private:
     Record& become_source(const Facts* maker, const c10::TensorImpl& tensor, Bytes nbytes);
     static void describe(Record& record, const c10::TensorImpl& tensor);
     void vacate(Record& record);
-    void collect();
-    void look_at_foreign();
     void release(Record& record);
     void let_go_of_idle();
     void maybe_held(Record& record);
