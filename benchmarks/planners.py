@@ -20,7 +20,7 @@ from pathlib import Path
 
 from _gpt import gpt
 
-from rekindle.cli._planners import PLANNERS
+from rekindle._planners import PLANNERS
 from rekindle.planners import Problem
 from rekindle.trace import Trace
 from rekindle.trace.formats import load

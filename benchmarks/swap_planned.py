@@ -19,7 +19,7 @@ from typing import Any
 from _common import ROOT, conditions, earlier, write
 from swap_simulated import hiding, overhead, run
 
-from rekindle.cli._planners import WarmCuts
+from rekindle._planners import WarmCuts
 from rekindle.planners import Problem
 from rekindle.policies import Swap
 from rekindle.trace import Trace

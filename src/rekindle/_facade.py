@@ -270,7 +270,7 @@ def _planner(
 ) -> Planner:
     if planner is not None:
         return planner
-    from rekindle.cli._planners import WarmCuts
+    from rekindle._planners import WarmCuts
 
     if find_spec("highspy") is None:
         raise Unsupported(

@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from rekindle._planners import PLANNERS
 from rekindle.cli import main
-from rekindle.cli._planners import PLANNERS
 from rekindle.trace import chain
 from rekindle.trace.formats.checkmate import write
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rekindle.cli._planners import Online, WarmCuts
+from rekindle._planners import Online, WarmCuts
 from rekindle.planners import Cuts, Problem, Search, _fitting
 from rekindle.planners._base import recompute_all
 from rekindle.planners._fitting import Fitter

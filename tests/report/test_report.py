@@ -15,7 +15,7 @@ import pytest
 from rekindle._errors import InvalidFile, OutOfBudget
 from rekindle.policies import DTR
 from rekindle.report import Choice, Holders, Profile, Report
-from rekindle.report._report import Timeline
+from rekindle.report._data import Timeline
 from rekindle.schedule import verify
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak

@@ -50,7 +50,7 @@ def _number(name: str, default: int, text: str, least: int = 1, **more: Any) -> 
     metavar="X",
     default=0.4,
     show_default=True,
-    help="The budget as a part of the activation memory, on top of what cannot be let go "
+    help="The budget as a part of the activation memory, on top of what cannot be evicted "
     "(weights, gradients, optimizer state).",
 )
 @_number("--layers", 12, "Blocks of the model.")

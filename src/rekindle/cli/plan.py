@@ -96,7 +96,7 @@ def command(
     be below the lower bound. The exit code is 1 if a planner that was asked for by name, or the
     default one, has no plan.
     """
-    from rekindle.cli._planners import PLANNERS, SWAPPING
+    from rekindle._planners import PLANNERS, SWAPPING
     from rekindle.planners import Problem
     from rekindle.trace.formats import load
 

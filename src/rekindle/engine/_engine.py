@@ -21,18 +21,18 @@ from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine._exchange import Exchange
 from rekindle.engine._frame import Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
-from rekindle.engine._ledger import Ledger
 from rekindle.schedule import Action, Compute, SwapIn
 
 _LEFT_FREE: Final = 1 / 16  # of the budget, beside what is brought back ahead
 
 
 @final
-class Engine(Ledger):
-    """Keeps `memory` within `budget` bytes. Events, and bringing back; a `Ledger` lets go."""
+class Engine(Exchange):
+    """Keeps `memory` within `budget` bytes. Events, and bringing back; an `Exchange` lets go."""
 
     # -- events ---------------------------------------------------------------------------------
 

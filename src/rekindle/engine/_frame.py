@@ -13,7 +13,7 @@ class NoRoom(Exception):
     """Everything that may be let go has been, and `needed` bytes do not fit."""
 
     def __init__(self, needed: Bytes, memory: Bytes, budget: Bytes, call: Call | None) -> None:
-        super().__init__(f"{needed} bytes needed, {memory} of {budget} in use, none can be let go")
+        super().__init__(f"{needed} bytes needed, {memory} of {budget} in use, none can be evicted")
         self.needed = needed
         self.memory = memory
         self.budget = budget

@@ -18,7 +18,7 @@ BACKWARD: Final = 2
 
 @final
 class HostMemory:
-    """Counts the copies on the host. `Ledger` makes them and lets go of them."""
+    """Counts the copies on the host. An `Exchange` makes them and lets go of them."""
 
     def __init__(self, swap: Swap) -> None:
         self.limit = swap.host

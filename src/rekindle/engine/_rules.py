@@ -14,7 +14,7 @@ class Rules:
     """What is not for a policy to decide. The defaults are what is right for a real run.
 
     dead: what happens to a storage that nobody can ask for (DTR paper, section 2 and appendix C):
-        "evict": it is let go at once, and may be recomputed if others need it.
+        "evict": it is evicted at once, and may be recomputed if others need it.
         "ignore": nothing; it stays a candidate as if it were wanted.
         "banish": it is freed for good as soon as nothing evicted needs it. What was made from it
         can then never be let go.

@@ -1,4 +1,4 @@
-"""What to let go: one file a heuristic, with its formula and its paper."""
+"""What to evict: one file a heuristic, with its formula and its paper."""
 
 from rekindle.policies._advised import Advised as Advised
 from rekindle.policies._advised import AdvisedChooser as AdvisedChooser

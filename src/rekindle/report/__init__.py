@@ -1,8 +1,8 @@
 """Tables, plots and pages: what people see of a run."""
 
+from rekindle.report._data import Choice as Choice
+from rekindle.report._data import Holders as Holders
+from rekindle.report._data import Recomputed as Recomputed
+from rekindle.report._data import Timeline as Timeline
 from rekindle.report._profile import Profile as Profile
-from rekindle.report._report import Choice as Choice
-from rekindle.report._report import Holders as Holders
-from rekindle.report._report import Recomputed as Recomputed
 from rekindle.report._report import Report as Report
-from rekindle.report._report import Timeline as Timeline

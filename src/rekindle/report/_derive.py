@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.report._report import Recomputed, Timeline
+from rekindle.report._data import Recomputed, Timeline
 from rekindle.schedule import Action, Compute, Discard, Free, Record, SwapIn, SwapOut
 from rekindle.trace import Trace
 

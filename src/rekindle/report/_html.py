@@ -8,8 +8,8 @@ from html import escape
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, format_ns
 from rekindle.report import _svg
+from rekindle.report._data import Figures
 from rekindle.report._plot import COLORS
-from rekindle.report._report import Report
 from rekindle.report._style import STYLE
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
@@ -17,7 +17,7 @@ MOST_ROWS = 14
 _PALETTE = (*COLORS[:7], "#f0e442")  # no black: it would not be seen on a dark page
 
 
-def page(report: Report) -> str:
+def page(report: Figures) -> str:
     """The whole document."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -27,7 +27,7 @@ def page(report: Report) -> str:
     )
 
 
-def fragment(report: Report) -> str:
+def fragment(report: Figures) -> str:
     """The content, with a style that touches nothing around it."""
     peak = report.at_peak
     parts = [
@@ -49,7 +49,7 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>" if content else ""
 
 
-def _figures(report: Report) -> str:
+def _figures(report: Figures) -> str:
     lost = f"{report.overhead:.1%} of the computation"
     share = f"{report.peak / report.budget:.1%} of the budget" if report.budget else ""
     cards = [
@@ -80,7 +80,7 @@ def _advice(advice: Iterable[str]) -> str:
     return f'<ul class="advice">{lines}</ul>' if lines else ""
 
 
-def _timeline(report: Report) -> str:
+def _timeline(report: Figures) -> str:
     line = report.timeline
     if len(line.clock) < 2:
         return ""
@@ -104,7 +104,7 @@ def _timeline(report: Report) -> str:
     return f'{chart}{_events(report)}<p class="legend">{legend}</p>{_when(report)}'
 
 
-def _events(report: Report) -> str:
+def _events(report: Figures) -> str:
     line = report.timeline
     if not any(line.evicted) and not any(line.recomputed):
         return ""
@@ -119,7 +119,7 @@ def _events(report: Report) -> str:
     )
 
 
-def _when(report: Report) -> str:
+def _when(report: Figures) -> str:
     peak = report.at_peak
     at = f", at {escape(short_path(peak.where))}" if peak.where else ""
     return f"<p>The peak came after {format_ns(peak.clock)} of operators{at}.</p>"
@@ -134,7 +134,7 @@ def _unit(top: Bytes) -> Bytes:
     return next((size for size in (2**40, 2**30, 2**20, 2**10) if top >= 2 * size), 1)
 
 
-def _who(report: Report) -> str:
+def _who(report: Figures) -> str:
     return _bars(report.at_peak.categories, report.at_peak.memory)
 
 
@@ -161,7 +161,7 @@ def _bars(table: Mapping[str, Bytes], whole: Bytes) -> str:
     return f'<table class="bars">{"".join(rows)}</table>'
 
 
-def _recomputed(report: Report) -> str:
+def _recomputed(report: Figures) -> str:
     rows = recomputed_by_kind(report.recomputed)
     if not rows:
         return ""
@@ -181,7 +181,7 @@ def _recomputed(report: Report) -> str:
     return f'<table class="list"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
 
 
-def _curve(report: Report) -> str:
+def _curve(report: Figures) -> str:
     choices = report.choices
     if len(choices) < 2:
         return ""
@@ -206,7 +206,7 @@ def _curve(report: Report) -> str:
     return f"{chart}<p>{note}</p>{_table_of(report)}"
 
 
-def _table_of(report: Report) -> str:
+def _table_of(report: Figures) -> str:
     most = report.choices[0].budget
     rows = [
         f"<tr><th>{format_bytes(choice.budget)}</th><td>{choice.budget / most:.0%}</td>"

@@ -8,19 +8,19 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from rekindle._errors import InvalidFile
-from rekindle.report._report import Choice, Holders, Recomputed, Report, Swapped, Timeline
+from rekindle.report._data import Choice, Figures, Holders, Recomputed, Swapped, Timeline
 
 VERSION = 1
 
 
-def write(report: Report) -> str:
+def write(report: Figures) -> str:
     """One object: "format", "version", and the fields of the report."""
     head = {"format": "rekindle report", "version": VERSION}
     return json.dumps(head | asdict(report), indent=1)
 
 
-def read(text: str) -> Report:
-    """Raises `InvalidFile` for what `write` did not write."""
+def read(text: str) -> dict[str, Any]:
+    """The fields of what was written. Raises `InvalidFile` for what `write` did not write."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -34,9 +34,12 @@ def read(text: str) -> Report:
         if type(found.get(name)) is not int:
             raise InvalidFile(1, name, "a whole number", repr(found.get(name)))
     try:
-        return _report({name: value for name, value in found.items() if name not in _HEAD})
+        fields = {name: value for name, value in found.items() if name not in _HEAD}
+        fields = {name: _PARTS.get(name, _as_is)(value) for name, value in fields.items()}
+        Figures(**fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise InvalidFile(1, "", "the fields of a report", str(error)) from None
+    return fields
 
 
 _HEAD = ("format", "version")
@@ -53,10 +56,6 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "swapped": lambda value: None if value is None else Swapped(**value),
     "advice": tuple,
 }
-
-
-def _report(values: dict[str, Any]) -> Report:
-    return Report(**{name: _PARTS.get(name, _as_is)(value) for name, value in values.items()})
 
 
 def _as_is(value: Any) -> Any:

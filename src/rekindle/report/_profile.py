@@ -10,7 +10,8 @@ from typing import Any, final
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
-from rekindle.report._report import Choice, Holders, Report
+from rekindle.report._data import Choice, Holders
+from rekindle.report._report import Report
 from rekindle.trace import Trace
 
 
@@ -77,7 +78,7 @@ class Profile:
             enough = math.ceil(round(100 * least, 6)) / 100
             raise ValueError(
                 f"profile.budget_for(slowdown={slowdown}): wanted at least {least:.3f}, which the "
-                "bookkeeping alone takes, with nothing let go; write "
+                "bookkeeping alone takes, with nothing evicted; write "
                 f"profile.budget_for(slowdown={enough:.2f})"
             )
         last = fast[-1]

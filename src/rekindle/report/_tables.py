@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rekindle._types import Bytes
-from rekindle.report._report import Recomputed
+from rekindle.report._data import Recomputed
 
 
 def by_kind(modules: Mapping[str, Bytes]) -> dict[str, Bytes]:

@@ -8,7 +8,7 @@ from typing import IO
 
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, format_ns
-from rekindle.report._report import Choice, Report
+from rekindle.report._data import Choice, Figures
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
 MOST_ROWS = 8
@@ -23,7 +23,7 @@ def wants_color(file: IO[str]) -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and file.isatty()
 
 
-def text_of(report: Report, *, color: bool) -> str:
+def text_of(report: Figures, *, color: bool) -> str:
     """All sections, with an empty line between them."""
     paint = _paint if color else _plain
     sections = [
@@ -47,7 +47,7 @@ def _paint(text: str, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
-def _figures(report: Report, paint: _Paint) -> list[str]:
+def _figures(report: Figures, paint: _Paint) -> list[str]:
     budget = format_bytes(report.budget) if report.budget else "none"
     share = f"   {report.peak / report.budget:.1%} of budget" if report.budget else ""
     lost = f"{format_ns(report.recompute_ns):>11}   {report.overhead:.1%} of the computation"
@@ -67,7 +67,7 @@ def _figures(report: Report, paint: _Paint) -> list[str]:
     return rows
 
 
-def _swapped(report: Report) -> list[str]:
+def _swapped(report: Figures) -> list[str]:
     swapped = report.swapped
     if swapped is None:
         return []
@@ -80,7 +80,7 @@ def _swapped(report: Report) -> list[str]:
     ]
 
 
-def _peak(report: Report, paint: _Paint) -> list[str]:
+def _peak(report: Figures, paint: _Paint) -> list[str]:
     peak = report.at_peak
     if not peak.categories:
         return []
@@ -89,7 +89,7 @@ def _peak(report: Report, paint: _Paint) -> list[str]:
     return [paint(title, _BOLD), *_rows(peak.categories, peak.memory, paint)]
 
 
-def _saved(report: Report, paint: _Paint) -> list[str]:
+def _saved(report: Figures, paint: _Paint) -> list[str]:
     operators = report.at_peak.operators
     if not operators:
         return []
@@ -112,7 +112,7 @@ def _rows(table: Mapping[str, Bytes], whole: Bytes, paint: _Paint) -> Iterator[s
         yield paint(f"  and {rest} more: {format_bytes(left)}", _DIM)
 
 
-def _recomputed(report: Report, paint: _Paint) -> list[str]:
+def _recomputed(report: Figures, paint: _Paint) -> list[str]:
     if not report.recomputed:
         return []
     rows = recomputed_by_kind(report.recomputed)
@@ -132,7 +132,7 @@ def _recomputed(report: Report, paint: _Paint) -> list[str]:
     return lines
 
 
-def _choices(report: Report, paint: _Paint) -> list[str]:
+def _choices(report: Figures, paint: _Paint) -> list[str]:
     if not report.choices:
         return []
     most = max(choice.slowdown for choice in report.choices)

@@ -36,7 +36,7 @@ def simulate(
         held = error.memory
         raise OutOfBudget(
             f"{operator or 'the program'} needs {format_bytes(error.needed)} where "
-            f"{format_bytes(held)} of {format_bytes(error.budget)} cannot be let go",
+            f"{format_bytes(held)} of {format_bytes(error.budget)} cannot be evicted",
             needed=error.needed,
             budget=error.budget,
             held={"in use": held},

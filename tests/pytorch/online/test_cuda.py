@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import rekindle
+from rekindle.engine import Engine
 from rekindle.policies import DTR
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
@@ -60,7 +61,7 @@ def test_what_the_allocator_gave_out_elsewhere_counts(monkeypatch: pytest.Monkey
     given_out = 1000
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: given_out)
     monkeypatch.setattr(Driver, "counted", lambda self, home: home.nbytes())
-    driver = Driver(10_000, DTR(), torch.device("cuda"))
+    driver = Driver(Engine(10_000, DTR()), torch.device("cuda"))
     driver.open()
     assert driver.engine.memory == 1000
     before = torch.ones(100)  # it was there before

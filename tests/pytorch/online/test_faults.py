@@ -169,7 +169,7 @@ def test_a_device_that_is_too_small_says_who_holds_its_memory() -> None:
             hoard()
         (note,) = caught.value.__notes__
         assert "held by your code" in note
-        assert "Everything that may be let go has been" in note
+        assert "Everything that may be evicted has been" in note
         refused = device.refused
         assert refused == 3  # the first time, with half, with nothing
         run._driver.engine.check()

@@ -38,7 +38,7 @@ EMPTY: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("filled", [_by_numpy, _by_address])
 @pytest.mark.parametrize("name", EMPTY)
 def test_memory_that_something_unseen_filled(name: str, filled: Callable[[Tensor], None]) -> None:
-    """Fails without `Runtime._look_twice`, which finds that nobody wrote what is read."""
+    """Fails without `look_twice`, which finds that nobody wrote what is read."""
 
     def program() -> Step:
         weight = vector(True)

@@ -104,7 +104,7 @@ def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> N
         assert source.readlines()[int(line) - 1].endswith("# here\n")
     message = str(error)
     assert message.splitlines()[0] == (
-        "aten::cos needs 3.9 KiB more, and nothing is left to let go: "
+        "aten::cos needs 3.9 KiB more, and nothing is left to evict: "
         "54.7 KiB of a budget of 54.7 KiB cannot be recomputed or is in use"
     )
     assert f"at {error.where}" in message

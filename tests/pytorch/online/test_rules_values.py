@@ -18,7 +18,7 @@ Step = Callable[[], object]
 def test_what_the_program_can_reach_is_never_missing() -> None:
     """R1: values that variables hold are read after everything else was let go.
 
-    Fails if `Runtime._poll` drops what `Table.is_held` says the program keeps.
+    Fails if `Driver.poll` drops what `Table.is_held` says the program keeps.
     """
     weight = vector(True)
     seen: list[Tensor] = []
@@ -154,7 +154,7 @@ def test_values_written_in_place(name: str) -> None:
     """R3: a write makes a new version; the old one is made again on a private copy.
 
     Fails if `run_again` writes the memory of its inputs (`recipe.written` ignored), or if a write
-    keeps the old recipe (`Runtime._written` returns nothing).
+    keeps the old recipe (`written_over` returns nothing).
     """
     write = IN_PLACE[name]
 

@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 import rekindle
 from rekindle import _facade
-from rekindle.cli._planners import WarmCuts
+from rekindle._planners import WarmCuts
 from rekindle.planners import Cuts, KeepAll, Plan, RecomputeAll
 from rekindle.pytorch.planned._boxed import boxed
 from tests.pytorch.allocations import allocated

@@ -26,7 +26,7 @@ from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Swap
 from rekindle.pytorch import Run
 from rekindle.pytorch.swap import SwappingDriver, _host_memory
-from rekindle.report._report import Swapped
+from rekindle.report._data import Swapped
 from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
 from rekindle.simulator._replay import _drive
 from tests.pytorch.harsh import WIDTH, deeper, vector

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Advised, Policy, Swap
 from rekindle.pytorch.context._auto import amount_of
 from rekindle.pytorch.context._report import report_of, swapped_by
@@ -35,7 +36,8 @@ from rekindle.pytorch.online import (
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
 from rekindle.pytorch.swap import host_memory
-from rekindle.report._report import Report, Swapped
+from rekindle.report._data import Swapped
+from rekindle.report._report import Report
 from rekindle.schedule import Record, Recorder
 from rekindle.trace import Trace
 
@@ -217,16 +219,16 @@ class budget:
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
         tensors have of the device now and what is free, but for a margin of a tenth.
-    policy: what to let go, one of `rekindle.policies`; default `Thrifty()`.
+    policy: what to evict, one of `rekindle.policies`; default `Thrifty()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
     record: keep every action in `run.record` (grows with the run), and where in the program each
         operator was, for `run.report()`.
     learn: follow a schedule made in the background once the same step was met twice. When it comes
-        depends on time, and so does what is let go, never what is computed; "wait" waits for it at
+        depends on time, and so does what is evicted, never what is computed; "wait" waits for it at
         the end of a step, so that the same events lead to the same decisions.
 
-    evict: "saved" lets go of what autograd alone holds. "anything" lets go of what your variables
-        hold as well, with and without autograd; it is brought back when it is touched, and all of
+    evict: "saved" evicts what autograd alone holds, "anything" what your variables hold as well,
+        with and without autograd; it is brought back when it is touched, and all of
         it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
         `learn`.
 
@@ -253,7 +255,7 @@ class budget:
             _check_anything(record, learn, swap)
         elif evict != "saved":
             raise Unsupported(
-                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which lets go of '
+                f'rekindle.budget(..., evict={evict!r}): write evict="saved", which evicts '
                 'what autograd alone holds, or evict="anything"'
             )
         self._evict = evict
@@ -287,7 +289,7 @@ class budget:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
         policy = Advised(self._policy) if self._learn else self._policy
         if self._host is None:
-            runtime = Runtime(Driver(self._budget, policy, self._device))
+            runtime = Runtime(Driver(Engine(self._budget, policy), self._device))
         else:
             runtime = Runtime(self._host.driver(self._budget, policy))
         run = Run(runtime.driver, self._budget, self._policy, record=self._record)

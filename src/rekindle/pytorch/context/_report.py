@@ -20,7 +20,8 @@ from rekindle.pytorch.online import (
     snapshot,
 )
 from rekindle.pytorch.swap import SwappingDriver
-from rekindle.report._report import Holders, Report, Swapped
+from rekindle.report._data import Holders, Swapped
+from rekindle.report._report import Report
 from rekindle.schedule import Record
 from rekindle.trace import Retain, Trace
 
@@ -37,9 +38,9 @@ def report_of(
         recompute_ns=engine.recompute_ns,
         evictions=driver.evictions,
         recomputations=driver.recomputations,
-        at_peak=_holders(driver.at_peak, places),
+        at_peak=_holders(driver.peak.now, places),
         swapped=swapped_by(driver),
-        advice=advice_on(driver.at_peak.memory, driver.at_peak.categories, driver.device),
+        advice=advice_on(driver.peak.now.memory, driver.peak.now.categories, driver.device),
     )
     if trace is None or record is None or places is None:
         return report

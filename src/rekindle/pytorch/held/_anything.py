@@ -1,4 +1,4 @@
-"""`rekindle.budget(..., evict="anything")`: what the program holds is let go as well.
+"""`rekindle.budget(..., evict="anything")`: what the program holds is evicted as well.
 
 Dynamic Tensor Rematerialization as its paper has it (Kirisame et al., ICLR 2021): any tensor, with
 or without autograd. The paper wraps tensors; here they stay PyTorch's own, and their storages are

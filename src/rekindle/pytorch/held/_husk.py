@@ -1,4 +1,4 @@
-"""Storages without memory, whose every use raises: what takes the place of memory that is let go.
+"""Storages without memory, whose every use raises: what takes the place of evicted memory.
 
 `UntypedStorage._swap_data_ptr_` (torch 2.12 on) exchanges the memory of two storages, and with it
 their sizes and the flags that make an access raise. All tensors and views of a storage see it: they

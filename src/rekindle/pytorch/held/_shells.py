@@ -1,4 +1,4 @@
-"""Lets go of memory that the program itself still holds, and brings it back when it is touched.
+"""Evicts memory that the program itself still holds, and brings it back when it is touched.
 
 What the program holds are tensors, views and storages that share one storage. That storage is
 emptied: its memory is exchanged for none (`_husk`), so that the tensors stay what and where they

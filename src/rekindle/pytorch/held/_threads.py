@@ -58,7 +58,7 @@ class Threads:
         """Raises `Unsupported` if a thread came up amid everything that nothing is known of."""
         if self.changed() and self.unknown:
             raise Unsupported(
-                f"a thread of {self.unknown[0]} started while memory was let go that it might be "
+                f"a thread of {self.unknown[0]} started while memory was evicted that it might be "
                 'reading. Start threads by threading.Thread inside rekindle.budget(..., evict="any'
                 'thing"), or write evict="saved"'
             )

@@ -1,7 +1,7 @@
 """Plans a step in a process of its own, so that training is never held up.
 
 Not `multiprocessing`, which would run a user's script again if it has no `__main__` guard. What is
-started is `rekindle.cli._route`, by name: nothing here knows how plans are made.
+started is `rekindle._route`, by name: nothing here knows how plans are made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle.engine import Route
 from rekindle.trace import Trace
 from rekindle.trace.formats import native
 
-MODULE = "rekindle.cli._route"
+MODULE = "rekindle._route"
 
 SECONDS: Final = 20.0
 """How long a plan may be improved."""

@@ -127,7 +127,9 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
     """One step with everything written down, and an exact look at its peak."""
     with context as run, undo:
         driver = run._driver
-        driver.exact_from = int(0.98 * warm.peak)  # it may differ by what little is left behind
+        driver.peak.exact_from = int(
+            0.98 * warm.peak
+        )  # it may differ by what little is left behind
         driver.optimizers.update(warm.optimizers)
         _meet(driver, warm)
         driver.look()

@@ -5,7 +5,6 @@ Everything here is about storages; what operators and autograd do with them is f
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
-from rekindle.policies import Policy
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._capture import Capture, Captures
-from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory, snapshot
+from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import carried_along
+from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, run_again, tensors_in
@@ -33,8 +32,8 @@ Result = TypeVar("Result")
 class Driver:
     """One engine and the memory that it decides about."""
 
-    def __init__(self, budget: Bytes | None, policy: Policy, device: torch.device) -> None:
-        self.engine = Engine(budget, policy)
+    def __init__(self, engine: Engine, device: torch.device) -> None:
+        self.engine = engine
         self.table = Table()
         self.device = device
         self.lock = threading.RLock()
@@ -48,10 +47,8 @@ class Driver:
         self.watcher: Watcher | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
         self.places: Places | None = None
-        self.at_peak = Snapshot()
-        self.exact_from: float = math.inf  #: from here on every new peak is looked at
+        self.peak = Peak(self.engine, self.table, self.optimizers)
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
-        self._look_above: float = 0  # memory at which `at_peak` is out of date
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
         self._next_op = 0
@@ -110,16 +107,12 @@ class Driver:
                 self._held[storage] = None
         if self.watcher is not None:
             self.watcher.made(call)
-        if self.engine.memory > self._look_above:
+        if self.engine.memory > self.peak.above:
             self.look()
 
     def look(self) -> None:
-        """Who holds the memory, now that there is more of it than ever (by 2 %, elsewhere)."""
-        self.at_peak = now = snapshot(self.engine, self.table, self.optimizers)
-        if now.memory >= self.exact_from:
-            self._look_above = now.memory
-        else:
-            self._look_above = min(1.02 * now.memory, self.exact_from - 1)
+        """Who holds the memory, now that there is more of it than ever."""
+        now = self.peak.look()
         if self.places is not None:
             self.looks[1:] = [now]
 
@@ -143,7 +136,7 @@ class Driver:
                     table.count(home, address, size, name)
                     nbytes += size
         self.engine.account(cost, nbytes)
-        if self.engine.memory > self._look_above:
+        if self.engine.memory > self.peak.above:
             self.look()
 
     def known(self, tensor: Tensor) -> Storage:
@@ -481,19 +474,6 @@ class Driver:
         finally:
             self.busy = busy
         if in_place:
-            for output, source in call.overwrites:
-                if self.table.refill(output.storage, source.storage.payload.home()):
-                    self.table.vacate(source.storage)
-                    continue
-                self.table.succeed(source.storage, output.storage)
-                output.storage.payload.origin = None  # the program's tensor is elsewhere
-                output.storage.payload.version = 0
-            return
-        for tensor, storage in zip(tensors, call.made, strict=True):
-            home = tensor.untyped_storage()
-            if not storage.resident and not self.table.refill(storage, home):
-                memory: Memory = storage.payload
-                memory.owned = home
-                memory.origin = None
-                memory.version = 0
-                self.table.settle(storage, home, home._cdata)
+            self.table.written_over(call)
+        else:
+            self.table.returned(call, tensors)

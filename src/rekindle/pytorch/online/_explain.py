@@ -177,7 +177,7 @@ def out_of_budget(
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
     lines = [
-        f"{needs}, and nothing is left to let go: {used} cannot be recomputed or is in use",
+        f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
         f"  at {where}" if where else "  (in the backward pass)",
         *table_of(now.categories),
         f"The smallest budget that gets past this: rekindle.budget({smallest})",
@@ -203,7 +203,7 @@ def out_of_memory(engine: Engine, table: Table, optimizers: Iterable[Any]) -> st
     """What to add to the device's own error when it comes in spite of the budget."""
     now = snapshot(engine, table, optimizers)
     lines = [
-        f"Everything that may be let go has been; {format_bytes(now.memory)} are left:",
+        f"Everything that may be evicted has been; {format_bytes(now.memory)} are left:",
         *table_of(now.categories),
         "The device has less room than the budget says: make the batch smaller",
     ]

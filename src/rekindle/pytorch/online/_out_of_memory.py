@@ -25,8 +25,8 @@ def short_form(driver: Driver, budget: Bytes | None) -> str:
     return "\n".join(
         [
             f"The device ran out of memory{within} (the peak was {format_bytes(peak)}):",
-            *table_of(driver.at_peak.categories),
-            f"Give less, so that memory is let go in time: rekindle.budget({smaller}),",
+            *table_of(driver.peak.now.categories),
+            f"Give less, so that memory is evicted in time: rekindle.budget({smaller}),",
             'or what the device has: rekindle.budget("auto")',
         ]
     )

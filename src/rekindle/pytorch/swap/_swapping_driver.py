@@ -34,8 +34,7 @@ class SwappingDriver(Driver):
         believed: Bandwidth | None = None,
     ) -> None:
         """`believed`: the bandwidth in `swap` was measured, and is corrected if it falls."""
-        super().__init__(budget, policy, device)
-        self.engine = Engine(budget, policy, swap=swap)
+        super().__init__(Engine(budget, policy, swap=swap), device)
         self.swapper = Swapper(self.engine, self.table, store, believed)
 
     # -- memory ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Bytes
-from rekindle.engine import Storage
+from rekindle.engine import Call, Storage
 from rekindle.pytorch.tensors._geometry import Geometry, is_exotic
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
@@ -249,6 +249,27 @@ class Table:
             self.leave(memory.watch)
             memory.watch = None
         memory.disown()
+
+    def returned(self, call: Call, tensors: list[Tensor]) -> None:
+        """`call` ran again and made `tensors`: what was evicted is in their memory now."""
+        for tensor, storage in zip(tensors, call.made, strict=True):
+            home = tensor.untyped_storage()
+            if not storage.resident and not self.refill(storage, home):
+                memory: Memory = storage.payload
+                memory.owned = home
+                memory.origin = None
+                memory.version = 0
+                self.settle(storage, home, home._cdata)
+
+    def written_over(self, call: Call) -> None:
+        """`call` ran again in the memory of what it overwrites."""
+        for output, source in call.overwrites:
+            if self.refill(output.storage, source.storage.payload.home()):
+                self.vacate(source.storage)
+                continue
+            self.succeed(source.storage, output.storage)
+            output.storage.payload.origin = None  # the program's tensor is elsewhere
+            output.storage.payload.version = 0
 
     def refill(self, storage: Storage, home: torch.UntypedStorage) -> bool:
         """The program's own tensors have what is in `home`, if they wait for `storage`."""

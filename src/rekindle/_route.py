@@ -1,4 +1,4 @@
-"""`python -m rekindle.cli._route FOLDER BUDGET SECONDS NICENESS`: plans a step to come again.
+"""`python -m rekindle._route FOLDER BUDGET SECONDS NICENESS`: plans a step to come again.
 
 Reads FOLDER/trace.jsonl; each better plan becomes FOLDER/route-N.json, complete as soon as it is
 there. A quick plan first: most of what can be had is had in a tenth of the time.
@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from rekindle.cli._planners import LONGEST, Online
+from rekindle._planners import LONGEST, Online
 from rekindle.engine import Route
 from rekindle.planners import Plan, Problem, Status
 from rekindle.planners.given import steps_of

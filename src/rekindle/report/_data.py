@@ -1,0 +1,110 @@
+"""What a report is made of: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from rekindle._types import Bytes, Nanoseconds
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who holds memory at one moment, in bytes: each table adds up to `memory`, if it is known.
+
+    clock: ns of operators since the start; where: the line that ran, as "file:line".
+    """
+
+    memory: Bytes = 0
+    clock: Nanoseconds = 0
+    where: str = ""
+    categories: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
+    modules: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
+    lines: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
+    operators: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Memory over a run: at `clock[i]` (ns) `bands[name][i]` bytes of each kind are in use.
+
+    evicted: bytes let go that were brought back later, and recomputed: ns spent on that, since the
+    point before.
+    """
+
+    clock: tuple[Nanoseconds, ...] = ()
+    bands: Mapping[str, tuple[Bytes, ...]] = field(default_factory=dict[str, tuple[Bytes, ...]])
+    evicted: tuple[Bytes, ...] = ()
+    recomputed: tuple[Nanoseconds, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Operators of one kind in one module that ran again: how often, and the time it took (ns)."""
+
+    module: str
+    operator: str
+    times: int
+    ns: Nanoseconds
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A budget (bytes), and what a step within it is predicted to take (ns).
+
+    slowdown: against the same step without Rekindle.
+    """
+
+    budget: Bytes
+    step_ns: Nanoseconds
+    slowdown: float
+    recompute_ns: Nanoseconds
+    recomputations: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What went to the host (`out`) and came `back`, in bytes, and the most that was there at once.
+
+    transfer_ns: what that took; waiting_ns: how long the program waited for it. The rest was hidden
+    behind computation.
+    """
+
+    out: Bytes = 0
+    back: Bytes = 0
+    host_peak: Bytes = 0
+    transfer_ns: Nanoseconds = 0
+    waiting_ns: Nanoseconds = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everything that a `Report` shows. Bytes and nanoseconds are integers."""
+
+    budget: Bytes | None
+    peak: Bytes
+    compute_ns: Nanoseconds
+    recompute_ns: Nanoseconds
+    evictions: int
+    recomputations: int
+    title: str = "A run within a budget"
+    at_peak: Holders = Holders()
+    timeline: Timeline = Timeline()
+    recomputed: tuple[Recomputed, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    keep_all: Bytes | None = None  #: the peak of a step that nothing is let go of
+    smallest_budget: Bytes | None = None  #: the smallest that the simulator gets through with
+    plain_ns: Nanoseconds | None = None  #: the step without Rekindle, measured
+    swapped: Swapped | None = None  #: None without swapping
+    advice: tuple[str, ...] = ()
+
+    @property
+    def overhead(self) -> float:
+        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
+        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0

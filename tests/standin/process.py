@@ -1,0 +1,55 @@
+"""Compiles the stand-in once, and asks it questions in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCES = Path(__file__).parent / "sources"
+ROOT = Path(__file__).parents[2]
+
+
+def compiled(compiler: str) -> Path:
+    """The extension, compiled where it is not there yet; for this torch and these sources."""
+    digest = hashlib.sha256(f"{torch.__version__} {sys.version} {compiler}".encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.read_bytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = home / "rekindle" / f"standin-{digest.hexdigest()[:16]}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            fresh = Path(folder) / path.name
+            subprocess.run(_command(compiler, fresh), check=True, cwd=SOURCES)
+            fresh.replace(path)  # at once, whoever else does the same
+    return path
+
+
+def _command(compiler: str, target: Path) -> list[str]:
+    home = Path(torch.__file__).parent
+    includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
+    includes.append(Path(sysconfig.get_paths()["include"]))
+    flags = "-O1 -std=c++20 -fPIC -shared -w -DTORCH_EXTENSION_NAME=_standin".split()
+    library = home / "lib"
+    links = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", f"-Wl,-rpath,{library}"]
+    where = [argument for each in includes for argument in ("-isystem", str(each))]
+    return [compiler, *flags, *where, "module.cpp", "-o", str(target), f"-L{library}", *links]
+
+
+def asked(extension: Path, *questions: str) -> dict[str, Any]:
+    """What `tests.standin.answers` says to each question, in a process with the stand-in."""
+    command = [sys.executable, "-W", "error", "-m", "tests.standin.answers", str(extension)]
+    result = subprocess.run(
+        [*command, *questions], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout.splitlines()[-1])

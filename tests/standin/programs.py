@@ -1,0 +1,123 @@
+"""Programs that train on `cuda`, small and of every kind of thing that a device does differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Step = Callable[[], None]
+STEPS = 4
+
+
+def _training(model: nn.Module, loss: Callable[[], Tensor], **options: Any) -> tuple[Any, Step]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return model, step
+
+
+def _blocks(width: int = 64, depth: int = 6, dropout: float = 0.1) -> nn.Module:
+    def block() -> nn.Module:
+        layers = (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Dropout(dropout))
+        return nn.Sequential(*layers)
+
+    return nn.Sequential(*(block() for _ in range(depth))).cuda()
+
+
+def mlp() -> tuple[Any, Step]:
+    model = _blocks()
+    return _training(model, lambda: model(torch.randn(256, 64, device="cuda")).pow(2).mean())
+
+
+def batches_of_the_host() -> tuple[Any, Step]:
+    """Made on the CPU inside the budget, moved; a number of the CPU's among the operands."""
+    model = _blocks()
+    scale = torch.tensor(0.5)
+    return _training(model, lambda: (model(torch.randn(256, 64).cuda()) * scale).pow(2).mean())
+
+
+def a_staging_buffer() -> tuple[Any, Step]:
+    """One pinned buffer, filled anew for each step while the copy of the last may be under way."""
+    model = _blocks()
+    buffer = torch.zeros(256, 64).pin_memory()
+
+    def loss() -> Tensor:
+        torch.cuda.current_stream().synchronize()
+        buffer.copy_(torch.randn(256, 64))
+        return model(buffer.to("cuda", non_blocking=True)).pow(2).mean()
+
+    return _training(model, loss)
+
+
+def convolutions() -> tuple[Any, Step]:
+    def block(channels: int) -> nn.Module:
+        convolution = nn.Conv2d(channels, 16, 3, padding=1)
+        return nn.Sequential(convolution, nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+
+    model = nn.Sequential(block(3), block(16), block(16), nn.MaxPool2d(2), block(16)).cuda()
+    return _training(model, lambda: model(torch.randn(8, 3, 16, 16, device="cuda")).pow(2).mean())
+
+
+def transformer() -> tuple[Any, Step]:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).cuda()
+    embedding = nn.Embedding(50, 32).cuda()
+
+    def loss() -> Tensor:
+        tokens = torch.randint(50, (8, 24), device="cuda")
+        with sdpa_kernel(SDPBackend.MATH):
+            out = model(embedding(tokens))
+        return functional.cross_entropy((out @ embedding.weight.T).flatten(0, 1), tokens.flatten())
+
+    return _training(nn.ModuleList([model, embedding]), loss, foreach=True)
+
+
+def mixed_precision() -> tuple[Any, Step]:
+    model = _blocks()
+
+    def loss() -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(torch.randn(256, 64, device="cuda")).float().pow(2).mean()
+
+    return _training(model, loss)
+
+
+def a_side_stream() -> tuple[Any, Step]:
+    """Half of the forward pass runs on a stream of its own; its backward pass does, too."""
+    first, second = _blocks(), _blocks()
+    side = torch.cuda.Stream()
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        x.record_stream(side)
+        with torch.cuda.stream(side):
+            y = second(x)
+        torch.cuda.current_stream().wait_stream(side)
+        y.record_stream(torch.cuda.current_stream())
+        return (first(x) + y).pow(2).mean()
+
+    return _training(nn.ModuleList([first, second]), loss)
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
+    program.__name__: program
+    for program in (
+        mlp,
+        batches_of_the_host,
+        a_staging_buffer,
+        convolutions,
+        transformer,
+        mixed_precision,
+        a_side_stream,
+    )
+}
