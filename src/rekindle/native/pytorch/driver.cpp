@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cmath>
+#include <mutex>
 #include <utility>
 
 namespace rekindle {
@@ -41,9 +41,28 @@ WeakTensor weak(const c10::TensorImpl& tensor) {
 
 }  // namespace
 
-c10::intrusive_ptr<Driver>& active() {
-    static c10::intrusive_ptr<Driver>& made = immortal<c10::intrusive_ptr<Driver>>();
+namespace {
+
+struct Active final {
+    SpinLock flag;
+    c10::intrusive_ptr<Driver> driver;
+};
+
+Active& the_active() {
+    static Active& made = immortal<Active>();
     return made;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Driver> active() {
+    const std::lock_guard<SpinLock> guard(the_active().flag);
+    return the_active().driver;
+}
+
+void set_active(c10::intrusive_ptr<Driver> driver) {
+    const std::lock_guard<SpinLock> guard(the_active().flag);
+    std::swap(the_active().driver, driver);
 }
 
 Driver::Driver(Bytes budget) : engine(budget, *this) {
@@ -281,7 +300,15 @@ bool Driver::about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes) {
     } else if (more > engine.budget - engine.memory) {
         make_room(more, "resize_");
     }
+    resizing_ = Ref<Storage>(&record);
     return true;
+}
+
+void Driver::has_been_resized() {
+    if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
+        collect();
+        resized(record_of(*record));
+    }
 }
 
 void Driver::own(Record& record) {

@@ -126,6 +126,8 @@ public:
     void meet(const c10::TensorImpl& tensor);
     // What `tensor` covers is about to be cut off, or to grow. Returns whether it is known.
     bool about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes);
+    // It has been.
+    void has_been_resized();
     // Finds out about memory whose end nobody tells of.
     void look_at_foreign();
     // What the program carries along from graph to graph is kept, not how it came about.
@@ -193,10 +195,12 @@ private:
     Record* last_held_ = nullptr;
     std::vector<Storage*> bereft_;
     OpId next_op_ = 0;
+    Ref<Storage> resizing_;
     unsigned ticks_ = 0;
 };
 
-// Within whose budget this process is; null: in none.
-c10::intrusive_ptr<Driver>& active();
+// Within whose budget this process is; null: in none. Any thread may ask, without the lock.
+c10::intrusive_ptr<Driver> active();
+void set_active(c10::intrusive_ptr<Driver> driver);
 
 }  // namespace rekindle

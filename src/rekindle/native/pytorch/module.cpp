@@ -151,7 +151,7 @@ PyObject* see(PyObject* arguments) {
 PyObject* enter(PyObject* arguments) {
     PyObject* driver;
     parse(arguments, "O", &driver);
-    rekindle::active() = c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver));
+    rekindle::set_active(c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver)));
     return nothing();
 }
 
@@ -159,7 +159,7 @@ PyObject* enter(PyObject* arguments) {
 PyObject* leave(PyObject* arguments) {
     PyObject* driver;
     parse(arguments, "O", &driver);
-    rekindle::active().reset();
+    rekindle::set_active({});
     const Locked lock;
     driver_of(driver).close();
     return nothing();
@@ -309,6 +309,15 @@ PyObject* about_to_resize(PyObject* arguments) {
     return PyBool_FromLong(known ? 1 : 0);
 }
 
+// resized(driver): what was about to be
+PyObject* resized(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    driver_of(capsule).has_been_resized();
+    return nothing();
+}
+
 // never_recompute(driver, 1 or -1)
 PyObject* never_recompute(PyObject* arguments) {
     PyObject* capsule;
@@ -435,7 +444,7 @@ PyObject* journal(PyObject* arguments) {
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forget_owner();
     c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
-    static_cast<void>(rekindle::active().release());
+    rekindle::set_active({});
     return nothing();
 }
 
@@ -481,6 +490,7 @@ PyMethodDef methods[] = {
     method<make_room>("make_room"),
     method<account>("account"),
     method<about_to_resize>("about_to_resize"),
+    method<resized>("resized"),
     method<never_recompute>("never_recompute"),
     method<check>("check"),
     method<let_go_of_everything>("let_go_of_everything"),

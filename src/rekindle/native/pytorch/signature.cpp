@@ -110,7 +110,7 @@ bool has_memory(const c10::TensorImpl& tensor) noexcept {
 }
 
 bool is_plain(const c10::TensorImpl& tensor) noexcept {
-    return has_memory(tensor) && (tensor.key_set() - PLAIN_KEYS).empty() &&
+    return has_memory(tensor) && (tensor.key_set().raw_repr() & ~PLAIN_KEYS.raw_repr()) == 0 &&
            !is_exotic(tensor.dtype());
 }
 

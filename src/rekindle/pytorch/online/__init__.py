@@ -15,6 +15,8 @@ from rekindle.pytorch.online._explain import PROGRAM as PROGRAM
 from rekindle.pytorch.online._explain import SAVED as SAVED
 from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
+from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
+from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._explain import users_line as users_line

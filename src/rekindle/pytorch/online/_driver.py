@@ -17,7 +17,7 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._capture import Capture, Captures
-from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory
+from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch.online._history import carried_along
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
@@ -431,9 +431,8 @@ class Driver:
                 action = next(iterator, None)
             except NoRoom as shortage:
                 name = who or (shortage.call.name if shortage.call else "")
-                raise out_of_budget(
-                    shortage, self.engine, self.table, self.optimizers, name
-                ) from None
+                now = snapshot(self.engine, self.table, self.optimizers)
+                raise out_of_budget(shortage, now, name) from None
             if action is None:
                 for storage in self.engine.take_bereft():  # kept like a source from now on
                     self.own(storage)

@@ -166,11 +166,8 @@ class _Strides:
 _strides = _Strides()
 
 
-def out_of_budget(
-    shortage: NoRoom, engine: Engine, table: Table, optimizers: Iterable[Any], operator: str
-) -> OutOfBudget:
+def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str) -> OutOfBudget:
     """The error for `shortage`: what was needed, who holds the rest, which budget would do."""
-    now = snapshot(engine, table, optimizers)
     smallest = shortage.memory + shortage.needed
     worth_trying = _strides.beyond(shortage.budget, smallest)
     where = now.where

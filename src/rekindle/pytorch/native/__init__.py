@@ -1,0 +1,8 @@
+"""The same runtime with a core in C++: for what runs per operator, saved tensor and death."""
+
+from rekindle.pytorch.native._core import core as core
+from rekindle.pytorch.native._core import why_not as why_not
+from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
+from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
+from rekindle.pytorch.native._runtime import native_steps as native_steps
+from rekindle.pytorch.native._runtime import seen as seen

@@ -1,0 +1,72 @@
+"""Enters and leaves the native core: what is to be arranged in Python around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.optim.optimizer as hooks
+from torch._ops import _higher_order_ops
+
+from rekindle.pytorch.native._driver import NativeDriver
+
+
+@final
+class NativeRuntime:
+    """Everything that belongs to one `rekindle.budget(...)` with the native core."""
+
+    def __init__(self, driver: NativeDriver) -> None:
+        self.driver = driver
+        self._never_recompute = 0
+
+    @property
+    def never_recompute(self) -> int:
+        """Depth of `rekindle.never_recompute()`."""
+        return self._never_recompute
+
+    @never_recompute.setter
+    def never_recompute(self, depth: int) -> None:
+        self.driver.core.never_recompute(self.driver.handle, depth - self._never_recompute)
+        self._never_recompute = depth
+
+
+@contextmanager
+def seen(driver: NativeDriver) -> Iterator[None]:
+    """Inside, operators of this thread and what autograd saves are the driver's."""
+    core = driver.core
+    core.enter(driver.handle)
+    before = torch._C._dispatch_tls_local_include_set()
+    core.see(True)
+    try:
+        _teach_higher_order_operators(torch._C._dispatch_tls_local_include_set() - before)
+        yield
+    finally:
+        core.see(False)
+
+
+_taught: set[str] = set()
+
+
+def _teach_higher_order_operators(keys: Any) -> None:
+    """They ask each dispatch key for a kernel, and do not know that of the core: they pass it over.
+
+    What they run in their turn is seen, operator by operator.
+    """
+    if _higher_order_ops.keys() <= _taught:
+        return
+    key = keys.highestPriorityTypeId()  # Python has no name for it
+    for name, each in _higher_order_ops.items():
+        each.non_fallthrough_keys = each.non_fallthrough_keys.remove(key)
+        each._dispatch_cache.clear()
+        _taught.add(name)
+
+
+def native_steps(driver: NativeDriver) -> Iterator[Any]:
+    """Knows the optimizers whose state is to be told apart. Yields what is to be removed."""
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        driver.optimizers.add(optimizer)
+
+    yield hooks.register_optimizer_step_post_hook(stepped)
