@@ -60,7 +60,7 @@ struct Record final : Storage {
     // The memory of a value that is there.
     Home at() const { return owned ? owned : home.lock(); }
     // Whether the program keeps the memory beside the runtime.
-    bool is_held() const noexcept { return !owned || owned.use_count() > 1; }
+    bool is_held() const noexcept;
     // Whether the version counter tells of `there`: not after `x.data = y`.
     bool origin_is_at(const Home& there) const;
 };

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <stdexcept>
 
 namespace rekindle {
 
@@ -25,6 +26,9 @@ private:
 class Mutex final {
 public:
     void lock() {
+        if (mine()) {
+            throw std::logic_error("the native core was asked for something amid something else");
+        }
         if (!mutex_.try_lock()) {
             wait();
         }

@@ -227,10 +227,4 @@ c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {
     return made;
 }
 
-bool Record::origin_is_at(const Home& there) const {
-    const auto tensor = origin.lock();
-    return !tensor || !tensor->has_storage() ||
-           tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
-}
-
 }  // namespace rekindle

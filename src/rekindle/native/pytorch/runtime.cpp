@@ -531,7 +531,8 @@ void run(
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::intrusive_ptr<Driver> driver = active();
-    if (!driver || keys.has_backend(c10::BackendComponent::MetaBit)) {
+    // Amid something of ours Python may run what listens to the death of a storage.
+    if (!driver || keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine()) {
         pass(op, keys, stack);
         return;
     }

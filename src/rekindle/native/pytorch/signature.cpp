@@ -287,7 +287,8 @@ void Invocation::take_statistics(const torch::jit::Stack& stack) {
 Signature::Signature(
     const c10::OperatorHandle& what, const Invocation& invocation, const torch::jit::Stack& stack
 )
-    : facts(invocation.facts), op(what), key(invocation.key.begin(), invocation.key.end()) {
+    : facts(invocation.facts), op(what), key(invocation.key.begin(), invocation.key.end()),
+      rebuildable_(!invocation.opaque) {
     const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
     for (const c10::TensorImpl* tensor : invocation.tensors) {
         geometries.push_back(Geometry::of(*tensor));
@@ -315,7 +316,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         return {Kind::extra, {}, {}};
     }
     if (!value.isList()) {  // a storage, say, would be kept alive
-        const bool keeps = value.isInt() || value.isBool() || value.isString() || value.isDevice();
+        const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() || value.isDevice();
         return {keeps ? Kind::constant : Kind::undefined, {}, keeps ? value : c10::IValue()};
     }
     if (value.isDoubleList()) {
@@ -436,6 +437,9 @@ Bytes Signature::predict(std::span<const c10::IValue> extras) const {
         }
         const auto dimensions = static_cast<std::int64_t>(std::max<std::size_t>(1, geometry.sizes.size()));
         most = std::max(most, 8 * count * dimensions);
+    }
+    if (!rebuildable_) {
+        return most;
     }
     try {
         const AsTheFirstTime guard(false);

@@ -90,6 +90,7 @@ private:
     Part part_of(const c10::IValue& value) const;
 
     std::vector<Part> parts_;
+    bool rebuildable_;  // all arguments are in the parts, or in extras
     int samples_ = 0;
 };
 

@@ -15,6 +15,9 @@ from rekindle.pytorch.native import why_not
 
 Core = Literal["auto", "native", "python"]
 
+#: What "auto" takes where both can be had. The native core is younger.
+PREFERRED: Core = "python"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,12 @@ def chosen_core(
     if asked == "python":
         return Chosen(False, "as asked for")
     obstacle = _obstacle(policy, device, needs_python)
-    if asked == "auto":
+    if asked == "auto" and PREFERRED == "python":
         return Chosen(False, "the default for now")
     if not obstacle and native_core() is None:
         obstacle = why_not()
+    if asked == "auto":
+        return Chosen(not obstacle, obstacle or "the default")
     if obstacle:
         raise Unsupported(
             f'rekindle.budget(..., core="native"): {obstacle}. Write core="auto", which takes the '
