@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import pytest
+import torch
 
 from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import NativeDriver, core, why_not
@@ -15,7 +17,9 @@ from rekindle.pytorch.native import NativeDriver, core, why_not
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
 
-_made: list[NativeDriver] = []  # since the test began
+_made: list[weakref.ref[NativeDriver]] = []  # since the test began
+_tunings: list[Callable[[NativeDriver], None]] = []
+_KEYS = torch._C._dispatch_tls_local_include_set()
 
 
 @contextmanager
@@ -30,13 +34,16 @@ def taken(name: Name) -> Iterator[None]:
         def counted(driver: NativeDriver, *args: object) -> None:
             make(driver, *args)  # type: ignore[arg-type]
             driver.core.count_again(driver.handle)
-            _made.append(driver)
+            _made.append(weakref.ref(driver))
+            for tune in _tunings:
+                tune(driver)
 
         patch.setattr(NativeDriver, "__init__", counted)
         try:
             yield
         finally:
             _made.clear()
+            _tunings.clear()
 
 
 def count_drivers() -> int:
@@ -48,6 +55,21 @@ def ran_again(since: int) -> Counter[str]:
     """The operators that ran again in native drivers made since then, by name."""
     return Counter(
         name.removeprefix("aten::")
-        for driver in _made[since:]
+        for reference in _made[since:]
+        if (driver := reference()) is not None
         for name in driver.core.again(driver.handle)
     )
+
+
+def tune(how: Callable[[NativeDriver], None]) -> None:
+    """Every native driver made from now on, to the end of the test."""
+    _tunings.append(how)
+
+
+def tune_no_more() -> None:
+    _tunings.clear()
+
+
+def entered() -> bool:
+    """Whether operators of this thread are seen by the native core."""
+    return torch._C._dispatch_tls_local_include_set() != _KEYS

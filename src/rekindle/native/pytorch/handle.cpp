@@ -130,7 +130,7 @@ at::Tensor Handle::moved(const Record& record) const {
     }
     const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
     const Home home = record.at();
-    if (!home || home.get() == there) {
+    if (home.get() == there) {  // what is alive is not evicted
         return {};
     }
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));

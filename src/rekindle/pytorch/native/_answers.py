@@ -35,7 +35,9 @@ class Answers:
                 operator=who,
                 where="",
             )
-        return out_of_budget(shortage, driver.snapshot(), who)
+        error = out_of_budget(shortage, driver.snapshot(), who)
+        error.__cause__ = None  # as raised from nothing
+        return error
 
     def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:
         return changed_size(name, now, before)
