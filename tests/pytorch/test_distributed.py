@@ -70,6 +70,28 @@ def _fsdp(reshard: bool) -> Callable[[], nn.Module]:
     return build
 
 
+class Reduce(torch.autograd.Function):
+    """The sum over all ranks, in place, as after a row-parallel layer of Megatron's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class RowParallel(Network):
+    """Each rank has a part of every layer; their results are added up."""
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        for layer in self.layers:
+            x = Reduce.apply(layer(x) / 2).sin()
+        return x
+
+
 SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share of activations
     "ddp": (_ddp(), 0.5),
     "ddp, bucket views": (_ddp(gradient_as_bucket_view=True), 0.5),
@@ -77,6 +99,7 @@ SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share
     "ddp, unused parameters": (_ddp(find_unused_parameters=True), 0.5),
     "ddp, no_sync": (_ddp(), 0.5),
     "ddp, a budget for one rank": (_ddp(), 0.5),
+    "activations reduced in place": (RowParallel, 0.7),
     "fsdp2, parameters stay": (_fsdp(False), 0.5),
     "fsdp2, parameters go": (_fsdp(True), 0.6),
 }

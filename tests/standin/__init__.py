@@ -1,4 +1,4 @@
-"""A stand-in `cuda` for a PyTorch that has none: streams that run late, a caching allocator, poison.
+"""A stand-in `cuda` for a PyTorch without: streams that run late, a caching allocator, poison.
 
 Every operator is queued in its stream and runs the CPU's kernel on the same bytes. Late streams run
 only up to what somebody waits for, and freed memory is poisoned in stream order: a missing wait, or

@@ -1,14 +1,18 @@
 """`python -m tests.standin.answers EXTENSION QUESTION...`: asks the stand-in, answers in JSON.
 
-A question is a program, a mode, and how the streams run: "mlp online late".
+A question is a program, a mode, and how the streams run: "mlp, online, late". Behind them may stand
+what is taken out of Rekindle, to see that it is missed: "mlp, swap, side first, wait_on".
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.standin.device import install
 
@@ -17,15 +21,27 @@ STANDIN = install(Path(sys.argv[1]))  # before anything imports torch
 import torch  # noqa: E402
 
 import rekindle  # noqa: E402
+from rekindle.pytorch.online import Streams  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
     "online": {},
+    "oldest": {"policy": rekindle.policies.LRU()},  # decides the same whatever operators took
     "swap": {"swap": "1GiB"},
     "learned": {"learn": "wait"},
     "anything": {"evict": "anything"},
 }
 FRACTION = 0.6
+
+#: Which streams run only what somebody waits for: the default one, all others.
+SCHEDULES = {
+    "prompt": (False, False),
+    "late": (True, True),
+    "side first": (True, False),
+    "side last": (False, True),
+}
+#: Of the whole peak: order matters where it is tight.
+FRACTIONS = {"streams_in_turn": 0.4, "a_side_stream": 0.35}
 
 
 def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
@@ -47,20 +63,38 @@ def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
     return [value.detach().cpu() for value in model.state_dict().values()], peak, run
 
 
+@contextmanager
+def _nothing(*_: Any) -> Iterator[None]:
+    yield
+
+
+#: Waits that order streams: where each stands, and what does nothing in its place.
+MUTANTS: dict[str, tuple[Any, Any]] = {
+    "in_order": (Streams, _nothing),
+    "keep_until_read": (Streams, lambda *_: None),
+    "wait_on": (Streams, lambda *_: None),
+    "wait_for": (Streams, lambda *_: None),
+}
+
 _plain: dict[str, tuple[list[torch.Tensor], int, int]] = {}
 
 
 def answer(question: str) -> dict[str, Any]:
     """Whether the bits are those without a budget, and the allocator's peak over the budget."""
-    name, mode, streams = question.split()
+    name, mode, streams, *mutants = question.split(", ")
     if name not in _plain:
-        STANDIN.late(False)
+        STANDIN.late(*SCHEDULES["prompt"])
         values, peak, _ = _trained(name)
         _plain[name] = values, peak, torch.cuda.memory_allocated()
     expected, most, constant = _plain[name]
-    amount = constant + int(FRACTION * (most - constant))
-    STANDIN.late(streams == "late")
-    values, peak, run = _trained(name, amount=amount, **MODES[mode])
+    least, fraction = (0, FRACTIONS[name]) if name in FRACTIONS else (constant, FRACTION)
+    amount = least + int(fraction * (most - least))
+    STANDIN.late(*SCHEDULES[streams])
+    with ExitStack() as stack:
+        for mutant in mutants:
+            where, instead = MUTANTS[mutant]
+            stack.enter_context(patch.object(where, mutant, instead))
+        values, peak, run = _trained(name, amount=amount, **MODES[mode])
     return {
         "equal": all(map(torch.equal, values, expected)),
         "peak over budget": peak / amount,
@@ -76,7 +110,7 @@ def main() -> None:
             found[question] = answer(question)
         except Exception as error:
             found[question] = {"error": f"{type(error).__name__}: {error}"}
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

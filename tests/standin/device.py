@@ -19,10 +19,11 @@ _CUDA = 1  # the number of c10::DeviceType::CUDA
 
 
 def install(extension: Path) -> ModuleType:
-    """Makes `extension`, as `tests.standin.process.compiled` gives it, this process's CUDA; returns it."""
+    """Makes `extension`, which `tests.standin.process` compiles, the CUDA of this process."""
     assert "torch" not in sys.modules, "torch asks but once which devices there are"
     spec = importlib.util.spec_from_file_location("_standin", extension)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     standin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(standin)
 

@@ -38,7 +38,7 @@ def _command(compiler: str, target: Path) -> list[str]:
     home = Path(torch.__file__).parent
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
     includes.append(Path(sysconfig.get_paths()["include"]))
-    flags = "-O1 -std=c++20 -fPIC -shared -w -DTORCH_EXTENSION_NAME=_standin".split()
+    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-w", "-DTORCH_EXTENSION_NAME=_standin"]
     library = home / "lib"
     links = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", f"-Wl,-rpath,{library}"]
     where = [argument for each in includes for argument in ("-isystem", str(each))]

@@ -1,4 +1,4 @@
-"""Programs that train on `cuda`, small and of every kind of thing that a device does differently."""
+"""Programs that train on `cuda`: of every kind of thing that a device does differently."""
 
 from __future__ import annotations
 
@@ -106,7 +106,43 @@ def a_side_stream() -> tuple[Any, Step]:
         y.record_stream(torch.cuda.current_stream())
         return (first(x) + y).pow(2).mean()
 
-    return _training(nn.ModuleList([first, second]), loss)
+    model, step = _training(nn.ModuleList([first, second]), loss)
+
+    def ordered() -> None:
+        # Gradients of `second` lie in the side stream's memory, and the optimizer has read them.
+        side.wait_stream(torch.cuda.current_stream())
+        step()
+
+    return model, ordered
+
+
+def streams_in_turn() -> tuple[Any, Step]:
+    """Each block on the other stream than the one before; each hop waits, as it must."""
+    model = _blocks()
+    streams = (torch.cuda.Stream(), torch.cuda.Stream())
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        before = torch.cuda.current_stream()
+        for number, block in enumerate(model):
+            stream = streams[number % 2]
+            stream.wait_stream(before)
+            x.record_stream(stream)
+            with torch.cuda.stream(stream):
+                x = block(x)
+            before = stream
+        torch.cuda.current_stream().wait_stream(before)
+        x.record_stream(torch.cuda.current_stream())
+        return x.pow(2).mean()
+
+    model, step = _training(model, loss)
+
+    def ordered() -> None:
+        for stream in streams:  # gradients lie in their memory, and the optimizer has read them
+            stream.wait_stream(torch.cuda.current_stream())
+        step()
+
+    return model, ordered
 
 
 PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
@@ -119,5 +155,6 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         transformer,
         mixed_precision,
         a_side_stream,
+        streams_in_turn,
     )
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rekindle
 from rekindle.engine import Engine
@@ -13,6 +13,7 @@ from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.operators._operators import operator
 from rekindle.pytorch.operators._signature import Invocation, Signature, signature_of
+from tests.pytorch.harsh import WIDTH, vector
 
 
 class Event:
@@ -55,6 +56,32 @@ def test_prices_come_from_events_and_nothing_waits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Event, "reached", True)
     prices.run(signature, lambda *args: ran.append(1), (), {})
     assert (len(ran), signature.priced, signature.cost) == (5, True, 250_000)
+
+
+def test_memory_of_another_device_is_not_counted_and_takes_part_in_recomputation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A number on the CPU, as PyTorch allows it beside tensors of a device; here: what is small."""
+    counted = Driver.counted
+
+    def on_the_device(driver: Driver, home: torch.UntypedStorage) -> int:
+        return counted(driver, home) if home.nbytes() > 8 else 0
+
+    monkeypatch.setattr(Driver, "counted", on_the_device)
+
+    torch.manual_seed(0)
+    weight, factor = vector(requires_grad=True), torch.tensor(0.5)
+
+    def gradient() -> Tensor:
+        x: Tensor = weight
+        for _ in range(12):
+            x = (x * factor + torch.full((), 0.25)).sin()
+        return torch.autograd.grad(x.sum(), [weight])[0]
+
+    wanted = gradient()
+    with rekindle.budget(12 * 4 * WIDTH) as run:
+        assert torch.equal(gradient(), wanted)
+    assert run.recomputations > 0
 
 
 def test_what_the_allocator_gave_out_elsewhere_counts(monkeypatch: pytest.MonkeyPatch) -> None:

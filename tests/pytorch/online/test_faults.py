@@ -173,3 +173,43 @@ def test_a_device_that_is_too_small_says_who_holds_its_memory() -> None:
         refused = device.refused
         assert refused == 3  # the first time, with half, with nothing
         run._driver.engine.check()
+
+
+class OutOfMemoryAfter(Tracker):
+    """A device whose memory runs out in the midst of an operator, once: its work is half done."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.failed = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func._schema.name == self.name and not self.failed:
+            self.failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory (a stand-in)")
+        return result
+
+
+@pytest.mark.parametrize("grad_mode", [True, False], ids=["recorded", "unrecorded"])
+def test_what_is_tried_again_draws_the_same_random_numbers(grad_mode: bool) -> None:
+    def draw() -> Tensor:
+        torch.manual_seed(1)
+        with torch.set_grad_enabled(grad_mode):
+            return torch.stack([torch.bernoulli(vector() / 2) for _ in range(3)])
+
+    wanted = draw()
+    with OutOfMemoryAfter("aten::bernoulli") as device, rekindle.budget(100 * TIGHT):
+        got = draw()
+    assert device.failed
+    assert torch.equal(got, wanted)
+
+
+def test_what_has_written_a_part_of_a_list_is_not_tried_again() -> None:
+    """Once more would add twice."""
+    weights = [torch.ones(3), torch.ones(4)]
+    with OutOfMemoryAfter("aten::_foreach_add_") as device, rekindle.budget(100 * TIGHT):
+        with pytest.raises(torch.OutOfMemoryError, match="a stand-in"):
+            torch._foreach_add_(weights, 1.0)
+    assert device.failed
+    assert all(bool((weight == 2).all()) for weight in weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Literal
 
 import pytest
 import torch
@@ -68,6 +69,34 @@ def test_gradients_of_some_inputs() -> None:
     harshest(program)
 
 
+@pytest.mark.parametrize("way", ["batched", "jacobian", "vmap"])
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_random_operators_run_again_for_a_batch_of_gradients(
+    way: str, evict: Literal["saved", "anything"]
+) -> None:
+    """(R5): below `vmap`, which refuses random operators."""
+
+    def program() -> Step:
+        weight, ways = vector(True), torch.eye(4)
+
+        def rows(weight: torch.Tensor) -> torch.Tensor:
+            x = nn.functional.dropout((weight.sin() * weight).exp(), 0.5)
+            return (x.exp() * x).view(4, -1).sum(1)
+
+        def step() -> object:
+            if way == "jacobian":
+                return torch.autograd.functional.jacobian(rows, weight, vectorize=True)
+            out = rows(weight)
+            if way == "batched":
+                return torch.autograd.grad(out, weight, ways, is_grads_batched=True)
+            return torch.func.vmap(lambda row: torch.autograd.grad(out, weight, row))(ways)
+
+        return step
+
+    again = harshest(program, evict=evict).again
+    assert again["bernoulli_"] > 0
+
+
 def test_differentiated_twice() -> None:
     """A gradient penalty: the backward pass is recorded as well, and its values are let go."""
 
@@ -89,6 +118,32 @@ def test_differentiated_twice() -> None:
         return step
 
     harshest(program)
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_running_statistics_differentiated_twice(evict: Literal["saved", "anything"]) -> None:
+    """Autograd gives back what it saved, of a tensor that the program has dropped, to a backward
+    pass that saves it again: both are of one version (R7)."""
+
+    def program() -> Step:
+        norms = nn.Sequential(
+            *[nn.InstanceNorm1d(4, affine=True, track_running_stats=True) for _ in range(3)]
+        )
+        weight = torch.randn(16, 160, requires_grad=True)
+        batch = torch.randn(40, 16)
+
+        def step() -> object:
+            x = batch.clone().requires_grad_()
+            loss = norms((x @ weight).view(40, 4, 40)).tanh().square().mean()
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = loss + slope.square().sum()
+            del slope
+            loss.backward()
+            return loss, norms, weight, x
+
+        return step
+
+    harshest(program, evict=evict)
 
 
 def test_differentiated_three_times() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -249,3 +249,41 @@ def test_out_of_budget_inside_and_on_with_less_at_a_time() -> None:
             run._driver.engine.check()
             assert torch.equal(gradient(4), plain)
             run._driver.engine.check()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_out_of_budget_that_others_turn_into_something_else(
+    evict: Literal["saved", "anything"],
+) -> None:
+    """TorchScript's interpreter keeps nothing of an error, `load_state_dict` its text."""
+    scripted = torch.jit.script(fourfold)
+    vectors = torch.rand(WIDTH)
+    wanted = scripted(vectors)
+    with pytest.raises(rekindle.OutOfBudget) as refused, rekindle.budget(9 * WIDTH, evict=evict):
+        scripted(vectors)
+    assert isinstance(refused.value.__cause__, RuntimeError)
+    with rekindle.budget(refused.value.smallest_budget + 16 * WIDTH, evict=evict):
+        assert torch.equal(scripted(vectors), wanted)
+
+    network = nn.Linear(64, 64)
+    state = {name: value.double() for name, value in network.state_dict().items()}
+    with pytest.raises(rekindle.OutOfBudget) as refused, rekindle.budget(20_000, evict=evict):
+        network.load_state_dict(state)
+    assert refused.value.smallest_budget > 20_000
+    with rekindle.budget(100_000, evict=evict):
+        network.load_state_dict(state)
+
+
+def fourfold(x: Tensor) -> Tensor:
+    return torch.cat([x, x, x, x]) * 2
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_an_error_of_torchscript_s_own_stays_what_it_is() -> None:
+    scripted = torch.jit.script(fourfold)
+    with rekindle.budget(9 * WIDTH), pytest.raises(RuntimeError):
+        scripted(torch.rand(WIDTH))
+    with pytest.raises(RuntimeError, match="TorchScript") as error, rekindle.budget(ROOMY):
+        scripted(torch.rand(()))
+    assert not isinstance(error.value, MemoryError)

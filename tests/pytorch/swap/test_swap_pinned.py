@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import rekindle
+from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap import _pinned_store
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
@@ -26,7 +27,7 @@ class Queue:
     now: Queue
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.stream_id = name
 
     def wait_stream(self, other: Queue) -> None:
         Queue.log.append(f"{self.name} waits for {other.name}")
@@ -74,7 +75,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Queue.now)
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
     monkeypatch.setattr(_pinned_store, "_pinned", lambda n: torch.empty(n, dtype=torch.uint8))
-    return PinnedStore(10_000, CPU)
+    return PinnedStore(10_000, CPU, Streams(CPU))
 
 
 def test_the_way_there_and_back(store: PinnedStore) -> None:

@@ -25,7 +25,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     int i = index_of(d);
     queue_of(i, 0);
     Lock l(streams_mutex);
-    streams[i].push_back(new Queue(i));
+    streams[i].push_back(new Queue(i, false));
     return stream(i, streams[i].size() - 1);
   }
   Stream getStreamFromGlobalPool(Device d, bool = false) const override { return getNewStream(d); }

@@ -54,7 +54,7 @@ using namespace standin;
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   c10::SetAllocator(DEVICE_TYPE, &memory());
   using release = pybind11::call_guard<pybind11::gil_scoped_release>;
-  m.def("late", [](bool on) { late = on; for (int d = 0; d < DEVICES; d++) for (auto* q : all_on(d)) q->poke(); }, release());
+  m.def("late", [](bool first, bool others) { default_late = first; others_late = others; for (int d = 0; d < DEVICES; d++) for (auto* q : all_on(d)) q->poke(); }, release());
   m.def("delay_us", [](int64_t us) { delay_us = us; });
   m.def("poison", [](bool on) { poison = on; });
   m.def("limit", [](int d, size_t bytes) { memory().limit[d] = bytes; });

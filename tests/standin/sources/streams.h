@@ -29,7 +29,9 @@ constexpr int DEVICES = 2;
 constexpr size_t MOST_PENDING = 2048;  // like a launch queue: beyond it the oldest must run
 using Lock = std::unique_lock<std::mutex>;
 
-inline std::atomic<bool> late{false};         // run only what somebody waits for
+// Late streams run only what somebody waits for: the adversary of every wait that was forgotten.
+inline std::atomic<bool> default_late{false};  // the default streams
+inline std::atomic<bool> others_late{false};   // all others
 inline std::atomic<int64_t> delay_us{0};      // else: sleep before every kernel
 inline std::atomic<bool> poison{true};
 inline std::atomic<int64_t> queued{0}, at_once{0}, strides_differ{0};
@@ -45,7 +47,8 @@ struct Queue {
   std::deque<std::pair<int64_t, std::function<void()>>> tasks;
   int64_t pushed = 0, done = 0, wanted = 0;
   int device = 0;
-  explicit Queue(int d) : device(d) { std::thread([this] { work(); }).detach(); }
+  const bool is_default;
+  Queue(int d, bool first) : device(d), is_default(first) { std::thread([this] { work(); }).detach(); }
   int64_t push(std::function<void()> fn) {
     Lock l(m);
     tasks.emplace_back(++pushed, std::move(fn));
@@ -61,6 +64,7 @@ struct Queue {
   }
   void drain() { Lock l(m); auto s = pushed; l.unlock(); wait_for(s); }
   bool idle() { Lock l(m); return done == pushed; }
+  bool late() const { return is_default ? default_late : others_late; }
   void poke() { Lock l(m); cv.notify_all(); }
   void work() {
     for (;;) {
@@ -68,7 +72,7 @@ struct Queue {
       int64_t seq;
       {
         Lock l(m);
-        cv.wait(l, [&] { return !tasks.empty() && (!late || tasks.front().first <= wanted); });
+        cv.wait(l, [&] { return !tasks.empty() && (!late() || tasks.front().first <= wanted); });
         seq = tasks.front().first;
         fn = std::move(tasks.front().second);
         tasks.pop_front();
@@ -96,7 +100,7 @@ inline thread_local int64_t current_stream[DEVICES] = {};
 inline int index_of(Device d) { return d.index() < 0 ? this_device : d.index(); }
 inline Queue* queue_of(int d, int64_t id) {
   Lock l(streams_mutex);
-  if (streams[d].empty()) streams[d].push_back(new Queue(d));
+  if (streams[d].empty()) streams[d].push_back(new Queue(d, true));
   return streams[d].at(id);
 }
 inline Queue* queue_of(const Stream& s) { return queue_of(index_of(s.device()), s.id()); }

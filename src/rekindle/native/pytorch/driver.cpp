@@ -79,6 +79,9 @@ Driver::~Driver() {
     for (Record* record : dead_handles_) {
         let(static_cast<Storage&>(*record));
     }
+    gone_.clear();
+    foreign_.clear();
+    resizing_ = {};
     if (!mine) {
         the_mutex().unlock();
     }

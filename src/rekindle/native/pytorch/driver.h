@@ -65,8 +65,20 @@ public:
     };
 
 private:
+    // Before the engine, which disposes of all it knows when it goes.
     Slab<Record> records_;
     Slab<Recipe> recipes_;
+    Addresses<Resident> table_;
+    std::vector<const void*> dead_addresses_;
+    std::vector<Record*> dead_handles_;
+    std::vector<Ref<Storage>> gone_;  // what lived where memory is gone
+    std::vector<Ref<Storage>> foreign_;  // nobody tells when their memory goes
+    Bytes uncounted_ = 0;
+    Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
+    Record* last_held_ = nullptr;
+    std::vector<Storage*> bereft_;
+    OpId next_op_ = 0;
+    Ref<Storage> resizing_;
 
 public:
     Engine engine;
@@ -185,17 +197,6 @@ private:
     void gone(Record& record);
     void note_peak() noexcept;
 
-    Addresses<Resident> table_;
-    std::vector<const void*> dead_addresses_;
-    std::vector<Record*> dead_handles_;
-    std::vector<Ref<Storage>> gone_;  // what lived where memory is gone
-    std::vector<Ref<Storage>> foreign_;  // nobody tells when their memory goes
-    Bytes uncounted_ = 0;
-    Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
-    Record* last_held_ = nullptr;
-    std::vector<Storage*> bereft_;
-    OpId next_op_ = 0;
-    Ref<Storage> resizing_;
     unsigned ticks_ = 0;
 };
 

@@ -85,6 +85,9 @@ at::Tensor Handle::call_unpack_hook() {
         const Locked lock;
         Driver& driver = *driver_;
         driver.settle_if_needed();
+        if (driver.let_go_of_everything) {
+            driver.let_go_now();
+        }
         Record& record = current(*record_);
         check_version(record.site());
         at::Tensor elsewhere = moved(record);

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
+from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -23,7 +25,8 @@ from rekindle.policies import DEFAULT, Advised, Policy, Swap
 from rekindle.pytorch.context._auto import amount_of
 from rekindle.pytorch.context._cores import Core, chosen_core
 from rekindle.pytorch.context._report import report_of, swapped_by
-from rekindle.pytorch.held import Touching, anything, flag_of_reading
+from rekindle.pytorch.context._threads import Hooks, inherited
+from rekindle.pytorch.held import Anything, Touching, anything, flag_of_reading
 from rekindle.pytorch.learned import Learner, lessons_for
 from rekindle.pytorch.native import NativeDriver, NativeRuntime, core, native_steps, seen
 from rekindle.pytorch.online import (
@@ -32,9 +35,13 @@ from rekindle.pytorch.online import (
     OptimizerSteps,
     Places,
     Runtime,
+    dispatch_modes,
     is_out_of_memory,
+    lost_in,
     resizes_seen,
     short_form,
+    trades_seen,
+    unwatched,
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
 from rekindle.pytorch.swap import host_memory
@@ -51,7 +58,7 @@ class _Mode(TorchDispatchMode):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
-        self._runtime = runtime
+        self.runtime = runtime  #: or who stands in for it during an optimizer's step
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -65,20 +72,42 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
-            return self._runtime.run_whole(func, args, kwargs or {})
+            return self.runtime.run_whole(func, args, kwargs or {})
         if types and any(map(takes_itself_apart, types)):  # a DTensor: its parts will come here
             return NotImplemented
         facts = operator(func)
         kwargs = kwargs or {}
-        driver = self._runtime.driver
-        if driver.busy:
-            return facts.func(*args, **kwargs)
-        if facts.view:
-            if facts.resizes:
-                return self._runtime.set_memory(facts, args, kwargs)
-            driver.meet(args[0])
-            return facts.func(*args, **kwargs)
-        return self._runtime.run(facts, args, kwargs)
+        runtime = self.runtime
+        driver = runtime.driver
+        with unwatched():
+            if driver.busy and driver.busy == get_ident():
+                return facts.func(*args, **kwargs)
+            if facts.view:
+                if facts.resizes:
+                    return runtime.set_memory(facts, args, kwargs)
+                if facts.marks:
+                    return runtime.mark(facts, args, kwargs)
+                driver.meet(args[0])
+                return facts.func(*args, **kwargs)
+            return runtime.run(facts, args, kwargs)
+
+
+@final
+class _Over:
+    """In the place of the runtime in the mode of a thread that outlives the budget."""
+
+    busy = 0
+
+    def __init__(self) -> None:
+        self.driver = self
+
+    def meet(self, tensor: object) -> None:
+        pass
+
+    def run(self, facts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return facts.func(*args, **kwargs)
+
+    mark = set_memory = run_whole = run
 
 
 def _keep_dynamo_out() -> None:
@@ -320,19 +349,25 @@ class budget:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
             run._learner = runtime.driver.watcher = learner
+        runtime.driver.below = dispatch_modes()
         runtime.driver.open()
         with ExitStack() as stack:
             mode = stack.enter_context(_Mode(runtime))
-            hooks: tuple[Any, Any] = (runtime.pack, runtime.unpack)
+            held: Anything | None = None
             if self._evict == "anything":
-                hooks = stack.enter_context(anything(runtime))
-            stack.enter_context(saved_tensors_hooks(*hooks))
+                held = stack.enter_context(anything(runtime))
+            hooks = runtime if held is None else held
+            stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
             stack.enter_context(resizes_seen(runtime.driver))
+            stack.enter_context(trades_seen(runtime.driver))
             stack.enter_context(regions_shown())
             steps = OptimizerSteps(runtime, mode)
             for hook in steps.watch():
                 stack.callback(hook.remove)
-            stack.callback(steps.recover)
+            stack.callback(steps.leave)
+            self._over: list[Callable[[], None]] = []
+            in_thread = partial(self._in_thread, runtime, held, steps)
+            stack.enter_context(inherited(partial(_is_inside, runtime), in_thread))
             if runtime.driver.places is not None:
                 runtime.driver.places.watch(stack)
             stack.callback(_leave)
@@ -368,14 +403,50 @@ class budget:
         try:
             self._stack.close()
         finally:
+            for end in list(self._over):
+                end()
             driver.close()
             del self._runtime
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, self._budget))
         if type(error) is RuntimeError:
+            refused = lost_in(error, driver)
+            if refused is not None:
+                raise refused from error
             for part, explanation in _REFUSED_BY_TORCH.items():
                 if part in str(error):
                     raise Unsupported(explanation) from error
+
+    @contextmanager
+    def _in_thread(
+        self, runtime: Runtime, held: Anything | None, steps: OptimizerSteps
+    ) -> Iterator[None]:
+        """For a thread that started inside: the same as in the one that entered."""
+        hooks = Hooks(runtime if held is None else held)
+        with ExitStack() as stack:
+            mode = stack.enter_context(_Mode(runtime))
+            touching = None if held is None else held.enter(stack)
+            stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
+            its_steps = steps.of_this_thread(mode)
+            stack.callback(its_steps.leave)
+
+            def over() -> None:
+                its_steps.over()
+                mode.runtime, hooks.within = _Over(), None
+                if touching is not None:
+                    touching.shells = None
+
+            self._over.append(over)
+            stack.callback(self._over.remove, over)
+            del runtime, held, steps  # which this thread may outlive
+            yield
+
+
+def _is_inside(runtime: Runtime) -> bool:
+    """Whether this thread is, and not amid an operator: there the modes are away."""
+    modes = _get_current_dispatch_mode_stack()
+    mine = any(type(mode) is _Mode and type(mode.runtime) is not _Over for mode in modes)
+    return mine and not runtime.driver.lock._is_owned()  # type: ignore[attr-defined]
 
 
 #: What PyTorch itself refuses under a budget: a part of its message, and what to do instead.

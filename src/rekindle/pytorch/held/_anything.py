@@ -9,8 +9,8 @@ is about to read, and `_escapes` knows the ways around the dispatcher.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 from torch import Tensor
@@ -23,40 +23,48 @@ from rekindle.pytorch.held._shells import Shells
 from rekindle.pytorch.online import Runtime
 from rekindle.pytorch.operators import EFFECTS, takes_itself_apart
 
-Pack = Callable[[Tensor], Any]
-Unpack = Callable[[Any], Tensor]
-
 
 @contextmanager
-def anything(runtime: Runtime) -> Iterator[tuple[Pack, Unpack]]:
-    """Inside, what the program holds may be let go; afterwards all of it is back.
-
-    Gives what saved-tensor hooks are to call in the place of the runtime's own.
-    """
-    driver = runtime.driver
-    shells = driver.table.shells = Shells(driver)
-    runtime.without_grad = True
+def anything(runtime: Runtime) -> Iterator[Anything]:
+    """Inside, what the program holds may be let go; afterwards all of it is back."""
+    shells = runtime.driver.table.shells = Shells(runtime.driver)
+    runtime.record_without_grad(True)
     process = os.getpid()
-
-    def pack(tensor: Tensor) -> Any:
-        with shells.present((tensor,)):
-            return runtime.pack(tensor)
-
-    def unpack(handle: Any) -> Tensor:
-        tensor = runtime.unpack(handle)
-        if shells.open:
-            shells.stays(tensor)
-        return tensor
-
-    with Touching(shells), escapes_seen(shells), shells.threads.in_mode(lambda: Touching(shells)):
+    with Touching(shells), escapes_seen(shells):
         try:
-            yield pack, unpack
+            yield Anything(runtime, shells)
         finally:
-            runtime.without_grad = False
+            runtime.record_without_grad(False)
             if os.getpid() == process:
                 shells.close()
             else:  # forked: what is empty belongs to the parent, and raises here
                 shells.abandon()
+
+
+@final
+class Anything:
+    """What a context that lets go of anything does in each of its threads."""
+
+    def __init__(self, runtime: Runtime, shells: Shells) -> None:
+        self._runtime = runtime
+        self._shells = shells
+
+    def pack(self, tensor: Tensor) -> Any:
+        """The saved-tensor hook, in the place of the runtime's own."""
+        with self._shells.present((tensor,)):
+            return self._runtime.pack(tensor)
+
+    def unpack(self, handle: Any) -> Tensor:
+        """The other one."""
+        tensor = self._runtime.unpack(handle)
+        if self._shells.open:
+            self._shells.stays(tensor)
+        return tensor
+
+    def enter(self, stack: ExitStack) -> Touching:
+        """Until `stack` unwinds, the thread that runs this is within, too."""
+        stack.enter_context(self._shells.threads.this_one_known())
+        return stack.enter_context(Touching(self._shells))
 
 
 @final
@@ -67,7 +75,7 @@ class Touching(TorchDispatchMode):
 
     def __init__(self, shells: Shells) -> None:
         super().__init__()
-        self._shells = shells
+        self.shells: Shells | None = shells  #: None: the budget is over, and this thread goes on
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -79,9 +87,11 @@ class Touching(TorchDispatchMode):
         if types and any(map(takes_itself_apart, types)):
             return NotImplemented
         kwargs = kwargs or {}
-        shells = self._shells
+        shells = self.shells
+        if shells is None:
+            return func(*args, **kwargs)
         with shells.lock:
-            if not shells.open or shells.busy:
+            if not shells.open or shells.busy or getattr(func, "namespace", "") == "profiler":
                 return func(*args, **kwargs)
             plain = type(func) is OpOverload
             tensors = list(_tensors(args, kwargs))
@@ -90,7 +100,7 @@ class Touching(TorchDispatchMode):
                     shells.keep(tensor)
             locked = shells.bring(tensors)
             try:
-                result = self._run(func, args, kwargs)
+                result = _run(shells, func, args, kwargs)
             finally:
                 shells.done(locked)
             shells.made(_tensors((result,), {}))
@@ -98,15 +108,16 @@ class Touching(TorchDispatchMode):
                 shells.made(tensors)
             return result
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except OutOfBudget:
-            # Room is made before an operator runs, so that it can begin anew; others may not.
-            native = type(func) is OpOverload and func.namespace == "aten"
-            if not native or not self._shells.give_up_sources():
-                raise
+
+def _run(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
         return func(*args, **kwargs)
+    except OutOfBudget:
+        # Room is made before an operator runs, so that it can begin anew; others may not.
+        native = type(func) is OpOverload and func.namespace == "aten"
+        if not native or not shells.give_up_sources():
+            raise
+    return func(*args, **kwargs)
 
 
 def _tensors(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:

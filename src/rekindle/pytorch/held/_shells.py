@@ -20,8 +20,8 @@ from rekindle.engine import Storage
 from rekindle.pytorch.held._husk import exchange, husk
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import LONGEST_CHAIN, Driver, may_forget
-from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, Recipe
-from rekindle.pytorch.tensors import Memory
+from rekindle.pytorch.operators import STRIDED, Recipe, is_plain
+from rekindle.pytorch.tensors import Memory, parts_of
 
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
 #: `pad_packed_sequence`) read it before any of them runs.
@@ -50,7 +50,7 @@ class Shells:
     @property
     def busy(self) -> bool:
         """Whether operators run now are the runtime's own; with the lock only."""
-        return self._driver.busy
+        return self._driver.works
 
     # -- what the table asks for ----------------------------------------------------------------
 
@@ -110,17 +110,19 @@ class Shells:
             self._keep_gradients()
         if self.threads.changed():
             self._pause(bool(self.threads.unknown))
-        wanted = [found for each in tensors if (found := self._storage_of(each)) is not None]
+        found = [self._storage_of(part) for each in tensors for part in (each, *parts_of(each))]
+        wanted = [storage for storage in dict.fromkeys(found) if storage is not None]
         locked = [storage for storage in wanted if storage.resident]
+        missing = [storage for storage in wanted if not storage.resident]
         for storage in locked:
             driver.engine.lock(storage)
         try:
-            for storage in wanted:
-                if not storage.resident:
+            for storage in missing:
+                if not storage.resident:  # else it came back on the way to another
                     driver.settle()  # garbage collection may have come by
                     driver.use(storage)
-                    driver.engine.lock(storage)
-                    locked.append(storage)
+                driver.engine.lock(storage)
+                locked.append(storage)
         except BaseException:
             self.done(locked)
             raise
@@ -179,7 +181,7 @@ class Shells:
 
     def _storage_of(self, tensor: Tensor) -> Storage | None:
         """The storage of `tensor` if it may ever be let go."""
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not STRIDED:
+        if not is_plain(type(tensor)) or tensor.layout is not STRIDED:
             return None
         home = tensor.untyped_storage()
         watch = self._driver.table.watches.get(home._cdata)

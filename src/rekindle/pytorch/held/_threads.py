@@ -1,8 +1,8 @@
 """Which threads there are that might read a tensor while its memory is freed.
 
-A thread that started inside `rekindle.budget(..., evict="anything")` has a dispatch mode of its
-own: its operators wait for the lock, so nothing is let go while one runs. One that ran before has
-none. As long as there is such a thread, nothing that the program holds is let go; but for threads
+A thread that started inside `rekindle.budget(..., evict="anything")` has the dispatch modes as well:
+its operators wait for the lock, so nothing is let go while one runs. One that ran before has none,
+nor has one that was started amid an operator. As long as there is such a thread, nothing that the program holds is let go; but for threads
 of libraries that are known to touch no tensor of the program's, or only by ways that are seen.
 """
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
 from rekindle._errors import Unsupported
 
+#: The names of the runtime's own threads begin so; they know addresses, and no tensors.
+OURS = "rekindle-"
 #: Modules whose threads are harmless. They compile, or move lists of indices, sources or pickles,
 #: which read through storages; or have nothing to do with tensors.
 HARMLESS = (
@@ -25,6 +27,7 @@ HARMLESS = (
     "execnet",
     "ipykernel",
     "multiprocessing",
+    "rekindle",
     "torch._inductor",
     "torch.utils.data",
     "tornado",
@@ -64,24 +67,14 @@ class Threads:
             )
 
     @contextmanager
-    def in_mode(self, mode: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Threads that `threading` starts inside run within `mode()`, and are known."""
-        begin: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-
-        def begin_in_mode(thread: threading.Thread) -> None:
-            ident = threading.get_ident()
-            self._known.add(ident)
-            try:
-                with mode():
-                    begin(thread)
-            finally:
-                self._known.discard(ident)
-
-        threading.Thread._bootstrap_inner = begin_in_mode  # type: ignore[attr-defined]
+    def this_one_known(self) -> Iterator[None]:
+        """Inside, the thread that runs this is no unknown one: it has the modes."""
+        ident = threading.get_ident()
+        self._known.add(ident)
         try:
             yield
         finally:
-            threading.Thread._bootstrap_inner = begin  # type: ignore[attr-defined]
+            self._known.discard(ident)
 
 
 def _is_harmless(origin: str) -> bool:
@@ -92,6 +85,8 @@ def _origin(ident: int) -> str:
     """The module of the outermost function of a thread that is not of `threading` itself."""
     if _compiles(ident):
         return "torch._inductor"
+    if any(each.ident == ident and each.name.startswith(OURS) for each in threading.enumerate()):
+        return "rekindle"
     names: list[str] = []
     each: FrameType | None = sys._current_frames().get(ident)
     while each is not None:

@@ -14,7 +14,6 @@ import gc
 import random
 import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
@@ -26,14 +25,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from rekindle.pytorch.online import PutBack, put_back
 from rekindle.pytorch.operators import operator, whole, written_by
 from rekindle.pytorch.tensors import homes_of, living_objects
 
 _LAZY = (LazyModuleMixin, UninitializedParameter, UninitializedBuffer)
 _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
-
-PutBack = Callable[[], Any]
 
 
 @final
@@ -57,7 +54,7 @@ class Before:
         seen: dict[int, PutBack] = {}
         self._put_back = [
             *(
-                _put_back(vars(owner), seen)
+                put_back(vars(owner), seen)
                 for owner in alive
                 if isinstance(owner, _WITH_ATTRIBUTES)
             ),
@@ -120,38 +117,6 @@ def _materialized_no_more(lazy: Any) -> PutBack:
             lazy.__class__ = kind
 
     return put_back
-
-
-def _put_back(value: Any, seen: dict[int, PutBack]) -> PutBack:
-    """Returns what gives `value` its content of now again, and that of the containers in it.
-
-    The same objects are filled again: hooks' handles and C++ refer to them.
-    """
-    if type(value) not in _CONTAINERS:
-        return lambda: value
-    if id(value) in seen:
-        return seen[id(value)]
-    pending = True
-
-    def refill() -> Any:
-        nonlocal pending
-        if pending:  # a container that holds itself is filled once
-            pending = False
-            content = [(key, item()) for key, item in items]
-            value.clear()
-            if isinstance(value, dict):
-                value.update(content)
-            elif isinstance(value, set):
-                value.update(item for _, item in content)
-            else:
-                value.extend(item for _, item in content)
-            pending = True
-        return value
-
-    seen[id(value)] = refill
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    items = [(key, _put_back(item, seen)) for key, item in pairs]
-    return refill
 
 
 def _generators() -> list[PutBack]:

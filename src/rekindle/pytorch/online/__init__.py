@@ -2,7 +2,11 @@
 
 from rekindle.pytorch.online._audit import Audit as Audit
 from rekindle.pytorch.online._audit import Site as Site
+from rekindle.pytorch.online._beneath import dispatch_modes as dispatch_modes
+from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._capture import Capture as Capture
+from rekindle.pytorch.online._contents import PutBack as PutBack
+from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
@@ -20,13 +24,18 @@ from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._explain import users_line as users_line
+from rekindle.pytorch.online._handle import kept as kept
+from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import is_out_of_memory as is_out_of_memory
+from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
+from rekindle.pytorch.online._streams import Streams as Streams
+from rekindle.pytorch.online._trade import trades_seen as trades_seen

@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, NoRoom, Storage
 from rekindle.pytorch.online._audit import Audit
+from rekindle.pytorch.online._beneath import Modes, beneath
 from rekindle.pytorch.online._capture import Capture, Captures
-from rekindle.pytorch.online._explain import Snapshot, out_of_budget, out_of_memory, snapshot
-from rekindle.pytorch.online._history import carried_along
+from rekindle.pytorch.online._explain import (
+    Snapshot,
+    out_of_budget,
+    out_of_memory,
+    snapshot,
+)
+from rekindle.pytorch.online._history import forget_sources
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._watcher import Watcher
-from rekindle.pytorch.operators import PLAIN_TENSORS, STRIDED, run_again, tensors_in
+from rekindle.pytorch.operators import STRIDED, is_plain, run_again, tensors_in
 from rekindle.pytorch.tensors import Memory, Table, Watch
 from rekindle.schedule import Action, Compute, Free, Recorder
 
@@ -37,7 +46,10 @@ class Driver:
         self.table = Table()
         self.device = device
         self.lock = threading.RLock()
-        self.busy = False  #: operators run now are the runtime's own
+        self.busy = 0  #: the thread whose operators are the runtime's own, if there is one now
+        self.below: Modes = ()  #: dispatch modes around the context
+        #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
+        self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.recorder: Recorder | None = None
@@ -47,11 +59,12 @@ class Driver:
         self.watcher: Watcher | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
         self.places: Places | None = None
+        self.streams = Streams(device) if device.type == "cuda" else None
         self.peak = Peak(self.engine, self.table, self.optimizers)
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
-        self._next_op = 0
+        self.operators_run = 0  #: those that the engine knows of
         self.storages_made = 0  #: in the whole run
         #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
         self._outside: Storage | None = None
@@ -81,8 +94,8 @@ class Driver:
         """A call that nobody knows of yet; it must be admitted before the next is made."""
         if self.places is not None:
             self.places.note()
-        self._next_op += 1
-        return Call(OpId(self._next_op - 1), name, cost, (), replayable)
+        self.operators_run += 1
+        return Call(OpId(self.operators_run - 1), name, cost, (), replayable)
 
     def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
         """What `call` makes, or what it writes where something else was."""
@@ -119,7 +132,7 @@ class Driver:
     def account(self, name: str, cost: Nanoseconds) -> None:
         """An operator ran that made nothing."""
         if self.capture is None and self.recorder is None:
-            self._next_op += 1
+            self.operators_run += 1
             self.engine.account(cost)
         else:
             self.admit(self.new_call(name, cost, False))
@@ -128,7 +141,7 @@ class Driver:
         """An operator ran whose results nobody can recompute: their bytes are counted."""
         table, nbytes = self.table, 0
         for tensor in (result,) if type(result) is Tensor else tensors_in(result):
-            if type(tensor) is Tensor and tensor.layout is STRIDED:
+            if is_plain(type(tensor)) and tensor.layout is STRIDED:
                 home = tensor.untyped_storage()
                 address = home._cdata
                 if not table.lives(address):
@@ -152,7 +165,7 @@ class Driver:
 
     def meet(self, tensor: Tensor) -> None:
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
-        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+        if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
             if home._cdata not in self.table.watches:
                 with self.lock:
@@ -166,7 +179,10 @@ class Driver:
         self.engine.account(0, -watch.nbytes)
         call = self.new_call(watch.maker, 0, False)
         storage = self.new_storage(call, watch.nbytes)
-        storage.payload.watch = watch
+        memory: Memory = storage.payload
+        memory.watch = watch
+        home = watch()
+        memory.size = watch.nbytes if home is None else home.nbytes()
         watch.storage = storage
         if tensor is not None:
             storage.payload.describe(tensor)
@@ -194,6 +210,13 @@ class Driver:
             self._counts[device] = device.type == self.device.type
         return home.nbytes() if self._counts[device] else 0
 
+    def knowing(self) -> Iterator[Storage]:
+        """All that may know a tensor of the program: what is in the graph or was overwritten."""
+        for storage in self.engine.storages:
+            yield storage
+            for call in storage.makers:
+                yield from (source.storage for _, source in call.overwrites)
+
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
         with self.lock:
@@ -213,7 +236,9 @@ class Driver:
         """The program may have changed the size of what it holds."""
         memory: Memory = storage.payload
         memory.alias = None  # it may reach beyond the end now
-        self.engine.resize(storage, self.counted(memory.home()))
+        home = memory.home()
+        memory.size = home.nbytes()
+        self.engine.resize(storage, self.counted(home))
 
     def keep(self, tensor: Tensor) -> None:
         """The memory of `tensor` is never let go."""
@@ -267,28 +292,30 @@ class Driver:
             self.capture.sealed(storage)
         self.perform(self.engine.seal(storage))
 
-    def forget_history(self) -> None:
-        """What the program carries along from graph to graph is kept, not how it came about."""
-        if self.whole is None and self.recorder is None:  # a trace cannot say until when it was
-            for storage in carried_along(list(self.engine.storages), self._held):
-                self.seal(storage)
-
     def forget(self, source: Storage) -> None:
         """`source` is about to be written: what only it can bring back is saved first (R4)."""
         self.poll()
         self.perform(self.engine.forget(source))
 
-    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+    def rescue(
+        self,
+        again: Callable[[], Result],
+        out: torch.OutOfMemoryError,
+        random: tuple[torch.Generator, Tensor] | None = None,
+    ) -> Result:
         """The device ran out of memory all the same: lets go of half, then of all, and tries again.
 
-        What an operator needs inside itself, and what lies in pieces, no budget counts. Allocators
-        fail before anything is computed, so that an operator can start anew.
+        What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
+        must be able to start anew; `random`: a generator that it draws from, which is put back.
         """
         for nbytes in (self.engine.memory // 2, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            if random is not None:
+                generator, state = random
+                generator.set_state(state)
             try:
                 return again()
             except torch.OutOfMemoryError as error:
@@ -301,7 +328,12 @@ class Driver:
     def make_room(self, needed: Bytes, who: str) -> None:
         """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
         self.poll()
-        self.perform(self.engine.make_room(needed), who)
+        try:
+            self.perform(self.engine.make_room(needed), who)
+        except OutOfBudget:
+            if not forget_sources(self):
+                raise
+            self.perform(self.engine.make_room(needed), who)
 
     def poll(self) -> None:
         """Finds out which values the program has let go of; dead ones have told so themselves."""
@@ -351,6 +383,9 @@ class Driver:
         """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
+            for storage in self.knowing():
+                if not storage.references and not storage.consumers:
+                    storage.payload.origin = None  # which `swap_tensors` would mind
             if self.watcher is not None:
                 self.watcher.close()
                 self.watcher = None
@@ -421,6 +456,21 @@ class Driver:
 
     # -- actions --------------------------------------------------------------------------------
 
+    @property
+    def works(self) -> bool:
+        """Whether the operators of this thread are the runtime's own."""
+        return self.busy == threading.get_ident()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside they are, and no mode of the program's sees them. With the lock only."""
+        busy, self.busy = self.busy, threading.get_ident()
+        try:
+            with beneath(self.below):
+                yield
+        finally:
+            self.busy = busy
+
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
         if not actions:
@@ -431,8 +481,7 @@ class Driver:
                 action = next(iterator, None)
             except NoRoom as shortage:
                 name = who or (shortage.call.name if shortage.call else "")
-                now = snapshot(self.engine, self.table, self.optimizers)
-                raise out_of_budget(shortage, now, name) from None
+                raise self._refusal(shortage, name) from None
             if action is None:
                 for storage in self.engine.take_bereft():  # kept like a source from now on
                     self.own(storage)
@@ -452,26 +501,50 @@ class Driver:
             if self.recorder is not None:
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
 
+    def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
+        now = snapshot(self.engine, self.table, self.optimizers)
+        error = out_of_budget(shortage, now, name)
+        self.refused = (self.operators_run, str(error), dict(vars(error)))
+        return error
+
     def _let_go(self, storage: Storage) -> None:
-        self.table.vacate(storage)
+        self.vacate(storage)
         self._held.pop(storage, None)
         if self.recorder is not None:
             self.recorder.acted(Free(storage.id), self.engine.clock, self.engine.memory)
 
+    def vacate(self, storage: Storage) -> None:
+        """What is in `storage` is gone from memory, as soon as nothing on the device reads it."""
+        memory: Memory = storage.payload
+        if self.streams is not None and memory.watch is not None:
+            home = memory.watch()  # None: the program let go of it just now
+            if home is not None:
+                self.streams.keep_until_read(home)
+        self.table.vacate(storage)
+
+    def _run_again(self, call: Call, in_place: bool) -> list[Tensor]:
+        if self.streams is None:
+            return run_again(call, in_place=in_place)
+        with self.streams.in_order():
+            tensors = run_again(call, in_place=in_place)
+            for tensor in tensors:
+                self.streams.keep_until_read(tensor.untyped_storage())
+            return tensors
+
     def _compute(self, call: Call, in_place: bool) -> None:
-        busy, self.busy = self.busy, True
         try:
-            try:
-                tensors = run_again(call, in_place=in_place)
-            except torch.OutOfMemoryError as out:
-                tensors = self.rescue(lambda: run_again(call, in_place=in_place), out)
+            with self.working():
+                try:
+                    tensors = self._run_again(call, in_place)
+                except torch.OutOfMemoryError as out:
+                    if in_place and not call.payload.signature.operator.starts_anew:
+                        raise
+                    tensors = self.rescue(lambda: self._run_again(call, in_place), out)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:
                     self.perform(self.engine.spoil(source.storage))
             raise
-        finally:
-            self.busy = busy
         if in_place:
             self.table.written_over(call)
         else:

@@ -20,7 +20,7 @@ class Handle:
     thread, amid anything.
     """
 
-    __slots__ = ("geometry", "released", "saved", "storage", "version", "witness")
+    __slots__ = ("geometry", "kept", "released", "saved", "storage", "version", "witness")
 
     def __init__(
         self, released: Obituaries[Storage], storage: Storage, geometry: Geometry, version: int
@@ -31,6 +31,8 @@ class Handle:
         self.version = version  #: of the program's tensor when it was saved; negative: none
         #: The program's own tensor, if that was saved and not an alias of it.
         self.saved: weakref.ref[Tensor] | None = None
+        #: That tensor itself, if somebody may ask for its attributes and it needs no gradient.
+        self.kept: Tensor | None = None
         #: Has that tensor's version counter, where the storage does not know which one it is.
         self.witness: Tensor | None = None
 
@@ -75,9 +77,31 @@ def modified(
 def kept(tensor: Tensor) -> tuple[Tensor, int]:
     """What cannot be rebuilt stays as it is, and its version.
 
-    An alias of it: a result in its own graph would be a cycle that nobody can collect.
+    An alias of it: a result in its own graph would be a cycle that nobody can collect. A leaf has
+    no graph.
     """
-    return tensor.detach(), version_of(tensor)
+    if tensor.grad_fn is None:
+        return tensor, version_of(tensor)
+    alias = tensor.detach()
+    if type(tensor) is not Tensor:
+        alias = alias.as_subclass(type(tensor))
+        alias.__dict__.update(tensor.__dict__)
+    return alias, version_of(tensor)
+
+
+def count_from(tensor: Tensor, version: int) -> None:
+    """What stands for a tensor that was saved has its version: it may be saved again itself, and
+    then handles of both ask one counter."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
+
+
+def unpack_kept(kept: tuple[Tensor, int]) -> Tensor:
+    """The inverse; raises if it was written meanwhile (R7)."""
+    tensor, version = kept
+    if version_of(tensor) != version:
+        raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
+    return tensor
 
 
 def with_counter_of(tensor: Tensor) -> Tensor:

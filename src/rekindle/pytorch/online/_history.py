@@ -2,14 +2,19 @@
 
 An RNN's state goes from batch to batch, a running mean from step to step. Each could be computed
 again from the one before, and so from everything that ever was. An optimizer's step ends that, for
-it writes over what recipes read; where none comes, it ends here, and the value stays instead.
+it writes over what recipes read; where none comes, or where they read something else (a mean of
+losses), it ends here, and the value stays instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, Protocol
 
-from rekindle.engine import Storage
+import torch
+
+from rekindle.engine import Engine, Storage
+from rekindle.pytorch.tensors import Table
 
 #: Calls that may hang on each other before one result is kept, and the next chain begins with it.
 LONGEST_CHAIN = 1_000
@@ -34,7 +39,91 @@ def carried_along(storages: Iterable[Storage], held: Container[Storage]) -> Iter
         depths[storage] = depth
 
 
+def made_in_vain(
+    storages: Iterable[Storage], is_held: Callable[[Storage], bool]
+) -> Iterator[Storage]:
+    """Those in the program's hands for whose sake alone sources stay in memory: batches, losses.
+
+    They are there and stay there, so that nobody would compute them again; what could be computed
+    again from their sources beside them, nobody asks for. What is yielded is to be sealed.
+    """
+    for source in storages:
+        if source.consumers and source.resident and not (source.replayable or source.references):
+            found = None if is_held(source) else _ends(source)
+            yield from (end for end in found or () if may_forget(end))
+
+
+def _ends(source: Storage) -> set[Storage] | None:
+    """What is asked for and could be computed again from `source`, if all of it is there and in
+    the hands of the program alone."""
+    ends: set[Storage] = set()
+    passed: set[Storage] = set()
+    stack = [source]
+    while stack:
+        for child in stack.pop().children():
+            if not child.dead:
+                if child.references or not (child.resident and child.held):
+                    return None
+                ends.add(child)
+            elif child not in passed:
+                passed.add(child)
+                stack.append(child)
+    return ends
+
+
 def may_forget(storage: Storage) -> bool:
     """Whether nobody waits for what else the operators made that made `storage`."""
     siblings = [made for call in storage.makers for made in call.storages()]
     return all(made.resident or (made.dead and not made.consumers) for made in siblings)
+
+
+class Forgetful(Protocol):
+    """What a driver must be able to do here."""
+
+    engine: Engine
+    table: Table
+    whole: Any
+    recorder: Any
+    _held: dict[Storage, None]
+
+    def use(self, storage: Storage) -> None: ...
+
+    def seal(self, storage: Storage) -> None: ...
+
+
+def _is_written_down(driver: Forgetful) -> bool:
+    """A trace cannot say until when something could be computed again."""
+    return driver.whole is not None or driver.recorder is not None
+
+
+def forget_history(driver: Forgetful) -> None:
+    """What the program carries along from graph to graph is kept, not how it came about."""
+    if not _is_written_down(driver):
+        for storage in carried_along(list(driver.engine.storages), driver._held):
+            driver.seal(storage)
+    forget_sources(driver)
+
+
+def forget_sources(driver: Forgetful) -> bool:
+    """What is kept for nothing but to compute again what is there goes; whether anything did."""
+    if _is_written_down(driver):
+        return False
+    before = driver.engine.memory
+    for storage in list(made_in_vain(list(driver.engine.storages), driver.table.is_held)):
+        if storage.replayable and may_forget(storage):
+            driver.seal(storage)
+    return driver.engine.memory < before
+
+
+def keep_from_now_on(driver: Forgetful, homes: Iterable[torch.UntypedStorage]) -> None:
+    """An optimizer will write what is in `homes`, step after step: those are constants (R4), or
+    each could be computed again from all steps before."""
+    for home in homes:
+        watch = driver.table.watches.get(home._cdata)
+        storage = None if watch is None else watch.storage
+        if storage is not None and storage.replayable:
+            if not storage.resident:
+                driver.use(storage)
+            driver.engine.let_return(storage, False)
+            if may_forget(storage):
+                driver.seal(storage)

@@ -1,13 +1,19 @@
-"""An optimizer's step is one operator: what it takes is seen once, then nobody looks inside.
+"""An optimizer's step is one operator: it happens as a whole or not at all, and may pass unseen.
+
+What it takes is known before it begins: from a dry run on shapes (`_dry_run`), or from the last
+step of its kind. There is room for all of it, or `OutOfBudget` comes before anything has moved. A
+step of which that cannot be known is undone if it fails (`_undo`).
 
 The step of one of PyTorch's own optimizers runs about ten small operators for each parameter, all
-in place on what lives on. Once such a step was seen from beginning to end, room for the most that
-it had in use beside what was there is made ahead, and its operators run without the dispatch mode.
+in place on what lives on. Once such a step was seen from beginning to end, its operators run
+without the dispatch mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, final
 from weakref import WeakKeyDictionary
@@ -15,25 +21,25 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.optim.optimizer as hooks
 from torch import Tensor, optim
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._dry_run import bytes_of_step
+from rekindle.pytorch.online._history import forget_sources, keep_from_now_on
 from rekindle.pytorch.online._runtime import Runtime
+from rekindle.pytorch.online._undo import Undo, tensors_kept_by
 from rekindle.pytorch.operators import PLAIN_TENSORS
-from rekindle.pytorch.tensors import unread
+from rekindle.pytorch.tensors import homes_of, unread
 
 #: Their steps take the same memory again and again, and run nobody's code but their own.
 KNOWN: Final = frozenset({
     optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
     optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
 })  # fmt: skip
+#: What their steps take does not depend on what is in the tensors, but for sparse gradients.
+PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 
 
 @final
@@ -51,8 +57,9 @@ class _Seen:
 class _Begun:
     """The step that is running, and how the run stood before it."""
 
-    kind: tuple[object, ...]
+    kind: tuple[object, ...] | None
     passes: bool
+    undo: Undo | None
     peak: Bytes
     memory: Bytes
     compute_ns: Nanoseconds
@@ -66,61 +73,170 @@ _seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()  # of each optimizer,
 class OptimizerSteps:
     """Stands before and after the step of every optimizer within one budget."""
 
-    def __init__(self, runtime: Runtime, mode: TorchDispatchMode) -> None:
+    def __init__(
+        self, runtime: Runtime, mode: Any, threads: dict[int, OptimizerSteps] | None = None
+    ) -> None:
+        """`mode`: the budget's own in this thread; it hands every operator to its `runtime`."""
         self._runtime = runtime
         self._driver = runtime.driver
         self._mode = mode
+        self._thread = threading.get_ident()
+        self._threads = {} if threads is None else threads  # who looks at the steps of each
+        self._threads[self._thread] = self
         self._begun: _Begun | None = None
+        self._nested = 0  #: steps amid the one that has begun
+        self._last: Any = None  #: a hook of the optimizer's own, to be called after all others
 
     def watch(self) -> Iterator[Any]:
         """From now on. Yields what is to be removed in the end."""
-        yield hooks.register_optimizer_step_pre_hook(self._before)
-        yield hooks.register_optimizer_step_post_hook(self._after)
+        yield hooks.register_optimizer_step_pre_hook(self._step_begins)
+        yield hooks.register_optimizer_step_post_hook(self._step_is_over)
+
+    def of_this_thread(self, mode: Any) -> OptimizerSteps:
+        """The same for another thread of the program, whose mode is `mode`."""
+        return OptimizerSteps(self._runtime, mode, self._threads)
+
+    def over(self) -> None:
+        """The budget is, and the thread goes on."""
+        self._threads = {}
+        del self._runtime, self._driver
+
+    def leave(self) -> None:
+        """The thread ends."""
+        if not self._threads:
+            if self._begun is not None and self._begun.passes:
+                _push_mode(self._mode)
+            return
+        self.recover()
+        del self._threads[self._thread]
+
+    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        steps = self._threads.get(threading.get_ident())
+        return None if steps is None else steps._before(optimizer, args, kwargs)
+
+    def _step_is_over(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        steps = self._threads.get(threading.get_ident())
+        if steps is not None:
+            steps._after(optimizer)
+        self._runtime.stepped(optimizer)
 
     def recover(self) -> None:
         """Everything is as it was before the step that is running, or that failed."""
-        begun, self._begun = self._begun, None
+        if threading.get_ident() != self._thread:
+            return
+        begun, self._begun, self._nested = self._begun, None, 0
+        if self._last is not None:
+            self._last.remove()
+            self._last = None
         if begun is None:
             return
         engine = self._driver.engine
         engine.peak = max(engine.peak, begun.peak)
+        if begun.undo is not None:
+            begun.undo.end()
+            if self._mode.runtime is begun.undo:
+                self._mode.runtime = self._runtime
         if begun.passes:
             _push_mode(self._mode)
-            self._runtime.interrupted = None
+        self._runtime.interrupted = None
+        self._runtime.record_without_grad(True)
         if self._driver.watcher is not None:
             self._driver.watcher.optimizing = False
 
-    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begun = self._begun
+        if begun is not None and begun.undo is not None and begun.undo.running:
+            begun.undo.protect(optimizer)  # a step amid a step
+            self._nested += 1
+            return None
         self.recover()
+        plain = len(args) == 1 and not kwargs
+        closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
+        if closure is not None and _is_predictable(optimizer):  # calls it, and then writes
+            return (optimizer, self._and_begin(closure, optimizer)), {}
+        kind = _kind_of(optimizer, self._driver.device) if plain else None
+        if _are_alone(optimizer):
+            self._begin(optimizer, kind)
+        else:
+            hook = optimizer.register_step_pre_hook
+            self._last = hook(lambda optimizer, *_: self._begin(optimizer, kind))
+        return None if closure is None else ((optimizer, self._recorded(closure)), {})
+
+    def _and_begin(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
+        @functools.wraps(closure)
+        def close(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
+            self._begin(optimizer, None)
+            return loss
+
+        return close
+
+    def _recorded(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The program amid a step is the program."""
+
+        @functools.wraps(closure)
+        def close(*args: Any, **kwargs: Any) -> Any:
+            self._runtime.record_without_grad(True)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._runtime.record_without_grad(False)
+
+        return close
+
+    def _begin(self, optimizer: Any, kind: tuple[object, ...] | None) -> None:
+        """Makes room for what the step will take; here it fails, if it does."""
         driver, engine = self._driver, self._driver.engine
-        kind = _kind_of(optimizer, driver.device) if len(args) == 1 and not kwargs else None
-        if kind is None:
-            return
         with driver.lock:
             driver.settle()
-            tensors = list(_tensors_of(optimizer))
+            predictable = _is_predictable(optimizer)
+            tensors = [*tensors_kept_by(optimizer), *_gradients_of(optimizer)]
             for tensor in tensors:
                 driver.meet(tensor)  # or it would seem to come of the step
+            keep_from_now_on(driver, homes_of(tensors))
             seen = _seen.get(optimizer)
-            passes = seen is not None and seen.kind == kind and self._may_pass(tensors)
+            if seen is not None and seen.kind != kind:
+                seen = None
+            name = f"{type(optimizer).__name__}.step()"
+            if predictable or seen is not None:
+                self._save_what_needs(optimizer)
+            passes = seen is not None and predictable and self._may_pass(optimizer)
+            undo = None
+            if seen is not None:
+                driver.make_room(seen.needed, name)
+            elif predictable:
+                driver.make_room(bytes_of_step(optimizer, driver.device), name)
+            if not predictable:
+                undo = Undo(self._runtime, optimizer, copies=seen is None)
             if passes:
                 assert seen is not None
-                driver.make_room(seen.needed, f"{type(optimizer).__name__}.step()")
                 engine.account(0, seen.needed)
                 engine.account(seen.cost, -seen.needed)
             self._begun = _Begun(
-                kind, passes, engine.peak, engine.memory, engine.compute_ns, _changes(driver)
-            )
+                kind, passes, undo,
+                engine.peak, engine.memory, engine.compute_ns, _changes(driver),
+            )  # fmt: skip
+            self._runtime.record_without_grad(False)  # what it makes lives on, and changes
             engine.peak = engine.memory
             if driver.watcher is not None:
                 driver.watcher.optimizing = True
+            if undo is not None:
+                self._mode.runtime = undo
             if passes:
                 self._runtime.interrupted = self.recover
                 _pop_mode()
 
-    def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Any) -> None:
+        with self._driver.lock:
+            self._driver.settle()
+            forget_sources(self._driver)
         begun, driver, engine = self._begun, self._driver, self._driver.engine
-        if begun is not None and not begun.passes:
+        if self._nested:
+            self._nested -= 1
+            return
+        if begun is not None and begun.undo is not None:
+            begun.undo.end()
+        if begun is not None and begun.kind is not None and not begun.passes:
             with driver.lock:
                 driver.settle()
                 if engine.memory == begun.memory and _changes(driver) == begun.changes:
@@ -128,60 +244,85 @@ class OptimizerSteps:
                     cost = engine.compute_ns - begun.compute_ns
                     _seen[optimizer] = _Seen(begun.kind, needed, cost)
         self.recover()
-        self._runtime.stepped(optimizer)
 
-    def _may_pass(self, tensors: list[Tensor]) -> bool:
-        """Whether nobody needs to see the operators. What needs the old weights is saved (R4).
+    def _may_pass(self, optimizer: Any) -> bool:
+        """Whether nobody needs to see the operators.
 
         From here on the versions of what the step writes are not known any more (R7).
         """
         driver = self._driver
+        if type(optimizer) not in KNOWN or not _are_alone(optimizer):
+            return False
         watched = driver.capture, driver.recorder, driver.audit, driver.places
         if any(each is not None for each in watched):
             return False
         if _get_current_dispatch_mode() is not self._mode:
             return False
         written: list[Storage] = []
-        for tensor in tensors:
+        for tensor in _tensors_of(optimizer):
             watch = driver.table.watches.get(tensor.untyped_storage()._cdata)
             if watch is None:
                 return False
             if watch.storage is not None:
                 written.append(watch.storage)
-        for storage in written:
-            if storage.consumers and not storage.replayable:  # a kept loss is made from it, say
-                driver.forget(storage)
         if not all(map(unread, written)):
             return False
         for storage in written:
             storage.payload.version = -1
         return True
 
+    def _save_what_needs(self, optimizer: Any) -> None:
+        """What can only be computed from the weights as they are is brought back, and stays (R4):
+        later there might be no room for it."""
+        for home in homes_of(_tensors_of(optimizer)):
+            watch = self._driver.table.watches.get(home._cdata)
+            storage = None if watch is None else watch.storage
+            if storage is not None and storage.consumers and not storage.replayable:
+                self._driver.forget(storage)
+
 
 def _changes(driver: Driver) -> tuple[int, int]:
     return driver.evictions, driver.recomputations
 
 
-def _kind_of(optimizer: Any, device: torch.device) -> tuple[object, ...] | None:
-    """Steps of equal kinds take the same memory; None: nothing can be said."""
+def _are_alone(optimizer: Any) -> bool:
+    """Whether no hooks but ours are called before and after its steps."""
     alone = len(hooks._global_optimizer_pre_hooks) == len(hooks._global_optimizer_post_hooks) == 1
-    others = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if type(optimizer) not in KNOWN or not alone or others:
-        return None
-    kind: list[object] = [device]
+    return (
+        alone
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+    )
+
+
+def _is_predictable(optimizer: Any) -> bool:
+    """Whether a dry run tells what its step will take."""
+    if type(optimizer) not in PREDICTABLE:
+        return False
     for group in optimizer.param_groups:
         if group.get("differentiable"):
-            return None
+            return False
         for parameter in group["params"]:
             gradient = parameter.grad
             if type(parameter) not in PLAIN_TENSORS:
-                return None
+                return False
+            if gradient is not None:
+                if type(gradient) is not Tensor or gradient.layout is not torch.strided:
+                    return False
+    return True
+
+
+def _kind_of(optimizer: Any, device: torch.device) -> tuple[object, ...]:
+    """Steps of equal kinds take the same memory."""
+    kind: list[object] = [type(optimizer), device]
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
             if gradient is None:
                 kind.append(None)
-            elif type(gradient) is Tensor and gradient.layout is torch.strided:
-                kind.append(gradient.dtype)
             else:
-                return None
+                sparse = gradient.layout is not torch.strided and gradient._nnz()
+                kind += [gradient.dtype, sparse, len(optimizer.state.get(parameter, ()))]
         for name, value in group.items():
             if name != "params":
                 kind.append(_kind_of_setting(value))
@@ -195,13 +336,20 @@ def _kind_of_setting(value: object) -> object:
     return value if value is None or type(value) is bool else type(value)
 
 
+def _gradients_of(optimizer: Any) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter.grad
+
+
 def _tensors_of(optimizer: Any) -> Iterator[Tensor]:
-    """What a step may write: parameters, gradients, its state."""
+    """What a step may write: parameters that have a gradient, that, their state."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 yield parameter
                 yield parameter.grad
-                for value in optimizer.state[parameter].values():
+                for value in optimizer.state.get(parameter, {}).values():
                     if isinstance(value, Tensor):
                         yield value

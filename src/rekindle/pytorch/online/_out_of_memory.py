@@ -1,13 +1,16 @@
-"""When the device, not the budget, has no more memory: what to say to that."""
+"""When the device, not the budget, has no more memory, or others say that the budget has not."""
 
 from __future__ import annotations
 
 import torch
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._explain import table_of
+
+_INTERPRETER = "The following operation failed in the TorchScript interpreter."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -15,6 +18,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return type(error) is RuntimeError and "can't allocate memory" in str(error)
+
+
+def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
+    """The `OutOfBudget` in the place of which there is `error`.
+
+    Of an error inside it `load_state_dict` keeps the text, and TorchScript's interpreter nothing.
+    """
+    if driver.refused is None:
+        return None
+    moment, message, figures = driver.refused
+    reason = message.partition("\n")[0]
+    nothing = str(error).startswith(_INTERPRETER) and str(error).endswith("RuntimeError: \n")
+    lost = reason in str(error) or (nothing and driver.operators_run == moment)
+    return OutOfBudget(message, **figures) if lost else None
 
 
 def short_form(driver: Driver, budget: Bytes | None) -> str:

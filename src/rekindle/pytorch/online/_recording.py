@@ -11,11 +11,11 @@ from torch import Tensor
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.operators import (
-    PLAIN_TENSORS,
     STRIDED,
     UNTAGGED_RANDOM,
     Invocation,
     Recipe,
+    is_plain,
     tensors_in,
     written_by,
 )
@@ -29,6 +29,7 @@ from rekindle.pytorch.tensors import (
     Table,
     geometry_of,
     is_exotic,
+    parts_of,
     share_version,
 )
 
@@ -36,9 +37,13 @@ from rekindle.pytorch.tensors import (
 def find_written(invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Which of the tensors the operator writes; hidden writes too (R3, R6)."""
     operator = invocation.operator
-    identities = {id(target) for target in written_by(operator, args, kwargs)}
+    targets = list(written_by(operator, args, kwargs))
+    identities = {id(target) for target in targets}
+    sparse: set[int] = set()  # addresses
+    if invocation.opaque:
+        sparse = {part.untyped_storage()._cdata for each in targets for part in parts_of(each)}
     for position, tensor in enumerate(invocation.tensors):
-        if id(tensor) in identities:
+        if id(tensor) in identities or (sparse and tensor.untyped_storage()._cdata in sparse):
             invocation.written += (position,)
             storage = invocation.inputs[position]
             if not storage.replayable and storage.consumers:
@@ -52,11 +57,12 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
         flags: int = storage.payload.flags
         if flags & EXOTIC:
             may_record = False
+            continue
         if not flags & (UNWRITTEN | ZEROED):
             continue
         written = position in invocation.written
         reads = not written or not invocation.operator.overwriting
-        covers = geometry_of(invocation.tensors[position]).span == storage.nbytes
+        covers = geometry_of(invocation.tensors[position]).span == storage.payload.size
         if flags & UNWRITTEN and (reads or not covers):
             driver.seal(storage)  # what is in there came from where nobody saw it
         elif flags & ZEROED and not written:
@@ -79,14 +85,14 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
     positions = tuple([position for position, _, _ in made])
     exotic = 0
     for _, tensor, _ in made:
-        if is_exotic(tensor.dtype):
+        if is_exotic(tensor):
             exotic = EXOTIC
     if signature.fresh is None:
         nbytes = sum(home.nbytes() for _, _, home in made)
         signature.learn(positions, nbytes, exotic=bool(exotic))
     cost = signature.cost
     if invocation.written:
-        if written_over(driver, invocation, recording, hidden=operator.statistics):
+        if written_over(driver, invocation, recording, hidden=operator.unannounced):
             cost = 0  # the engine knows
         # Results beside what was written: the call cannot be run again for them.
         recording &= operator.statistics
@@ -201,7 +207,7 @@ def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.Untyped
     made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
     seen: list[int] = []
     for position, tensor in enumerate(tensors_in(result)):
-        if type(tensor) in PLAIN_TENSORS and tensor.layout is STRIDED:
+        if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
             address = home._cdata
             if address not in seen and not table.lives(address):

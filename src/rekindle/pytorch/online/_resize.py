@@ -23,7 +23,7 @@ def resizes_seen(driver: Driver) -> Iterator[None]:
     own = "resize_" in vars(torch.UntypedStorage)
 
     def seen(home: torch.UntypedStorage, nbytes: int) -> Any:
-        storage = None if driver.busy else driver.about_to_resize(home, nbytes)
+        storage = None if driver.works else driver.about_to_resize(home, nbytes)
         result = resize(home, nbytes)
         if storage is not None:
             driver.resized(storage)

@@ -17,10 +17,19 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
+from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
-from rekindle.pytorch.online._handle import Handle, kept, modified, with_counter_of
-from rekindle.pytorch.online._history import LONGEST_CHAIN
+from rekindle.pytorch.online._handle import (
+    Handle,
+    count_from,
+    kept,
+    modified,
+    unpack_kept,
+    with_counter_of,
+)
+from rekindle.pytorch.online._history import LONGEST_CHAIN, forget_history
+from rekindle.pytorch.online._leaves import leaves
 from rekindle.pytorch.online._recording import (
     find_written,
     keep_indices,
@@ -62,12 +71,14 @@ class Runtime:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        leaves.come_back_for(self)
         self._events = EventPrices() if driver.device.type == "cuda" else None
         self._look_back_at = LONGEST_CHAIN  #: storages made until then
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
         #: While an optimizer's step runs unseen: what is to be called if it failed.
         self.interrupted: Callable[[], None] | None = None
         self.without_grad = False  #: what is made with grad mode off has recipes as well
+        self._no_recipes = 1  # for how many reasons it has none
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -76,6 +87,8 @@ class Runtime:
         driver = self.driver
         engine = driver.engine
         with self.driver.lock:
+            if driver.streams is not None:
+                driver.streams.see()
             if driver.table.deaths or driver.table.released:
                 driver.settle()
             if driver.capture is not None:
@@ -93,15 +106,17 @@ class Runtime:
                     driver.watcher.meets(signature)
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
+                if operator.random:
+                    invocation.random = _generator(invocation, kwargs)
                 try:
                     result = operator.func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = driver.rescue(partial(operator.func, *args, **kwargs), out)
+                    result = self._rescued(invocation, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
                 return result
             if driver.storages_made > self._look_back_at:
-                driver.forget_history()
+                forget_history(driver)
                 known = sum(1 for _ in engine.storages)
                 self._look_back_at = driver.storages_made + max(LONGEST_CHAIN, known)
             special = 0
@@ -128,17 +143,16 @@ class Runtime:
                     driver.make_room(COUNT_BYTES, operator.name)
                     needed = min(needed, bytes_of_dynamic(operator, args))
                 driver.make_room(needed, operator.name)
-            if operator.random and recording:  # R5
-                device = kwargs.get("device")
-                generator = generator_of(invocation.tensors, invocation.extras, device)
-                invocation.random = (generator, generator.get_state())
+            if operator.random:  # R5
+                invocation.random = _generator(invocation, kwargs)
             try:
-                if signature.priced:
-                    result = operator.func(*args, **kwargs)
-                else:
-                    result = self._priced(signature, args, kwargs)
-            except torch.OutOfMemoryError as out:
-                result = driver.rescue(partial(operator.func, *args, **kwargs), out)
+                try:
+                    if signature.priced:
+                        result = operator.func(*args, **kwargs)
+                    else:
+                        result = self._priced(signature, args, kwargs)
+                except torch.OutOfMemoryError as out:
+                    result = self._rescued(invocation, args, kwargs, out)
             except BaseException:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
                     written_over(driver, invocation, False, hidden=True)
@@ -178,6 +192,15 @@ class Runtime:
             result = operator.func(*args, **kwargs)
             driver.known(result).payload.version = -1  # autograd counts this write afterwards
         return result
+
+    def record_without_grad(self, record: bool) -> None:
+        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        self._no_recipes += -1 if record else 1
+        self.without_grad = not self._no_recipes
+
+    def mark(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A range of the profiler begins or ends: nothing to do here."""
+        return operator.func(*args, **kwargs)
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step: one step of the program is over."""
@@ -219,15 +242,28 @@ class Runtime:
         signature.sample(perf_counter_ns() - started)
         return result
 
+    def _rescued(
+        self,
+        invocation: Invocation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: torch.OutOfMemoryError,
+    ) -> Any:
+        """What the operator gives when it is called once more, with less in memory."""
+        if not invocation.operator.starts_anew:
+            raise out
+        again = partial(invocation.operator.func, *args, **kwargs)
+        return self.driver.rescue(again, out, invocation.random)
+
     # -- autograd -------------------------------------------------------------------------------
 
     def pack(self, tensor: Tensor) -> Any:
         """What autograd keeps in the place of `tensor` (R1)."""
         if self.interrupted is not None:
             self.interrupted()
-        if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-            return kept(tensor)
-        with self.driver.lock:
+        with self.driver.lock, unwatched():
+            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+                return kept(tensor)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
             storage = self.driver.known(tensor)
@@ -258,6 +294,8 @@ class Runtime:
             handle = Handle(self.driver.table.released, storage, geometry, version)
             if origin is tensor:
                 handle.saved = memory.origin
+                if not tensor.requires_grad and _has_attributes(tensor):
+                    handle.kept = tensor
             if memory.flags & COUNTERS:
                 handle.witness = witness = with_counter_of(tensor)
                 handle.version = witness._version
@@ -265,12 +303,9 @@ class Runtime:
 
     def unpack(self, handle: Any) -> Tensor:
         """The tensor that `handle` stands for, brought back if need be."""
-        if type(handle) is not Handle:
-            tensor, version = handle
-            if version_of(tensor) != version:
-                raise modified(tensor.dtype, tensor.shape, "a tensor", tensor._version, version)
-            return tensor
-        with self.driver.lock:
+        with self.driver.lock, unwatched():
+            if type(handle) is not Handle:
+                return unpack_kept(handle)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
             storage = handle.current()
@@ -281,14 +316,18 @@ class Runtime:
                 return moved
             if storage.replayable or not storage.held:
                 self.driver.use(storage)
+            if handle.kept is not None:
+                return handle.kept
             home = memory.home()
             alias = memory.alias if memory.aliased is handle.geometry else None
             # What a node writes there others are to notice: it shares the counter that they ask.
             counted = handle.witness
             with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-                if alias is None or home.nbytes() != storage.nbytes:
+                if alias is None or home.nbytes() != memory.size:
                     alias = handle.geometry.of(home)
                     counted = counted if counted is not None else memory.counted()
+                    if counted is None and handle.version >= 0:
+                        count_from(alias, handle.version)
                 if counted is None:
                     return alias.detach()
                 lent = counted.detach()
@@ -304,3 +343,14 @@ class Runtime:
         if noticed or (handle.version >= 0 and now not in (-1, handle.version)):
             geometry = handle.geometry
             raise modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
+
+
+def _generator(invocation: Invocation, kwargs: dict[str, Any]) -> tuple[torch.Generator, Tensor]:
+    """What a random operator draws from, and its state before."""
+    generator = generator_of(invocation.tensors, invocation.extras, kwargs.get("device"))
+    return generator, generator.get_state()
+
+
+def _has_attributes(tensor: Tensor) -> bool:
+    """Whether there is more to a tensor that needs no gradient than its values."""
+    return type(tensor) is not Tensor or bool(tensor.__dict__)

@@ -104,6 +104,37 @@ OVERWRITING = {
 #: Choose a kernel by whether an argument requires a gradient, so replay must look the same.
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
+#: Collectives that write their first argument, although the schema denies it and no version counter
+#: tells. What else is named like one is refused.
+COLLECTIVES_IN_PLACE = {
+    "c10d::_allgather_base_",
+    "c10d::_reduce_scatter_base_",
+    "c10d::allgather_",
+    "c10d::allgather_coalesced_",
+    "c10d::allgather_into_tensor_coalesced_",
+    "c10d::allreduce_",
+    "c10d::allreduce_coalesced_",
+    "c10d::alltoall_",
+    "c10d::alltoall_base_",
+    "c10d::broadcast_",
+    "c10d::gather_",
+    "c10d::recv_",
+    "c10d::recv_any_source_",
+    "c10d::reduce_",
+    "c10d::reduce_scatter_",
+    "c10d::reduce_scatter_tensor_coalesced_",
+    "c10d::scatter_",
+}
+#: Write no tensor.
+COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
+
+#: In the names of operators that sum up products, whose precision PyTorch has switches for.
+SUMS_OF_PRODUCTS = (
+    "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru", "inner",
+    "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv", "outer", "pdist",
+    "qr", "rnn", "solve", "svd", "tensordot", "vdot",
+)  # fmt: skip
+
 #: Never run again: they talk to other processes or to the outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
@@ -133,18 +164,23 @@ class Operator:
         "dynamic",
         "func",
         "indexing",
+        "marks",
         "name",
         "opaque",
         "overload",
         "overwriting",
+        "precise",
         "predicting",
         "random",
         "resizes",
+        "returns_tensors",
         "returns_written",
         "routing",
         "sees_requires_grad",
         "separating",
+        "starts_anew",
         "statistics",
+        "unannounced",
         "view",
         "writes",
         "written",
@@ -169,11 +205,18 @@ class Operator:
             and argument.alias_info.is_write
             and not moves  # the tensor gets other memory, nothing is written
         )
+        if self.name in COLLECTIVES_IN_PLACE:
+            self.written = ((0, schema.arguments[0].name),)
+        elif self.name.startswith("c10d::") and self.name.endswith("_"):
+            _check_collective(self.name, bool(self.written))
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
         #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
         #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
         views = only_aliases and not self.written and not _is_composed(func)
-        self.view = views or self.name.startswith("profiler::")
+        self.marks = self.name.startswith("profiler::")
+        self.view = views or self.marks
+        #: Returns tensors: else it makes none.
+        self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
@@ -186,14 +229,24 @@ class Operator:
         self.content = _content(self.name)
         self.overwriting = self.name in OVERWRITING
         self.separating = self.name in SEPARATING
+        self.precise = _is_precise(self.name)
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
         #: May change the size of a storage: set_, resize_, and whatever writes to `out`.
         self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
             argument.kwarg_only for position, argument in arguments if self._writes(position)
         )
+        #: No version counter tells of what it writes.
+        self.unannounced = self.statistics or self.name in COLLECTIVES_IN_PLACE
         self.writes = bool(self.written) or self.statistics
         effect = self.name.split("::")[0] in EFFECTS
+        #: Out of memory amid a list, or with others waiting, it cannot be called once more. One
+        #: kernel can: its memory is there before it begins.
+        self.starts_anew = not effect and not any(
+            argument.type.kind() == "ListType"
+            for position, argument in arguments
+            if self._writes(position)
+        )
         self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
 
     def _writes(self, position: int) -> bool:
@@ -205,6 +258,22 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
+
+
+def _is_precise(name: str) -> bool:
+    """Whether PyTorch's switches of precision may mean it: a sum of products, or who knows what."""
+    namespace, _, rest = name.partition("::")
+    return namespace != "aten" or any(part in rest for part in SUMS_OF_PRODUCTS)
+
+
+def _check_collective(name: str, tells: bool) -> None:
+    """Refuses one that may write nobody knows what (R11)."""
+    if not tells and name not in COLLECTIVES_WITHOUT_RESULT:
+        raise Unsupported(
+            f"the collective {name} inside rekindle.budget(...): its name says that it writes its "
+            "arguments, and nothing says which. Leave the budget for it, or use its functional "
+            "form, from torch.distributed._functional_collectives"
+        )
 
 
 def _is_composed(func: Any) -> bool:

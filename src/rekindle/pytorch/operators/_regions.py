@@ -39,9 +39,11 @@ class Region:
     """What `Operator` says of an operator, said of the code of one graph."""
 
     name = "inductor::compiled_region"
+    precise = True
+    returns_tensors = True
     random = True  # to put the generator back costs less than to find out
     content = 0
-    indexing = overwriting = resizes = returns_written = routing = False
+    indexing = marks = overwriting = resizes = returns_written = routing = False
     sees_requires_grad = separating = view = False
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:
@@ -55,6 +57,8 @@ class Region:
         self.writes = bool(written)
         #: No result depends on what was there: running statistics, which move once (R6).
         self.statistics = self.writes and not _depends(nodes, written)
+        self.unannounced = self.statistics
+        self.starts_anew = not self.writes  #: its kernels take memory one after the other
         #: The forward pass of something that has a backward pass.
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]

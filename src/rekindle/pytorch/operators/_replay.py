@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -13,12 +15,28 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import Call, Storage
 from rekindle.pytorch.operators._signature import Invocation, Signature, tensors_in
+from rekindle.pytorch.operators._switches import switched, switches
 from rekindle.pytorch.tensors import Geometry, Memory, site
 
-_KEYS = torch._C.DispatchKey  # type: ignore[attr-defined]
-_AUTOCAST = torch._C.DispatchKeySet(_KEYS.AutocastCPU)  # type: ignore[attr-defined]
-for _name in ("AutocastCUDA", "AutocastMPS", "AutocastXPU", "AutocastHPU", "AutocastPrivateUse1"):
-    _AUTOCAST = _AUTOCAST | torch._C.DispatchKeySet(getattr(_KEYS, _name))  # type: ignore[attr-defined]
+#: Of autocast, and of the `vmap` that runs a backward pass for a batch of gradients.
+_ABOVE = functools.reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(torch._C._dispatch_key_parse(name))  # type: ignore[attr-defined]
+        for name in (
+            "AutocastCPU",
+            "AutocastCUDA",
+            "AutocastMPS",
+            "AutocastXPU",
+            "AutocastHPU",
+            "AutocastPrivateUse1",
+            "FuncTorchDynamicLayerBackMode",
+            "FuncTorchDynamicLayerFrontMode",
+            "FuncTorchVmapMode",
+            "VmapMode",
+        )
+    ),
+)
 
 
 @final
@@ -28,7 +46,16 @@ class Recipe:
     The tensor arguments are the call's inputs, in order, but for those that are left out.
     """
 
-    __slots__ = ("depth", "dropped", "extras", "grad_mode", "random", "signature", "written")
+    __slots__ = (
+        "depth",
+        "dropped",
+        "extras",
+        "grad_mode",
+        "random",
+        "signature",
+        "switches",
+        "written",
+    )
 
     depth: int  #: how many calls hang on each other, where somebody counts
 
@@ -39,17 +66,19 @@ class Recipe:
         self.extras = invocation.extras
         self.random = invocation.random  #: the generator, and its state before the call
         self.grad_mode = invocation.grad_mode
+        #: PyTorch's own, as they stood
+        self.switches = switches.now(invocation.operator.precise)
         self.written = written  #: which of the tensors the operator writes
         self.dropped = dropped  #: which are left out: running statistics move only once
 
 
 @contextmanager
 def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
-    """Below autograd and autocast, where the mode saw the call; in the grad mode of then."""
+    """Below autograd, autocast and `vmap`, where the mode saw the call; in the grad mode of then."""
     grad_mode_now = torch.is_grad_enabled()
     below_autograd = torch._C._AutoDispatchBelowAutograd()  # type: ignore[attr-defined]
-    below_autocast = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # type: ignore[attr-defined]
-    with below_autograd, below_autocast:
+    below_others = torch._C._ExcludeDispatchKeyGuard(_ABOVE)  # type: ignore[attr-defined]
+    with below_autograd, below_others:
         torch._C._set_grad_enabled(grad_mode)
         try:
             yield
@@ -95,7 +124,7 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
         for position, (geometry, home) in enumerate(zip(signature.geometries(), homes, strict=True))
     )
     args, kwargs = signature.arguments(rebuilt, recipe.extras)
-    with as_the_first_time(recipe.grad_mode):
+    with as_the_first_time(recipe.grad_mode), switched(recipe.switches):
         if recipe.random is None:
             result = signature.operator.func(*args, **kwargs)
         else:
@@ -111,8 +140,9 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     made = tensors_in(result)
     fresh = [made[position] for position in signature.fresh or ()]
     for tensor, storage in zip(fresh, call.made, strict=True):
-        if tensor.untyped_storage().nbytes() != storage.nbytes:
-            raise changed_size(call.name, tensor.untyped_storage().nbytes(), storage.nbytes)
+        size = storage.payload.size
+        if tensor.untyped_storage().nbytes() != size:
+            raise changed_size(call.name, tensor.untyped_storage().nbytes(), size)
     return fresh
 
 
@@ -147,8 +177,8 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     """The memory of a resident input, after making sure that it still is what it was."""
     memory: Memory = storage.payload
     home = memory.home()
-    if home.nbytes() != storage.nbytes:
-        raise resized_input(home.nbytes(), storage.nbytes)
+    if home.nbytes() != memory.size:
+        raise resized_input(home.nbytes(), memory.size)
     unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
     if not unchanged and memory.program_tensor_is_at(home):
         raise modified_input(site(storage), memory.current_version(), memory.version)

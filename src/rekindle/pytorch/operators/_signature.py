@@ -7,6 +7,7 @@ again. Numbers that change from call to call (a float, a generator) stay out of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
+from torch.nn.parameter import UninitializedTensorMixin
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
@@ -26,6 +28,7 @@ from rekindle.pytorch.tensors import (
     geometries,
     geometry_of,
     new_geometry,
+    parts_of,
     requiring_grad,
 )
 
@@ -90,8 +93,11 @@ class Invocation:
         for name, arg in kwargs.items():
             parts.append(name)
             self._take((arg,), parts)
-        if self.extras and not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
-            parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
+        if self.extras:
+            if self.opaque:
+                parts[1] = (len(args), *map(_size_of_opaque, self.extras))
+            elif not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
+                parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
         self.key = tuple(parts)
 
     def outside_grad_mode(self) -> bool:
@@ -107,13 +113,15 @@ class Invocation:
             kind = type(arg)
             if kind is Tensor or kind is Parameter:
                 if arg.layout is not STRIDED:
-                    self.opaque = True
-                    self.extras.append(arg)
-                    parts.append(EXTRA)
+                    self._take_opaque(arg, parts)
+                    continue
+                # As in `geometry_of`: nothing is called as often as this.
+                try:
+                    key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
+                except RuntimeError:  # nested: it has memory of its own, and no shape
+                    self._take_opaque(arg, parts)
                     continue
                 self.tensors.append(arg)
-                # As in `geometry_of`: nothing is called as often as this.
-                key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
                 if key[3] in COMPLEX or arg.is_neg():
                     geometry = geometry_of(arg)
                 else:
@@ -131,10 +139,23 @@ class Invocation:
                 parts.append(tuple(items))
             elif kind in _HASHABLE:
                 parts.append(arg)
+            elif is_plain(kind) and arg.layout is STRIDED:
+                self.tensors.append(arg)
+                geometry = geometry_of(arg)
+                if sees_requires_grad and arg.requires_grad and torch.is_grad_enabled():
+                    geometry = requiring_grad(geometry)
+                parts.append(geometry)
+            elif isinstance(arg, Tensor):
+                self._take_opaque(arg, parts)
             else:
-                self.opaque |= isinstance(arg, Tensor)
                 self.extras.append(arg)
                 parts.append(EXTRA)
+
+    def _take_opaque(self, arg: Tensor, parts: list[Any]) -> None:
+        self.opaque = True
+        self.tensors += parts_of(arg)
+        self.extras.append(arg)
+        parts.append(EXTRA)
 
 
 @final
@@ -196,6 +217,13 @@ class Signature:
 # over (here: memory) until the garbage collector comes by.
 
 
+def _size_of_opaque(extra: Any) -> object:
+    """What the size of the results depends on, of a tensor without a geometry."""
+    if type(extra) is not Tensor:
+        return None
+    return extra.nbytes if extra.is_nested else extra.shape
+
+
 def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]) -> Any:
     if type(part) is Geometry:
         return next(tensors)
@@ -218,15 +246,20 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-_signatures: dict[tuple[Any, ...], Signature] = {}
+#: By the default type, on which the sizes of results depend (integers divided, say).
+_signatures: dict[torch.dtype, dict[tuple[Any, ...], Signature]] = {}
 
 
 def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
-    found = _signatures.get(key)
+    dtype = torch.get_default_dtype()
+    signatures = _signatures.get(dtype)
+    if signatures is None:
+        signatures = _signatures[dtype] = {}
+    found = signatures.get(key)
     if found is None:
-        if len(_signatures) > MOST_KEPT:
-            _signatures.clear()
-        found = _signatures[key] = Signature(operator, key)
+        if len(signatures) > MOST_KEPT:
+            signatures.clear()
+        found = signatures[key] = Signature(operator, key)
     return found
 
 
@@ -239,13 +272,28 @@ def tensors_in(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else []
 
 
+@functools.lru_cache(MOST_KEPT)
+def is_plain(kind: type) -> bool:
+    """Whether tensors of this kind are like any other to an operator.
+
+    A subclass is, unless it answers operators itself. A lazy parameter will be: it has no memory.
+    """
+    return (
+        issubclass(kind, Tensor)
+        and not issubclass(kind, UninitializedTensorMixin)
+        and not _has_dispatch(kind)
+    )
+
+
 def takes_itself_apart(kind: type) -> bool:
     """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
 
     Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
     """
-    if kind in (FakeTensor, FunctionalTensor):
-        return False
+    return kind not in (FakeTensor, FunctionalTensor) and _has_dispatch(kind)
+
+
+def _has_dispatch(kind: type) -> bool:
     plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
     return getattr(kind, "__torch_dispatch__", plain) not in (
         plain,
@@ -258,18 +306,39 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
 
     Where the sizes depend on values (nonzero) or there is no meta kernel: an upper bound that holds
     for every operator of the first kind, as many 8-byte coordinates as the largest argument has.
+    A sparse or nested argument has no meta tensor, and is not to be computed with: as many bytes as
+    the largest argument has, padded, are a guess.
     """
+    operator = signature.operator
+    if not operator.returns_tensors:
+        return 0
+    if operator.writes and operator.returns_written and not operator.resizes:
+        return 0
+    opaque = [extra for extra in extras if isinstance(extra, Tensor)]
+    if opaque:
+        plain = (g.size.numel() * g.dtype.itemsize for g in signature.geometries())
+        nested = (_padded_bytes(tensor) for tensor in opaque if tensor.is_nested)
+        return max((*plain, *nested), default=0)
+    try:
+        return _bytes_on_meta(signature, extras)
+    except Exception:  # if the arguments are wrong, the operator itself will say so
+        counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
+        return 8 * max(counts, default=0)
+
+
+def _padded_bytes(nested: Tensor) -> Bytes:
+    sizes = nested._nested_tensor_size()
+    return nested.dtype.itemsize * len(sizes) * int(sizes.amax(0).prod()) if sizes.numel() else 0
+
+
+def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
     metas = [_meta(geometry) for geometry in signature.geometries()]
     known = {(home := meta.untyped_storage())._cdata: home.nbytes() for meta in metas}
     drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
     args, kwargs = signature.arguments(iter(metas), drawn)
     if kwargs.get("device") is not None:
         kwargs["device"] = "meta"
-    try:
-        result = signature.operator.predicting(*args, **kwargs)
-    except Exception:  # if the arguments are wrong, the operator itself will say so
-        counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
-        return 8 * max(counts, default=0)
+    result = signature.operator.predicting(*args, **kwargs)
     total = 0
     for tensor in tensors_in(result):
         if tensor.layout is torch.strided:  # new, or larger than before: `out` grows

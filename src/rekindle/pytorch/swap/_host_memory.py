@@ -15,6 +15,7 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.policies import Policy, Swap
+from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap._bandwidth import bandwidth_of
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.pytorch.swap._pinned_store import PinnedStore
@@ -83,7 +84,7 @@ class HostMemory:
     def _open(self) -> tuple[Store, Hashable]:
         limit = ANY if self._limit is None else self._limit  # the host itself says when it is full
         if self._device.type == "cuda":
-            return PinnedStore(limit, self._device), self._device
+            return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)
         store = FileStore(limit, directory)
         return store, directory.stat().st_dev

@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.online import Streams
 from rekindle.pytorch.operators import whole
 from rekindle.pytorch.swap._store import Lost, Store, Transfer
 
@@ -21,8 +22,10 @@ from rekindle.pytorch.swap._store import Lost, Store, Transfer
 class PinnedStore(Store):
     """At most `limit` bytes of pinned host memory for what is on `device`."""
 
-    def __init__(self, limit: Bytes, device: torch.device) -> None:
+    def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
+        """`streams`: those of the program on `device`."""
         self.limit = limit
+        self.streams = streams
         self._device = device
         self._used: Bytes = 0
         self._out: Any = torch.cuda.Stream(device)
@@ -52,7 +55,9 @@ class PinnedStore(Store):
         self._used -= key.nbytes
 
     def new_home(self, nbytes: Bytes) -> torch.UntypedStorage:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device).untyped_storage()
+        home = torch.empty(nbytes, dtype=torch.uint8, device=self._device).untyped_storage()
+        self.streams.keep_until_read(home)
+        return home
 
     def close(self) -> None:
         """Nothing is left to do: blocks go with their keys."""
@@ -60,25 +65,23 @@ class PinnedStore(Store):
     def _copy(
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
-        stream.wait_stream(torch.cuda.current_stream(self._device))  # it was written there
+        self.streams.wait_on(stream)  # it was written there, and may be read there still
         with torch.cuda.stream(stream):
             start = _now()
             into.copy_(source, non_blocking=True)
             end = _now()
-        return _Copy(start, end, home, self._device)
+        return _Copy(start, end, home, self.streams)
 
 
 @final
 class _Copy(Transfer):
     """Two events around a copy. It keeps the device's memory until somebody has waited for it."""
 
-    def __init__(
-        self, start: Any, end: Any, home: torch.UntypedStorage, device: torch.device
-    ) -> None:
+    def __init__(self, start: Any, end: Any, home: torch.UntypedStorage, streams: Streams) -> None:
         self._start = start
         self._end = end
         self._home: torch.UntypedStorage | None = home
-        self._device = device
+        self._streams = streams
         self._wait: tuple[Any, Any] | None = None
 
     @property
@@ -93,11 +96,10 @@ class _Copy(Transfer):
         return self._end.query() and (self._wait is None or self._wait[1].query())
 
     def wait(self) -> None:
-        """The program's stream waits, on the device; the host goes on."""
-        stream = torch.cuda.current_stream(self._device)
+        """The program's streams wait, on the device; the host goes on."""
         try:
             before = _now()
-            stream.wait_event(self._end)
+            self._streams.wait_for(self._end)
             self._wait = (before, _now())
         except RuntimeError as error:
             raise Lost(str(error)) from None

@@ -14,6 +14,7 @@ from rekindle._types import Bytes
 from rekindle.engine import Call, Engine, Storage
 from rekindle.policies import Policy, Swap
 from rekindle.pytorch.online import Driver, Result
+from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._store import Bandwidth, Store
 from rekindle.pytorch.swap._swapper import Swapper
 from rekindle.pytorch.tensors import site
@@ -35,6 +36,8 @@ class SwappingDriver(Driver):
     ) -> None:
         """`believed`: the bandwidth in `swap` was measured, and is corrected if it falls."""
         super().__init__(Engine(budget, policy, swap=swap), device)
+        if isinstance(store, PinnedStore):
+            self.streams = store.streams
         self.swapper = Swapper(self.engine, self.table, store, believed)
 
     # -- memory ---------------------------------------------------------------------------------
@@ -80,16 +83,13 @@ class SwappingDriver(Driver):
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         if not actions:
             return
-        busy, self.busy = self.busy, True  # memory for what comes back is made here
-        try:
-            with self.swapper.event(), closing(self._others(actions)) as others:
+        try:  # memory for what comes back is made here
+            with self.working(), self.swapper.event(), closing(self._others(actions)) as others:
                 super().perform(others, who)
         except OutOfBudget as out:
             if complaint := self.swapper.complaint():
                 out.add_note(f"Swapping did not help: {complaint}")
             raise
-        finally:
-            self.busy = busy
 
     def _others(self, actions: Iterable[Action]) -> Generator[Action]:
         """Performs what concerns the host; the rest is handed on."""
@@ -125,7 +125,7 @@ class SwappingDriver(Driver):
         if self.swapper.begin(storage):
             if not action.keep:
                 self.evictions += not storage.dead
-                self.table.vacate(storage)
+                self.vacate(storage)
                 self.swapper.gone(storage)
             self._did(action)
         elif not self.engine.swap_out_failed(storage):

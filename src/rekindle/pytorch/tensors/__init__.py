@@ -11,6 +11,7 @@ from rekindle.pytorch.tensors._geometry import requiring_grad as requiring_grad
 from rekindle.pytorch.tensors._living import homes_of as homes_of
 from rekindle.pytorch.tensors._living import living_objects as living_objects
 from rekindle.pytorch.tensors._living import living_tensors as living_tensors
+from rekindle.pytorch.tensors._living import parts_of as parts_of
 from rekindle.pytorch.tensors._memory import COUNTERS as COUNTERS
 from rekindle.pytorch.tensors._memory import EXOTIC as EXOTIC
 from rekindle.pytorch.tensors._memory import NOTICED as NOTICED

@@ -91,9 +91,10 @@ def requiring_grad(plain: Geometry) -> Geometry:
     return geometries.get(key) or new_geometry(key)
 
 
-def is_exotic(dtype: torch.dtype) -> bool:
-    """A quantized tensor has its scale, others are mere bits: not to be rebuilt."""
-    return dtype not in _PLAIN_TYPES
+def is_exotic(tensor: Tensor) -> bool:
+    """A quantized tensor has its scale, a nested one the sizes of its parts, others are mere bits:
+    not to be rebuilt."""
+    return tensor.dtype not in _PLAIN_TYPES or tensor.is_nested
 
 
 _PLAIN_TYPES = {

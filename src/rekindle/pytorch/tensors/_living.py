@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +33,23 @@ def living_objects(*kinds: type[T]) -> list[T]:
 def living_tensors() -> list[Tensor]:
     """Every tensor and parameter."""
     return living_objects(Tensor)
+
+
+_PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], ...]] = {
+    torch.sparse_coo: (Tensor._indices, Tensor._values),
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+}
+
+
+def parts_of(sparse: Tensor) -> list[Tensor]:
+    """The strided tensors that a sparse one consists of; none of what is not sparse."""
+    if sparse.layout is torch.strided or type(sparse) is not Tensor:
+        return []
+    with torch._C._DisableTorchDispatch(), torch.no_grad():  # type: ignore[attr-defined]
+        return [part(sparse) for part in _PARTS.get(sparse.layout, ())]
 
 
 def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:

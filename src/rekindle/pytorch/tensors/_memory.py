@@ -42,6 +42,7 @@ class Memory:
         "origin",
         "overwritten",
         "owned",
+        "size",
         "successor",
         "version",
         "watch",
@@ -65,6 +66,8 @@ class Memory:
         #: Has that tensor's version counter once handles depend on it, for it may die before them.
         self.witness: Tensor | None = None
         self.flags = 0
+        #: Bytes of the memory, wherever it is: those of another device do not count.
+        self.size: Bytes = 0
         #: The program wrote another value here, so that this one may no longer be asked for.
         self.overwritten = False
         #: The storage whose value now lives where this one did, unnoticed by version counters.
@@ -75,7 +78,7 @@ class Memory:
         origin = tensor if tensor._base is None else tensor._base
         self.origin = weakref.ref(origin)
         self.version = version_of(origin)
-        if is_exotic(tensor.dtype):
+        if is_exotic(tensor):
             self.flags |= EXOTIC
 
     def home(self) -> torch.UntypedStorage:
@@ -212,6 +215,7 @@ class Table:
         watch.storage = storage
         memory: Memory = storage.payload
         memory.watch = watch
+        memory.size = home.nbytes()
 
     def count(self, home: torch.UntypedStorage, address: int, nbytes: Bytes, maker: str) -> None:
         """Something that is only counted lives in `home` from now on."""
@@ -236,6 +240,7 @@ class Table:
         after: Memory = new.payload
         after.watch, before.watch = before.watch, None
         after.owned = before.owned
+        after.size = before.size
         before.disown()
         if after.watch is not None:
             after.watch.storage = new

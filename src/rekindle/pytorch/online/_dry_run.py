@@ -1,0 +1,195 @@
+"""What the step of an optimizer will take, found out before it begins: it runs on shapes.
+
+Its own code runs, on stand-ins that have the sizes of parameters, gradients and state, and no
+memory. Nothing is computed but numbers of one element (the count of steps, and what is made from
+it), on copies. What operators make is counted as the runtime counts it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from rekindle._types import Bytes
+from rekindle.pytorch.operators import (
+    STRIDED,
+    Invocation,
+    Operator,
+    operator,
+    signature_of,
+    tensors_in,
+    written_by,
+)
+from rekindle.pytorch.tensors import geometry_of
+
+
+def bytes_of_step(optimizer: Any, device: torch.device) -> Bytes:
+    """The most that `optimizer.step()` will have in use on `device` beside what is there now.
+
+    For PyTorch's own optimizers with dense gradients, which run nobody's code but their own.
+    """
+    with _disable_current_modes(), torch.no_grad():
+        dry_run = _DryRun(device)
+        shadow = _shadow_of(optimizer, dry_run)
+        with dry_run:
+            type(optimizer).step.__wrapped__(shadow)  # without hooks
+    return dry_run.peak
+
+
+@final
+class _StandIn(Tensor):
+    """Looks like a tensor of some device, and has no memory: a meta tensor has its shape."""
+
+    shape_of: Tensor
+
+    @staticmethod
+    def __new__(cls, meta: Tensor, device: torch.device) -> _StandIn:
+        size, stride, offset = meta.size(), meta.stride(), meta.storage_offset()
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, size, strides=stride, storage_offset=offset, dtype=meta.dtype, device=device
+        )
+        made.shape_of = meta
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise AssertionError(f"{func} on a stand-in, outside of its dry run")
+
+
+@final
+class _DryRun(TorchDispatchMode):
+    """Operators on stand-ins make stand-ins; what they would take is counted."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self.alive: Bytes = 0
+        self.peak: Bytes = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by address
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """For what is there before the step. A number stays one, in a copy, for its value counts."""
+        if tensor.numel() == 1:
+            made = tensor.detach().clone()
+        else:
+            storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
+            made = _StandIn(geometry_of(tensor).of(storage), tensor.device)
+        self._meet(made, 0)
+        return made
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        facts = operator(func)
+        for tensor in tensors_in([*args, *kwargs.values()]):
+            self._meet(tensor, self._bytes(tensor))
+        stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
+        if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
+            return 1  # a norm that a step is scaled by: no size depends on it
+        shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
+        if not facts.view:
+            self.peak = max(self.peak, self.alive + _needed(facts, shapes, named))
+        if not stood_in:
+            result = func(*args, **kwargs)
+        elif facts.writes and facts.returns_written:
+            return _returned(func, list(written_by(facts, args, kwargs)))
+        else:
+            result = self._made(func, args, shapes, named)
+        for tensor in tensors_in(result):
+            self._meet(tensor, self._bytes(tensor))
+        self.peak = max(self.peak, self.alive)
+        return result
+
+    def _made(self, func: Any, args: Any, shapes: Any, named: dict[str, Any]) -> Any:
+        metas, named = tree_map_only(Tensor, lambda each: each.to("meta"), (shapes, named))
+        asked = named.get("device")
+        if asked is not None:
+            named["device"] = "meta"
+        device = asked or next(each.device for each in tensors_in(list(args)))
+        result = func(*metas, **named)
+        return tree_map_only(Tensor, lambda each: _StandIn(each, device), result)
+
+    def _bytes(self, tensor: Tensor) -> Bytes:
+        on_it = tensor.layout is STRIDED and tensor.device.type == self._device.type
+        return _home(tensor).nbytes() if on_it else 0
+
+    def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
+        """What was never seen counts from now on, until its memory would be free."""
+        if tensor.layout is not STRIDED:
+            return
+        home = _home(tensor)
+        address = home._cdata
+        known = self._known.get(address)
+        if known is None or known() is None:
+            self.alive += nbytes
+
+            def free(died: weakref.ref[torch.UntypedStorage]) -> None:
+                self.alive -= nbytes
+                if self._known.get(address) is died:
+                    del self._known[address]
+
+            self._known[address] = weakref.ref(home, free)
+
+
+def _home(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor.shape_of if type(tensor) is _StandIn else tensor).untyped_storage()
+
+
+def _needed(facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
+    """What the runtime will make room for before the operator."""
+    invocation = Invocation(facts, args, dict(kwargs))
+    signature = signature_of(facts, invocation.key)
+    return signature.needed if signature.needed >= 0 else signature.predict(invocation.extras)
+
+
+def _returned(func: Any, written: list[Tensor]) -> Any:
+    """What an operator returns that returns what it writes."""
+    returns = len(func._schema.returns)
+    if not returns:
+        return None
+    return written[0] if returns == 1 else tuple(written)
+
+
+def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
+    """An optimizer of stand-ins, in the same state."""
+    shadow = object.__new__(type(optimizer))
+    vars(shadow).update(vars(optimizer))
+    shadow.state = defaultdict(dict)
+    shadow.param_groups = []
+    for group in optimizer.param_groups:
+        parameters: list[Tensor] = []
+        for parameter in group["params"]:
+            stand_in = dry_run.stand_in(parameter)
+            parameters.append(stand_in)
+            if parameter.grad is not None:
+                stand_in.grad = dry_run.stand_in(parameter.grad)
+            if parameter in optimizer.state:
+                state = optimizer.state[parameter]
+                shadow.state[stand_in] = tree_map_only(Tensor, dry_run.stand_in, dict(state))
+        settings = {name: value for name, value in group.items() if name != "params"}
+        settings = tree_map_only(Tensor, dry_run.stand_in, settings)
+        shadow.param_groups.append(settings | {"params": parameters} | _foreach(group))
+    return shadow
+
+
+def _foreach(group: Mapping[str, Any]) -> dict[str, bool]:
+    """What the step would take for granted: it asks for the type of its parameters."""
+    chooses = "foreach" in group and "differentiable" in group  # Adafactor and Muon do not
+    if not chooses or group["foreach"] is not None or group.get("fused") is not None:
+        return {}
+    _, foreach = _default_to_fused_or_foreach(group["params"], group["differentiable"])
+    tensor_rate = isinstance(group.get("lr"), Tensor) and not group.get("capturable")
+    return {"foreach": foreach and not tensor_rate}

@@ -1,0 +1,77 @@
+"""Order among a program's streams, where it has more than one (CUDA).
+
+A program orders its streams for what it does itself: a value is read on another stream only after a
+wait. Recomputation and eviction come at other moments, on whatever stream is current then, and the
+program knows nothing of them. So with a second stream in sight, what runs again waits for all of
+them and all of them wait for it, and memory that is evicted goes to whoever wants it only when
+everything that was queued before has run. A program with one stream pays for one question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+
+from rekindle.pytorch.operators import whole
+
+#: What `torch.cuda.current_stream` asks, at a tenth of the price; not in a PyTorch for CPUs.
+_current: Callable[[int], tuple[int, int, int]] | None = getattr(
+    torch._C, "_cuda_getCurrentStream", None
+)
+
+
+@final
+class Streams:
+    """The streams of `device` that the program was seen to use."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seen: dict[int, Any] = {}
+
+    def see(self) -> int:
+        """An operator is about to run, on the current stream; returns which that is."""
+        if _current is None:
+            found = torch.cuda.current_stream(self._device).stream_id
+        else:
+            index = self._device.index
+            found = _current(torch.cuda.current_device() if index is None else index)[0]
+        if found not in self._seen:
+            self._seen[found] = torch.cuda.current_stream(self._device)
+        return found
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """What runs inside comes after all that is queued, and before all that comes later."""
+        here = self.see()
+        current = self._seen[here]
+        others = [stream for key, stream in self._seen.items() if key != here]
+        for stream in others:
+            current.wait_stream(stream)
+        try:
+            yield
+        finally:
+            for stream in others:
+                stream.wait_stream(current)
+
+    def wait_on(self, copying: Any) -> None:
+        """The stream `copying`, which is not the program's, comes after all that is queued."""
+        self.see()
+        for stream in self._seen.values():
+            copying.wait_stream(stream)
+
+    def wait_for(self, event: Any) -> None:
+        """All that comes later on any of them comes after `event`."""
+        self.see()
+        for stream in self._seen.values():
+            stream.wait_event(event)
+
+    def keep_until_read(self, home: torch.UntypedStorage) -> None:
+        """When `home` is freed its block stays until all has run that was queued by then."""
+        if len(self._seen) > 1 and home.device.type == self._device.type:
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                memory = whole(home)
+                for stream in self._seen.values():
+                    memory.record_stream(stream)

@@ -1,0 +1,53 @@
+"""Lets tensors change places, as modules do that convert their parameters by `swap_tensors`.
+
+`torch.utils.swap_tensors` gives each of two tensors all that the other is, its memory included, and
+refuses tensors that somebody has weak references to. The budget has one to the tensor by which the
+program knows a memory: it steps back meanwhile, and follows who has that memory then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.tensors import Memory
+
+
+@contextmanager
+def trades_seen(driver: Driver) -> Iterator[None]:
+    """Inside, `torch.utils.swap_tensors` works on tensors that `driver` knows."""
+    swap: Any = torch.utils.swap_tensors
+
+    def seen(t1: Tensor, t2: Tensor) -> None:
+        with driver.lock:
+            driver.settle()
+            followers = [_step_back(driver, tensor) for tensor in (t1, t2)]
+            now = (t1, t2)
+            try:
+                swap(t1, t2)
+                now = (t2, t1)
+            finally:
+                for memories, tensor in zip(followers, now, strict=True):
+                    for memory in memories:
+                        memory.origin = weakref.ref(tensor)
+
+    torch.utils.swap_tensors = seen
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
+
+
+def _step_back(driver: Driver, tensor: Tensor) -> list[Memory]:
+    """Nothing follows `tensor` any more. Returns what did."""
+    memories: list[Memory] = [storage.payload for storage in driver.knowing()]
+    followers = [memory for memory in memories if memory.program_tensor() is tensor]
+    for memory in followers:
+        memory.origin = None
+    return followers

@@ -1,0 +1,182 @@
+"""Threads that start inside a budget are inside as well."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import rekindle
+from rekindle.pytorch.context import _budget
+from tests.pytorch.bits import differing
+from tests.pytorch.tracker import measure
+
+MODES = ["saved", "anything"]
+Evict = Literal["saved", "anything"]
+
+
+class Program:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layers = [part for _ in range(8) for part in (nn.Linear(32, 32), nn.GELU())]
+        self.model = nn.Sequential(*layers)
+        self.optimizer = optim.AdamW(self.model.parameters(), lr=0.01)
+        self.batch = torch.randn(64, 32)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+    def steps(self) -> None:
+        for _ in range(4):
+            self.step()
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(self.model.state_dict())
+        for number, state in self.optimizer.state_dict()["state"].items():
+            found |= {f"{number}.{name}": value for name, value in state.items()}
+        return found
+
+
+def in_a_thread(work: Callable[[], object]) -> list[BaseException]:
+    """Runs it to its end; what it raised, if anything."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return raised
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_it_trains_within_the_budget(evict: Evict) -> None:
+    plain, ours = Program(), Program()
+    budget = measure(plain.steps).budget(0.5)
+    with rekindle.budget(budget, evict=evict) as run:
+        assert in_a_thread(ours.steps) == []
+    assert run.recomputations > 10
+    assert budget // 2 < run.peak <= budget
+    assert differing(ours.state(), plain.state()) == []
+    assert _get_current_dispatch_mode_stack() == []
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_a_budget_too_small_is_refused(evict: Evict) -> None:
+    ours = Program()
+    before = {name: value.clone() for name, value in ours.state().items()}
+    with rekindle.budget(40_000, evict=evict):
+        (error,) = in_a_thread(ours.steps)
+    assert isinstance(error, rekindle.OutOfBudget)
+    assert differing(ours.state(), before) == []
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_several_at_once(evict: Evict) -> None:
+    """Each trains a model of its own; together they keep to one budget."""
+    programs = [Program() for _ in range(3)]
+    alone = Program()
+    alone.steps()
+    with rekindle.budget(3 * 300_000, evict=evict) as run:
+        threads = [threading.Thread(target=each.steps) for each in programs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        run._driver.engine.check()
+    assert run.peak <= 3 * 300_000
+    for program in programs:
+        assert differing(program.state(), alone.state()) == []
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_what_it_starts_is_inside_too(evict: Evict) -> None:
+    seen: list[bool] = []
+
+    def look() -> None:
+        seen.append(any(type(m) is _budget._Mode for m in _get_current_dispatch_mode_stack()))
+
+    def twice() -> None:
+        look()
+        assert in_a_thread(look) == []
+
+    with rekindle.budget("1GiB", evict=evict):
+        assert in_a_thread(twice) == []
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(look).result()
+    assert in_a_thread(look) == []
+    assert seen == [True, True, True, False]
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_a_thread_that_outlives_the_budget_is_outside_from_then_on(evict: Evict) -> None:
+    """And keeps nothing of it; what it saved before can be asked for."""
+    plain, ours = Program(), Program()
+    plain.steps()
+    losses: list[Tensor] = []
+    with ThreadPoolExecutor(1) as pool:
+        with rekindle.budget("1GiB", evict=evict) as run:
+            pool.submit(ours.step).result()
+            pool.submit(lambda: losses.append(ours.model(ours.batch).square().mean())).result()
+        before = run.memory
+        driver = weakref.ref(run._driver)
+        ours.optimizer.zero_grad()
+        pool.submit(losses.pop().backward).result()
+        pool.submit(ours.optimizer.step).result()
+        pool.submit(ours.step).result()
+        hoard = pool.submit(lambda: torch.ones(100_000).exp()).result()
+        assert run.memory <= before
+        del run, hoard
+        gc.collect()
+        assert driver() is None
+        pool.submit(ours.step).result()
+    assert differing(ours.state(), plain.state()) == []
+
+
+@torch.library.custom_op("test_threads::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    """Works in a thread of its own."""
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(x * 2), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found, "the thread waits for the operator, and the operator for the thread"
+    return found[0]
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_a_thread_amid_an_operator_does_not_wait_for_it(evict: Evict) -> None:
+    with rekindle.budget("1GiB", evict=evict):
+        assert twice(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_threads_that_move_values_to_the_host_are_outside() -> None:
+    plain, ours = Program(), Program()
+    budget = measure(plain.steps).budget(0.5)
+    swap = rekindle.policies.Swap(host=1 << 30, only=True)
+    with rekindle.budget(budget, swap=swap) as run:
+        ours.steps()
+    assert run.report().swapped is not None
+    assert differing(ours.state(), plain.state()) == []
+
+
+def test_the_class_of_threads_is_as_it_was() -> None:
+    before = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError), rekindle.budget("1GiB"):
+        _ = 1 / 0
+    assert (threading.Thread.start, threading.Thread._bootstrap_inner) == before  # type: ignore[attr-defined]

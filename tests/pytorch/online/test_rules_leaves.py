@@ -1,0 +1,112 @@
+"""What a custom function saved comes back as it was: leaves are the very objects, with attributes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+import rekindle
+from tests.pytorch.harsh import deeper, harshest, vector
+
+evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
+Evict = Literal["saved", "anything"]
+
+
+class Accumulating(torch.autograd.Function):
+    """Adds to `weight.main_grad` itself, as Megatron's fused kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any) -> Tensor:
+        ctx.save_for_backward(x, None, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        x, nothing, weight = ctx.saved_tensors
+        assert nothing is None
+        weight.main_grad += gradients[0] * x
+        weight.uses.append(weight.grad is None)
+        return gradients[0] * weight, None
+
+
+@evict_modes
+@pytest.mark.parametrize("trained", [True, False])
+def test_attributes_of_a_saved_parameter(trained: bool, evict: Evict) -> None:
+    def program() -> Callable[[], Any]:
+        weights: Any = [nn.Parameter(vector(), requires_grad=trained) for _ in range(3)]
+        start = vector(requires_grad=True)
+        for weight in weights:
+            weight.main_grad = torch.zeros_like(weight)
+            weight.uses = []
+
+        def step() -> object:
+            x = start
+            for weight in weights:
+                x = deeper(Accumulating.apply(x, weight), 3)
+            x.sum().backward()
+            return start, [(weight.main_grad, weight.uses) for weight in weights]
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+class Saving(torch.autograd.Function):
+    seen: list[Any] = []
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return tensors[0] * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        Saving.seen[:] = ctx.saved_tensors
+        return gradients[0], *[None] * (len(Saving.seen) - 1)
+
+
+class Weight(nn.Parameter):
+    pass
+
+
+def _saved(*tensors: Tensor) -> list[Any]:
+    Saving.apply(*tensors).sum().backward()
+    found = Saving.seen.copy()
+    Saving.seen.clear()
+    return found
+
+
+def test_they_are_the_very_objects_also_after_the_context() -> None:
+    with_attribute: Any = vector()
+    with_attribute.title = "a batch"
+    tensors: tuple[Any, ...] = (
+        vector(requires_grad=True),
+        nn.Parameter(vector()),
+        nn.Parameter(vector(), requires_grad=False),
+        Weight(vector()),
+        Weight(vector(), requires_grad=False),
+        with_attribute,
+    )
+    with rekindle.budget("1MiB"):
+        assert all(map(lambda a, b: a is b, _saved(*tensors), tensors))
+        later = Saving.apply(*tensors).sum()
+    later.backward()
+    assert all(map(lambda a, b: a is b, Saving.seen, tensors))
+    del later
+    Saving.seen.clear()
+    gc.collect()
+    assert "saved_tensors" not in vars(BackwardCFunction)
+
+
+def test_what_hooks_inside_make_of_a_leaf_comes_back() -> None:
+    weight = vector(requires_grad=True)
+    with rekindle.budget("1MiB"):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x):
+            (found,) = _saved(weight)
+    assert torch.equal(found, weight * 2)

@@ -1,0 +1,118 @@
+"""R9: modes of the program's own see what the program runs, once; recomputation runs beneath."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import rekindle
+from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
+
+#: PyTorch itself takes an alias of what hooks unpack.
+OF_PYTORCH = "detach"
+
+evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
+Evict = Literal["saved", "anything"]
+
+
+class Halves(TorchDispatchMode):
+    """Changes what operators give, as emulated low precision does, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().split(".")[0].removeprefix("aten::")
+        self.seen[name] += name != OF_PYTORCH
+        result = func(*args, **(kwargs or {}))
+        return result / 2 if name == "sin" else result
+
+
+class Calls(TorchFunctionMode):
+    """Changes and counts what functions give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", str(func))
+        self.seen[name] += 1
+        result = func(*args, **(kwargs or {}))
+        return result / 2 if name == "sin" else result
+
+
+@evict_modes
+@pytest.mark.parametrize("mode", [Halves, Calls])
+def test_a_mode_inside_acts_once(mode: Callable[[], Any], evict: Evict) -> None:
+    def program() -> Callable[[], Any]:
+        weight = vector(requires_grad=True)
+
+        def step() -> object:
+            with mode() as seen:
+                deeper(weight * 0.5).sum().backward()
+            return weight, dict(seen.seen)
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+@evict_modes
+def test_a_mode_around_acts_on_what_is_recomputed_as_on_the_first_time(evict: Evict) -> None:
+    """Also if it is over when the backward pass comes."""
+
+    torch.manual_seed(0)
+    weight = vector(requires_grad=True)
+    with Halves():
+        wanted = deeper(weight * 0.5).sum()
+    (gradient,) = torch.autograd.grad(wanted, [weight])
+    with Halves(), rekindle.budget(20 * 4 * WIDTH, evict=evict) as run:
+        loss = deeper(weight * 0.5).sum()
+    assert torch.equal(*torch.autograd.grad(loss, [weight]), gradient)
+    assert run.recomputations > 0
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def _policy(context: object, func: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
+    saved = func in (torch.ops.aten.sin.default, torch.ops.aten.exp.default)
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def test_selective_checkpoints_inside_keep_what_they_cached() -> None:
+    """Their modes hand out cached results in order: recomputation may not take one."""
+
+    def program() -> Callable[[], Any]:
+        weight = vector(requires_grad=True)
+
+        def block(x: Tensor) -> Tensor:
+            return deeper(x * weight, 3)
+
+        def step() -> object:
+            x: Any = weight * 0.5
+            for _ in range(3):
+                x = checkpoint(block, deeper(x, 2), use_reentrant=False, context_fn=_contexts)
+            x.sum().backward()
+            return weight
+
+        return step
+
+    harshest(program)

@@ -1,0 +1,104 @@
+"""Subclasses of tensors and parameters that answer no operator themselves are like any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from tests.pytorch.harsh import WIDTH, harshest, vector
+
+evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
+Evict = Literal["saved", "anything"]
+
+
+class Image(Tensor):
+    """As those of torchvision, MONAI or fastai."""
+
+
+class Weight(nn.Parameter):
+    """A parameter that carries a name, say."""
+
+
+class Heard(Tensor):
+    """Counts what is called with it."""
+
+    calls: Counter[str] = Counter()
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls[getattr(func, "__name__", str(func))] += 1
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@evict_modes
+def test_a_write_through_a_subclass(evict: Evict) -> None:
+    def program() -> Callable[[], Any]:
+        weight, start = vector(requires_grad=True), vector()
+
+        def step() -> object:
+            x = start.sin()
+            x.as_subclass(Image).mul_(2)
+            for _ in range(6):
+                y = x * weight
+                x = y.sin()
+                x.as_subclass(Image).mul_(2)
+            x.sum().backward()
+            return weight
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+@evict_modes
+def test_an_optimizer_of_parameters_of_a_subclass(evict: Evict) -> None:
+    def program() -> Callable[[], Any]:
+        weights = [Weight(vector()) for _ in range(4)]
+        optimizer = torch.optim.SGD(weights, 0.1)
+
+        def step() -> object:
+            for _ in range(3):
+                x: Any = 0.5
+                for weight in weights:
+                    y = (weight * x).sin()
+                    x = (y * y.exp()).cos()
+                x.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return weights
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+def test_what_is_of_a_subclass_is_counted() -> None:
+    image, weight = vector().as_subclass(Image), Weight(vector())
+    with rekindle.budget(1_000_000) as run:
+        result = image * weight
+        assert run.memory == 3 * 4 * WIDTH
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(2 * 4 * WIDTH):
+        result = image * weight
+    assert type(result) is Image
+
+
+def test_a_subclass_hears_of_nothing_that_the_program_does_not_call() -> None:
+    def train() -> Counter[str]:
+        torch.manual_seed(0)
+        Heard.calls.clear()
+        leaf = vector(requires_grad=True)
+        x = leaf.as_subclass(Heard)
+        for _ in range(4):
+            x = (x.sin() * x).exp()
+        x.sum().backward()
+        return Heard.calls.copy()
+
+    wanted = train()
+    with rekindle.budget(1_000_000):
+        assert train() == wanted

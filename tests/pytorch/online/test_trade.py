@@ -1,0 +1,104 @@
+"""`torch.utils.swap_tensors`: two tensors change places, with all that they are."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
+
+Evict = Literal["saved", "anything"]
+Step = Callable[[], object]
+
+
+@pytest.fixture
+def by_swapping() -> Iterator[None]:
+    """Modules convert their parameters so, as PyTorch will by default one day."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.usefixtures("by_swapping")
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_modules_convert_their_parameters_between_steps(evict: Evict) -> None:
+    def program() -> Step:
+        network = nn.Sequential(*[nn.Sequential(nn.Linear(9, 9), nn.Tanh()) for _ in range(5)])
+        batch = torch.rand(400, 9)
+
+        def step() -> object:
+            losses = []
+            for dtype in (torch.float32, torch.float64, torch.float32):
+                network.to(dtype)
+                loss = network(batch.to(dtype)).square().sum()
+                loss.backward()
+                losses.append(loss.detach())
+            state = {name: value + 1 for name, value in network.state_dict().items()}
+            network.load_state_dict(state)
+            return losses, network
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+@pytest.mark.usefixtures("by_swapping")
+def test_after_the_context() -> None:
+    network = nn.Linear(4, 4)
+    with rekindle.budget("1GiB") as run:
+        for _ in range(2):
+            network(torch.ones(2, 4)).sum().backward()
+    network.double()
+    assert network.weight.dtype == torch.float64
+    run._driver.engine.check()
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_what_recipes_read_stays_what_it_was(evict: Evict) -> None:
+    """(R4)"""
+
+    def program() -> Step:
+        weight, one, other = vector(True), vector(), vector()
+
+        def step() -> object:
+            loss = deeper(weight + one).sum()
+            torch.utils.swap_tensors(one, other)
+            with torch.no_grad():
+                one.mul_(2)
+            loss.backward()
+            with torch.no_grad():
+                other.mul_(3)
+            return weight, one, other, loss
+
+        return step
+
+    harshest(program, evict=evict)
+
+
+def test_a_write_after_it_is_noticed() -> None:
+    """(R7): the version counter goes along."""
+    weight, one, other = vector(True), vector(), vector()
+    with rekindle.budget("1GiB"):
+        made, others = one * 1, other * 1
+        torch.utils.swap_tensors(made, others)
+        loss = (others * weight).sum()
+        others.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_what_others_refer_to_is_refused_as_ever() -> None:
+    one, other = torch.ones(WIDTH), torch.zeros(WIDTH)
+    somebody = weakref.ref(one)
+    with rekindle.budget("1GiB"):
+        made = one + other
+        with pytest.raises(RuntimeError, match="Cannot swap t1 because it has weakref"):
+            torch.utils.swap_tensors(one, other)
+    assert somebody() is one
+    assert (one - other).sum() == made.sum() == WIDTH

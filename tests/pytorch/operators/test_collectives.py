@@ -1,0 +1,41 @@
+"""Collectives write what their schemas do not say (R3, R9)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed  # makes them known
+
+import rekindle
+from rekindle.pytorch.operators._operators import (
+    COLLECTIVES_IN_PLACE,
+    COLLECTIVES_WITHOUT_RESULT,
+    operator,
+)
+
+NAMES = torch._C._dispatch_get_all_op_names()
+IN_PLACE = sorted(name for name in NAMES if name.startswith("c10d::") and name.endswith("_"))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
+def test_every_collective_in_place_is_known() -> None:
+    assert set(IN_PLACE) == COLLECTIVES_IN_PLACE | COLLECTIVES_WITHOUT_RESULT
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES_IN_PLACE & set(IN_PLACE)))
+def test_it_writes_its_first_argument_and_no_counter_tells(name: str) -> None:
+    facts = operator(getattr(torch.ops.c10d, name.removeprefix("c10d::")).default)
+    assert [position for position, _ in facts.written] == [0]
+    assert facts.unannounced
+    assert facts.opaque
+    assert not facts.starts_anew
+
+
+def test_one_that_nobody_knows_is_refused() -> None:
+    library = torch.library.Library("c10d", "FRAGMENT")
+    library.define("rotate_(Tensor[] tensors, int by) -> ()")
+    library.impl("rotate_", lambda tensors, by: None, "CompositeExplicitAutograd")
+    with rekindle.budget(1_000_000):
+        with pytest.raises(rekindle.Unsupported, match="c10d::rotate_.*functional form"):
+            torch.ops.c10d.rotate_([torch.ones(3)], 1)
+    library._destroy()

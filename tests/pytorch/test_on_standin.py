@@ -1,0 +1,70 @@
+"""CUDA's paths on the stand-in device: bits, bytes by its allocator, every wait that is needed."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.standin.process import asked, compiled
+
+MODES = ("online", "swap", "learned", "anything")
+STREAMS = ("prompt", "late", "side first", "side last")
+PROGRAMS = (
+    "batches_of_the_host",
+    "a_staging_buffer",
+    "convolutions",
+    "transformer",
+    "mixed_precision",
+    "a_side_stream",
+    "streams_in_turn",
+)
+
+
+@pytest.fixture(scope="session")
+def extension() -> Path:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("the stand-in device needs g++")
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        pytest.skip("the stand-in takes CUDA's place in a PyTorch that has none")
+    return compiled(compiler)
+
+
+def _trains_the_same(extension: Path, programs: tuple[str, ...]) -> None:
+    """Each program in each mode; the allocator's peak within 2 % of the budget."""
+    found = asked(extension, *map(", ".join, product(programs, MODES, STREAMS)))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert {q: a for q, a in found.items() if a["peak over budget"] > 1.02} == {}
+    evicted = [answer["evictions"] for answer in found.values()]
+    assert min(evicted) > 0
+
+
+def test_a_program_trains_the_same(extension: Path) -> None:
+    _trains_the_same(extension, ("mlp",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_train_the_same(extension: Path, program: str) -> None:
+    _trains_the_same(extension, (program,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("missing", "program", "mode"),
+    [
+        ("keep_until_read", "streams_in_turn", "oldest"),
+        ("in_order", "a_side_stream", "oldest"),
+        ("wait_on", "mlp", "swap"),
+        ("wait_for", "convolutions", "swap"),
+    ],
+)
+def test_every_wait_is_missed(extension: Path, missing: str, program: str, mode: str) -> None:
+    """Without it some run gets other bits; with it all are right (above)."""
+    questions = [f"{program}, {mode}, {streams}, {missing}" for streams in STREAMS]
+    found = asked(extension, *questions)
+    assert not all(answer.get("equal") for answer in found.values())
