@@ -37,7 +37,7 @@ ALLOWED = {
     # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
     # report only what `run.report()` returns: data that draws itself when it is asked to.
     "pytorch": SHARED
-    | {"trace", "schedule", "policies", "engine"}
+    | {"trace", "schedule", "policies", "engine", "native"}
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
@@ -60,9 +60,10 @@ ROOMS = {
         "held": {"tensors", "operators", "online"},
         "swap": {"tensors", "operators", "online"},
         "learned": {"operators", "online"},
+        "native": {"operators", "online"},
         "planned": {"operators"},
         "chains": {"tensors"},
-        "context": {"tensors", "operators", "online", "held", "swap", "learned"},
+        "context": {"tensors", "operators", "online", "held", "swap", "learned", "native"},
         "observed": {"tensors", "operators", "online", "chains", "context"},
     }
 }

@@ -90,9 +90,21 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
+    facts.product = is_product(facts.name);
     facts.opaque = facts.opaque || has_effects(facts.name) || facts.resizes ||
                    facts.has(Traits::OPAQUE);
     return facts;
+}
+
+// By name: kernels of these ask for the precision of products.
+bool is_product(std::string_view name) {
+    for (const std::string_view part :
+         {"mm", "mv", "dot", "conv", "linear", "lstm", "gru", "rnn", "attention", "matmul"}) {
+        if (name.find(part) != std::string_view::npos) {
+            return true;
+        }
+    }
+    return !name.starts_with("aten::");
 }
 
 }  // namespace

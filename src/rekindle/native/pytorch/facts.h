@@ -55,6 +55,7 @@ struct Facts final {
     bool resizes = false;  // may change the size of a storage
     bool writes = false;   // statistics included
     bool opaque = false;   // never run again
+    bool product = false;  // of matrices or the like: there is a precision to choose
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };

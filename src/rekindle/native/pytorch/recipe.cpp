@@ -2,11 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -67,7 +69,7 @@ at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
     return made;
 }
 
-bool is_in(const std::vector<std::uint32_t>& positions, std::uint32_t position) noexcept {
+bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noexcept {
     return std::find(positions.begin(), positions.end(), position) != positions.end();
 }
 
@@ -77,14 +79,14 @@ c10::SmallVector<Home, 4> homes_of(Recipe& recipe) {
     const auto inputs = recipe.inputs();
     std::size_t next = 0;
     for (std::uint32_t i = 0; i < recipe.signature->geometries.size(); ++i) {
-        const bool dropped = recipe.statistics && is_in(recipe.written, i);
+        const bool dropped = recipe.statistics() && is_in(recipe.written(), i);
         homes.push_back(dropped ? Home() : input_home(record_of(*inputs[next++].value->storage)));
     }
     return homes;
 }
 
 void make_private(Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
-    for (const std::uint32_t position : recipe.written) {
+    for (const std::uint32_t position : recipe.written()) {
         const Home shared = homes[position];
         if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
             continue;  // a copy already
@@ -121,40 +123,6 @@ private:
     std::optional<Random> now_;
 };
 
-// The program's switches as they were when it called.
-class Switched final {
-public:
-    explicit Switched(std::int64_t then) : now_(switches()), then_(then) {
-        if (now_ != then_) {
-            set(then_);
-        }
-    }
-    Switched(const Switched&) = delete;
-    Switched& operator=(const Switched&) = delete;
-    Switched(Switched&&) = delete;
-    Switched& operator=(Switched&&) = delete;
-    ~Switched() {
-        if (now_ != then_) {
-            set(now_);
-        }
-    }
-
-private:
-    static void set(std::int64_t word) {
-        at::Context& context = at::globalContext();
-        c10::set_default_dtype(
-            c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF))
-        );
-        context.setUserEnabledMkldnn((word >> 8 & 1) != 0);
-        context.setDeterministicAlgorithms(
-            (word >> 9 & 1) != 0, context.deterministicAlgorithmsWarnOnly()
-        );
-    }
-
-    std::int64_t now_;
-    std::int64_t then_;
-};
-
 c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
     c10::SmallVector<Home, 2> made;
     const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
@@ -189,17 +157,96 @@ AsTheFirstTime::~AsTheFirstTime() {
     c10::AutogradState::set_tls_state(before_);
 }
 
+// -- switches (twin of rekindle.pytorch.operators._switches) --------------------------------------
+
+namespace {
+
+constexpr std::array PRECISE{
+    std::pair(at::Float32Backend::GENERIC, at::Float32Op::ALL),
+    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::ALL),
+    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL),
+    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::CONV),
+    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::RNN),
+};
+
+bool flushes_denormal() noexcept {
+    const volatile double least = 5e-324;
+    const volatile double one = 1.0;
+    return least * one == 0.0;
+}
+
+void set_switches(std::int64_t word) {
+    at::Context& context = at::globalContext();
+    const auto bit = [&](int position) { return (word >> position & 1) != 0; };
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF)));
+    context.setUserEnabledMkldnn(bit(8));
+    context.setDeterministicAlgorithms(bit(9), bit(10));
+    context.setDeterministicMkldnn(bit(11));
+    context.setUserEnabledNNPACK(bit(12));
+    context.setAllowFP16ReductionCPU(bit(13));
+    at::Context::setFlushDenormal(bit(14));
+    at::set_num_threads(static_cast<int>(word >> 16 & 0xFFFF));
+}
+
+void set_precision(std::int64_t word) {
+    for (const auto& [backend, op] : PRECISE) {
+        at::globalContext().setFloat32Precision(
+            backend, op, static_cast<at::Float32Precision>(word & 7)
+        );
+        word >>= 3;
+    }
+}
+
+}  // namespace
+
 std::int64_t switches() {
     at::Context& context = at::globalContext();
     std::int64_t word = static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & 0xFF;
     word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;
+    word |= static_cast<std::int64_t>(context.deterministicAlgorithmsWarnOnly()) << 10;
+    word |= static_cast<std::int64_t>(context.deterministicMkldnn()) << 11;
+    word |= static_cast<std::int64_t>(context.userEnabledNNPACK()) << 12;
+    word |= static_cast<std::int64_t>(context.allowFP16ReductionCPU()) << 13;
+    word |= static_cast<std::int64_t>(flushes_denormal()) << 14;
+    word |= static_cast<std::int64_t>(at::get_num_threads() & 0xFFFF) << 16;
     return word;
+}
+
+std::int64_t precision() {
+    std::int64_t word = std::int64_t{1} << 62;  // so that it is not 0
+    int shift = 0;
+    for (const auto& [backend, op] : PRECISE) {
+        const auto found = at::globalContext().float32Precision(backend, op);
+        word |= static_cast<std::int64_t>(found) << shift;
+        shift += 3;
+    }
+    return word;
+}
+
+Switched::Switched(std::int64_t switches_then, std::int64_t precision_then)
+    : now_(switches()), then_(switches_then),
+      precision_now_(precision_then == 0 ? 0 : precision()), precision_then_(precision_then) {
+    if (now_ != then_) {
+        set_switches(then_);
+    }
+    if (precision_now_ != precision_then_) {
+        set_precision(precision_then_);
+    }
+}
+
+Switched::~Switched() {
+    if (now_ != then_) {
+        set_switches(now_);
+    }
+    if (precision_now_ != precision_then_) {
+        set_precision(precision_now_);
+    }
 }
 
 c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {
     c10::SmallVector<Home, 4> homes = homes_of(recipe);
-    const bool writes = !recipe.written.empty() && !recipe.statistics;
+    const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {
         make_private(recipe, homes);
     }
@@ -210,18 +257,18 @@ c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {
         tensors.push_back(homes[i] ? geometry.in(homes[i]) : stand_in(recipe, geometry));
     }
     torch::jit::Stack stack;
-    recipe.signature->arguments(stack, tensors, recipe.extras);
+    recipe.signature->arguments(stack, tensors, recipe.extras());
     {
         const AsTheFirstTime guard(true);
-        const Drawing drawing(recipe.random.get());
-        const Switched switched(recipe.signature->key[1]);
+        const Drawing drawing(recipe.random());
+        const Switched switched(recipe.signature->key[1], recipe.signature->key[2]);
         recipe.signature->op.callBoxed(stack);
     }
     if (!writes) {
         return fresh_of(recipe, stack);
     }
     c10::SmallVector<Home, 2> made;
-    for (const std::uint32_t position : recipe.written) {
+    for (const std::uint32_t position : recipe.written()) {
         made.push_back(homes[position]);
     }
     return made;

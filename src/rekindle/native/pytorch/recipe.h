@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "../engine/graph.h"
@@ -26,11 +27,26 @@ struct Recipe final : Call {
 
     const Facts* facts;  // null: no operator of the program's
     c10::intrusive_ptr<Signature> signature;
-    std::unique_ptr<Random> random;  // before the call
-    std::vector<c10::IValue> extras;
-    std::vector<std::uint32_t> written;  // which of the tensors the operator writes
-    bool statistics = false;             // those are left out: they move only once (R6)
 
+    // What few calls have.
+    struct Aside final {
+        std::unique_ptr<Random> random;  // before the call
+        std::vector<c10::IValue> extras;
+        std::vector<std::uint32_t> written;  // which of the tensors the operator writes
+        bool statistics = false;             // those are left out: they move only once (R6)
+    };
+
+    std::unique_ptr<Aside> aside;
+
+    const Random* random() const noexcept { return aside ? aside->random.get() : nullptr; }
+    std::span<const c10::IValue> extras() const noexcept {
+        return aside ? std::span<const c10::IValue>(aside->extras) : std::span<const c10::IValue>();
+    }
+    std::span<const std::uint32_t> written() const noexcept {
+        return aside ? std::span<const std::uint32_t>(aside->written)
+                     : std::span<const std::uint32_t>();
+    }
+    bool statistics() const noexcept { return aside && aside->statistics; }
     const char* name() const noexcept { return facts == nullptr ? "source" : facts->name.c_str(); }
 };
 
@@ -55,6 +71,25 @@ private:
 
 // The program's switches that decide which kernel runs, in one word; part of every signature.
 std::int64_t switches();
+// The precision of products, likewise; part of the signatures of products. Never 0.
+std::int64_t precision();
+
+// Both as they were when the program called, until the end.
+class Switched final {
+public:
+    Switched(std::int64_t switches_then, std::int64_t precision_then);
+    Switched(const Switched&) = delete;
+    Switched& operator=(const Switched&) = delete;
+    Switched(Switched&&) = delete;
+    Switched& operator=(Switched&&) = delete;
+    ~Switched();
+
+private:
+    std::int64_t now_;
+    std::int64_t then_;
+    std::int64_t precision_now_;
+    std::int64_t precision_then_;
+};
 
 // What happened when a call that could be run again was, other than its results.
 struct ChangedSize final {  // it made so many bytes, and before so many

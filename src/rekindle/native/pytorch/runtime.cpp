@@ -433,7 +433,7 @@ bool Operation::written_over(bool recording) {
     const Ref<Call> kept(&call);
     if (recording) {
         link(call, false);
-        call.written.assign(replaced.begin(), replaced.end());
+        call.aside->written.assign(replaced.begin(), replaced.end());
     }
     c10::SmallVector<Overwrite, 2> pairs;
     for (const std::uint32_t position : replaced) {
@@ -460,11 +460,14 @@ bool Operation::written_over(bool recording) {
 // What a recipe reads must stay what it is. `statistics`: what was written is left out (R6).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = invocation_.signature;
-    call.random = std::move(random_);
-    call.extras.assign(invocation_.extras.begin(), invocation_.extras.end());
-    call.statistics = statistics;
-    if (statistics) {
-        call.written.assign(invocation_.written.begin(), invocation_.written.end());
+    if (random_ || !invocation_.extras.empty() || !invocation_.written.empty()) {
+        call.aside = std::make_unique<Recipe::Aside>();
+        call.aside->random = std::move(random_);
+        call.aside->extras.assign(invocation_.extras.begin(), invocation_.extras.end());
+        call.aside->statistics = statistics;
+        if (statistics) {
+            call.aside->written.assign(invocation_.written.begin(), invocation_.written.end());
+        }
     }
     c10::SmallVector<Value*, 6> values;
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {

@@ -120,6 +120,7 @@ void Invocation::take(const torch::jit::Stack& stack) {
     sees_requires_grad_ = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
     key.push_back(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(&facts)));
     key.push_back(switches());
+    key.push_back(facts.product ? precision() : 0);
     const auto given = torch::jit::last(stack, facts.arguments);
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         take_argument(given[i], i);

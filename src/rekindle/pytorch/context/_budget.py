@@ -28,7 +28,15 @@ from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.context._threads import Hooks, inherited
 from rekindle.pytorch.held import Anything, Touching, anything, flag_of_reading
 from rekindle.pytorch.learned import Learner, lessons_for
-from rekindle.pytorch.native import NativeDriver, NativeRuntime, core, native_steps, seen
+from rekindle.pytorch.native import (
+    NativeDriver,
+    NativeRuntime,
+    core,
+    is_seen,
+    native_steps,
+    seen,
+    seen_in_thread,
+)
 from rekindle.pytorch.online import (
     Capture,
     Driver,
@@ -127,9 +135,16 @@ class Run:
     """What one `rekindle.budget(...)` did so far; stays readable after the context."""
 
     def __init__(
-        self, driver: Driver, budget: Bytes | None, policy: Policy, *, record: bool
+        self,
+        driver: Driver,
+        budget: Bytes | None,
+        policy: Policy,
+        *,
+        record: bool,
+        core: str = "",
     ) -> None:
         self.budget = budget
+        self._core = core
         self._driver = driver
         self._policy = policy
         driver.recorder = Recorder() if record else None
@@ -233,6 +248,7 @@ class Run:
             report = report_of(driver, self.budget)
         else:
             report = report_of(driver, self.budget, self.trace, self.record)
+        report = replace(report, core=self._core)
         if self._learner is None:
             return report
         return replace(report, advice=(*report.advice, self._learner.told()))
@@ -344,7 +360,13 @@ class budget:
             runtime = Runtime(Driver(Engine(self._budget, policy), self._device))
         else:
             runtime = Runtime(self._host.driver(self._budget, policy))
-        run = Run(runtime.driver, self._budget, self._policy, record=self._record)
+        run = Run(
+            runtime.driver,
+            self._budget,
+            self._policy,
+            record=self._record,
+            core=str(self._core),
+        )
         if self._learn and self._budget is not None:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
@@ -380,12 +402,14 @@ class budget:
         module = core()
         assert module is not None, "a core that was chosen is there"
         driver: Any = NativeDriver(module, self._budget, self._device)
-        run = Run(driver, self._budget, self._policy, record=False)
+        run = Run(driver, self._budget, self._policy, record=False, core=str(self._core))
         with ExitStack() as stack:
             stack.enter_context(seen(driver))
             stack.enter_context(resizes_seen(driver))
             for hook in native_steps(driver):
                 stack.callback(hook.remove)
+            stack.enter_context(inherited(is_seen, partial(seen_in_thread, driver)))
+            self._over = []
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self

@@ -37,6 +37,7 @@ class Answers:
             )
         error = out_of_budget(shortage, driver.snapshot(), who)
         error.__cause__ = None  # as raised from nothing
+        driver.refused = (driver.operators_run, str(error), dict(vars(error)))
         return error
 
     def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:

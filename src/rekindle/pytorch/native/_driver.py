@@ -25,6 +25,7 @@ from rekindle.pytorch.online import (
     PROGRAM,
     SAVED,
     Snapshot,
+    leaves,
     users_line,
 )
 from rekindle.pytorch.operators import whole
@@ -141,7 +142,14 @@ class NativeDriver:
         self.busy = False
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.peak = NativePeak(self)
+        self.refused: tuple[int, str, dict[str, Any]] | None = None  #: when, and how, the last time
         drivers[core.number(self.handle)] = self
+        leaves.come_back_for(self)
+
+    @property
+    def operators_run(self) -> int:
+        """What moves with each of them."""
+        return self.engine.clock
 
     @property
     def evictions(self) -> int:

@@ -47,6 +47,26 @@ def seen(driver: NativeDriver) -> Iterator[None]:
 
 
 _taught: set[str] = set()
+_key: list[Any] = []
+
+
+def is_seen() -> bool:
+    """Whether operators of this thread are: not amid one."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    return included.has(_key[0]) and not excluded.has(_key[0])
+
+
+@contextmanager
+def seen_in_thread(driver: NativeDriver) -> Iterator[None]:
+    """For a thread that was started inside. When the budget is over, what it runs just passes."""
+    core = driver.core
+    del driver  # which the thread may outlive
+    core.see(True)
+    try:
+        yield
+    finally:
+        core.see(False)
 
 
 def _teach_higher_order_operators(keys: Any) -> None:
@@ -57,6 +77,7 @@ def _teach_higher_order_operators(keys: Any) -> None:
     if _higher_order_ops.keys() <= _taught:
         return
     key = keys.highestPriorityTypeId()  # Python has no name for it
+    _key.append(key)
     for name, each in _higher_order_ops.items():
         each.non_fallthrough_keys = each.non_fallthrough_keys.remove(key)
         each._dispatch_cache.clear()
