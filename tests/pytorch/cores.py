@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from typing import Literal
 
 import pytest
-import torch
 
 from rekindle.pytorch.context import _cores
-from rekindle.pytorch.native import NativeDriver, core, why_not
+from rekindle.pytorch.native import NativeDriver, _runtime, core, why_not
 
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
 
 _made: list[weakref.ref[NativeDriver]] = []  # since the test began
 _tunings: list[Callable[[NativeDriver], None]] = []
-_KEYS = torch._C._dispatch_tls_local_include_set()
 
 
 @contextmanager
@@ -72,4 +70,4 @@ def tune_no_more() -> None:
 
 def entered() -> bool:
     """Whether operators of this thread are seen by the native core."""
-    return torch._C._dispatch_tls_local_include_set() != _KEYS
+    return bool(_runtime._key) and _runtime.is_seen()

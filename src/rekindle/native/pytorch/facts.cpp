@@ -72,6 +72,17 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
+// By name: kernels of these ask for the precision of products.
+bool is_product(std::string_view name) {
+    for (const std::string_view part :
+         {"mm", "mv", "dot", "conv", "linear", "lstm", "gru", "rnn", "attention", "matmul"}) {
+        if (name.find(part) != std::string_view::npos) {
+            return true;
+        }
+    }
+    return !name.starts_with("aten::");
+}
+
 Facts& learn(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     Facts& facts = tables().facts.make();
@@ -94,17 +105,6 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.opaque = facts.opaque || has_effects(facts.name) || facts.resizes ||
                    facts.has(Traits::OPAQUE);
     return facts;
-}
-
-// By name: kernels of these ask for the precision of products.
-bool is_product(std::string_view name) {
-    for (const std::string_view part :
-         {"mm", "mv", "dot", "conv", "linear", "lstm", "gru", "rnn", "attention", "matmul"}) {
-        if (name.find(part) != std::string_view::npos) {
-            return true;
-        }
-    }
-    return !name.starts_with("aten::");
 }
 
 }  // namespace

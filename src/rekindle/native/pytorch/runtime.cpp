@@ -73,6 +73,7 @@ private:
     void redispatch();
     void interrupted();
     void register_results();
+    bool has_moved(const c10::StorageImpl& home);
     void register_made(std::span<const Made> made, Nanoseconds cost);
     bool written_over(bool recording);
     void link(Recipe& call, bool statistics);
@@ -347,7 +348,7 @@ void Operation::register_results() {
         c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
         const auto same = [&](const Made& other) { return other.home == home; };
         const bool known = home->_mutable_data_ptr_no_checks().get() == nullptr ||
-                           driver_.resident_at(*home) != nullptr;
+                           driver_.resident_at(*home) != nullptr || has_moved(*home);
         if (!known && std::none_of(made.begin(), made.end(), same)) {
             made.push_back({position, tensor.unsafeGetTensorImpl(), home});
             exotic = exotic || !is_plain(*tensor.unsafeGetTensorImpl());
@@ -382,6 +383,17 @@ void Operation::register_results() {
     for (Record* record : owned_here_) {
         driver_.disown(*record);
     }
+}
+
+// Whether `home` is that of an input whose memory is elsewhere now, for the operator resized it.
+bool Operation::has_moved(const c10::StorageImpl& home) {
+    if (!facts_.resizes) {
+        return false;
+    }
+    return std::any_of(invocation_.written.begin(), invocation_.written.end(), [&](auto position) {
+        Record* record = input(position);
+        return record != nullptr && record->at().get() == &home;
+    });
 }
 
 void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
