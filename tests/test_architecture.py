@@ -31,7 +31,8 @@ ALLOWED = {
     "schedule": SHARED | {"trace", "policies.swap"},
     "policies": SHARED,
     "engine": SHARED | {"trace", "schedule", "policies"},
-    "simulator": SHARED | {"trace", "schedule", "policies", "engine"},
+    "native": set[str](),  # it compiles, finds and loads; what goes in and out is its callers'
+    "simulator": SHARED | {"trace", "schedule", "policies", "engine", "native"},
     # Neither engine nor simulator: a planner does not judge itself.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
     # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
@@ -73,6 +74,7 @@ THIRD_PARTIES = {
     "policies": {"numpy"},
     "planners": {"numpy"},
     "planners._milp": {"numpy", "highspy"},
+    "native._build": {"torch"},
     "pytorch": {"torch"},
     "report._plot": {"matplotlib"},
     "integrations.huggingface": {"transformers"},

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,7 @@ class _Recipe:
 
     def key(self) -> str:
         digest = hashlib.sha256()
-        for part in (self.version, *self.flags, *self.links, self.torch, _python()):
+        for part in (self.version, *self.compiler, *self.flags, *self.links, self.torch, _python()):
             digest.update(part.encode() + b"\0")
         for path in (*self.sources, *sorted(FOLDER.rglob("*.h"))):
             digest.update(str(path.relative_to(FOLDER)).encode() + b"\0" + path.read_bytes())
@@ -70,9 +70,10 @@ _found: dict[str, ModuleType | str] = {}  # or why there is none
 def extension(
     name: str, sources: Sequence[str], *, with_torch: bool = False, build: bool = True
 ) -> ModuleType | None:
-    """The extension module `name` made of `sources`, patterns in this folder; None: `why_not(name)`.
+    """The extension module `name` made of `sources`, patterns in this folder.
 
-    It is compiled on first use. With `build=False` only one that is there already is loaded.
+    None: there is none, and `why_not(name)` says why. It is compiled on first use; with
+    `build=False` only one that is there already is loaded.
     """
     found = _found.get(name)
     if isinstance(found, ModuleType):
@@ -112,9 +113,7 @@ def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
     version = _run([*compiler, "--version"])
     if version.returncode != 0:
         raise Unbuildable(f"{compiler[0]} --version fails: {_first_line(version)}")
-    return _Recipe(
-        name, tuple(paths), compiler, version.stdout, tuple(flags), tuple(links), torch
-    )
+    return _Recipe(name, tuple(paths), compiler, version.stdout, tuple(flags), tuple(links), torch)
 
 
 def _torch() -> tuple[list[str], list[str], str]:
@@ -187,7 +186,7 @@ def _compile_once(recipe: _Recipe, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     """No other process is in here with the same path."""
     import fcntl
 
@@ -238,23 +237,25 @@ def _first_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @contextlib.contextmanager
-def _progress(name: str) -> Iterator[None]:
+def _progress(name: str) -> Generator[None]:
     """One line on a terminal that says what takes so long."""
-    shown = sys.stderr is not None and sys.stderr.isatty()  # None under pythonw
-    if shown:
-        sys.stderr.write(f"\r\x1b[Krekindle: compiling the native core ({name}), once")
-        sys.stderr.flush()
+    terminal = sys.stderr
+    if terminal is None or not terminal.isatty():  # None where there is no console
+        yield
+        return
+    terminal.write(f"\r\x1b[Krekindle: compiling the native core ({name}), once")
+    terminal.flush()
     try:
         yield
     finally:
-        if shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        terminal.write("\r\x1b[K")
+        terminal.flush()
 
 
 def _load(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"rekindle.native.{name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -11,12 +11,14 @@ of others, so they cost nothing; the neighborhood says whose costs may have fall
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import TypeVar, final
 
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser
 from rekindle.policies._envelope import Envelope
 from rekindle.policies._neighborhood import Neighborhood, Watched
+
+_Number = TypeVar("_Number", int, float)
 
 # A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
 _LEAST = 1e-9
@@ -125,7 +127,7 @@ class ScoredChooser(Chooser):
         self._lines.remove(slot)
         self._priced.pop(storage, None)
 
-    def _power(self, number: float) -> float:
+    def _power(self, number: _Number) -> _Number:
         """Written as a product: `**` may round another way than the native engine's product."""
         return number * number if self._root else number
 

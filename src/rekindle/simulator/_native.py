@@ -26,8 +26,7 @@ Core = Literal["auto", "native", "python"]
 """Which engine: "auto" is the native one where it can be had, and the result is the same."""
 
 WORDS: Final = {
-    kind: number
-    for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
+    kind: number for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
 }
 REPLAYABLE, HELD = 1, 2
 PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ends
@@ -77,7 +76,7 @@ class Played:
         return words_of(self._arrays[2])
 
     def steps(self) -> array[int]:
-        """Number of actions, memory and clock after each event, if it was checked."""
+        """Actions so far (inverted where there was no room), memory, clock; after each event."""
         return words_of(self._arrays[3])
 
     def journal(self) -> array[int]:
@@ -127,15 +126,20 @@ def play(
     policy: Policy,
     rules: Rules,
     route: Route | None = None,
-    checked: bool = False,
+    watch: int = 0,
     journal: int = 0,
 ) -> Played | None:
-    """What the native engine does; None where floats would not tell times apart any more."""
+    """What the native engine does; None where floats would not tell times apart any more.
+
+    watch: bits; 1: `steps` are noted; 2: every invariant is checked as well; 4: where there is no
+        room for an event that is noted, and the next one is played.
+    journal: how many of its last entries are kept.
+    """
     score = score_of(policy)
     assert score is not None
     limit = -1 if rules.recompute_limit is None else min(max(rules.recompute_limit, 0), 2**62)
     most = -1 if budget is None or budget >= 2**62 else budget
-    settings = (most, *score, _DEAD[rules.dead], limit, rules.quirks, checked, journal)
+    settings = (most, *score, _DEAD[rules.dead], limit, rules.quirks, watch, journal)
     way = None if route is None else _numbers_of(route)
     played = Played(module.replay(words, array("q", settings), way))
     return played if played.totals.clock < _EXACT else None

@@ -109,11 +109,16 @@ class Run:
         self.evictions, self.recomputations = played.evictions, played.recomputations
         needed, memory, budget, op_id, _ = played.numbers
         if played.status == NO_ROOM:
-            op = None if op_id < 0 else self._trace.ops[op_id]
-            call = None if op is None else Call(OpId(op_id), op.name, op.cost, (), op.replayable)
-            raise NoRoom(needed, memory, budget, call)
+            raise NoRoom(needed, memory, budget, self._call(op_id))
         if played.status == THRASHED:
             raise Thrashed(needed, memory)
+
+    def _call(self, op_id: int) -> Call | None:
+        """For a message: what could not run, if it was an operator."""
+        if op_id < 0:
+            return None
+        op = self._trace.ops[op_id]
+        return Call(OpId(op_id), op.name, op.cost, (), op.replayable)
 
     def _go_in_python(self, watch: Callable[[Engine], None] | None) -> None:
         policy = self._policy if self._route is None else Advised(self._policy)

@@ -14,6 +14,7 @@ from typing import Any, Literal, final
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import NoRoom, Rules, Thrashed
 from rekindle.policies import Candidate, Chooser, Policy, Swap, named
+from rekindle.simulator._native import Core
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import load
@@ -72,7 +73,7 @@ class Outcome:
         return asdict(self)
 
 
-def run_case(case: Case, trace: Trace | None = None) -> Outcome:
+def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> Outcome:
     """Does one run; reads the log if it is not given."""
     trace = trace or _load(case.log)
     everything = keep_all_peak(trace)
@@ -84,7 +85,7 @@ def run_case(case: Case, trace: Trace | None = None) -> Outcome:
     started = time.perf_counter()
     policy = named(case.policy)
     counted = _Counted(policy) if case.count else None
-    run = Run(trace, budget, counted or policy, rules, swap=case.swap)
+    run = Run(trace, budget, counted or policy, rules, swap=case.swap, core=core)
     status: Literal["pass", "oom", "thrash"] = "pass"
     try:
         run.go()

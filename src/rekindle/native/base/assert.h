@@ -1,4 +1,5 @@
-// Invariants that a release build does not look at: compile with REKINDLE_CHECKED to have them asked.
+// Invariants that a release build does not look at: compile with REKINDLE_CHECKED to have them
+// asked.
 #pragma once
 
 #ifdef REKINDLE_CHECKED

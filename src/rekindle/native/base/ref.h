@@ -20,6 +20,7 @@ class Graveyard;
 template <class T>
 struct Counted {
     explicit Counted(Graveyard<T>& home) : graveyard(&home) {}
+
     Counted(const Counted&) = delete;
     Counted& operator=(const Counted&) = delete;
     Counted(Counted&&) = delete;
@@ -29,6 +30,7 @@ struct Counted {
         Graveyard<T>* graveyard;  // while it lives
         T* next_dead;             // afterwards
     };
+
     std::uint32_t count = 0;
 
 protected:
@@ -85,7 +87,13 @@ public:
 
     Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
 
-    Ref& operator=(Ref other) noexcept {
+    Ref& operator=(const Ref& other) noexcept {
+        Ref copy(other);
+        std::swap(object_, copy.object_);
+        return *this;
+    }
+
+    Ref& operator=(Ref&& other) noexcept {
         std::swap(object_, other.object_);
         return *this;
     }
@@ -97,8 +105,11 @@ public:
     }
 
     T* get() const noexcept { return object_; }
+
     T* operator->() const noexcept { return object_; }
+
     T& operator*() const noexcept { return *object_; }
+
     explicit operator bool() const noexcept { return object_ != nullptr; }
 
 private:

@@ -47,6 +47,7 @@ public:
     }
 
     std::size_t alive() const noexcept { return alive_; }
+
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(Slot); }
 
 private:
@@ -116,7 +117,7 @@ public:
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(T); }
 
 private:
-    static constexpr std::size_t KINDS = 7;  // up to 64 elements
+    static constexpr std::size_t KINDS = 7;   // up to 64 elements
     static constexpr std::size_t PAGE = 512;  // elements
 
     struct Page {

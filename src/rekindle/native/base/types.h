@@ -1,4 +1,5 @@
-// The units that all parts share, twin of rekindle._types. Integers only, so that equality is exact.
+// The units that all parts share, twin of rekindle._types. Integers only, so that equality is
+// exact.
 #pragma once
 
 #include <cstdint>

@@ -30,11 +30,17 @@ public:
     Storage* choose(Nanoseconds now) override;
 
     void expected(Storage& storage) override { chooser_->expected(storage); }
+
     void evicted(Storage& storage) override { chooser_->evicted(storage); }
+
     void returned(Storage& storage) override { chooser_->returned(storage); }
+
     void forgotten(Storage& storage) override { chooser_->forgotten(storage); }
+
     void touched(Storage& storage) override { chooser_->touched(storage); }
+
     void repriced(Storage& storage) override { chooser_->repriced(storage); }
+
     void disposed(Storage& storage) noexcept override;
 
 private:
@@ -47,8 +53,8 @@ private:
     std::vector<Storage*> ready_;  // what is marked and may be evicted, in that order; null: a gap
     std::size_t first_ready_ = 0;  // only gaps before
     std::size_t n_ready_ = 0;
-    Bytes spare_ = 0;              // of those
-    bool behind_ = false;          // marks have answered since the policy was asked last
+    Bytes spare_ = 0;      // of those
+    bool behind_ = false;  // marks have answered since the policy was asked last
 };
 
 }  // namespace rekindle

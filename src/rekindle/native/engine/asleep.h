@@ -10,7 +10,9 @@ namespace rekindle {
 class Asleep final : public Chooser {
 public:
     void add(Storage& /*storage*/) override {}
+
     void remove(Storage& /*storage*/) override {}
+
     Storage* choose(Nanoseconds /*now*/) override { return nullptr; }
 };
 

@@ -21,24 +21,32 @@ public:
 
     // Whether what came and went before the first choice matters to it, not only what is there.
     virtual bool remembers() const { return false; }
+
     // `storage` may be evicted from now on.
     virtual void add(Storage& storage) = 0;
     // `storage` may not be evicted any more (it is locked, held, evicted or dead).
     virtual void remove(Storage& storage) = 0;
     // The storage to let go at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
+
     // Quirk: a call in progress will make `storage`, which counts as evicted until then.
     virtual void expected(Storage& /*storage*/) {}
+
     // `storage` left memory and can be recomputed.
     virtual void evicted(Storage& /*storage*/) {}
+
     // `storage` is in memory again, or as expected.
     virtual void returned(Storage& /*storage*/) {}
+
     // The evicted `storage` will never be asked for again.
     virtual void forgotten(Storage& /*storage*/) {}
+
     // The last access of the candidate `storage` changed.
     virtual void touched(Storage& /*storage*/) {}
+
     // The cost or the parents of `storage` changed (a view of it is made).
     virtual void repriced(Storage& /*storage*/) {}
+
     // `storage` is about to be destroyed.
     virtual void disposed(Storage& /*storage*/) noexcept {}
 };

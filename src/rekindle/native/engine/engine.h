@@ -1,8 +1,9 @@
-// Dynamic Tensor Rematerialization: decides online what to let go and what to compute again. Twin of
-// rekindle.engine._engine, action by action, where what differs from the paper is explained.
+// Dynamic Tensor Rematerialization: decides online what to let go and what to compute again. Twin
+// of rekindle.engine._engine, action by action, where what differs from the paper is explained.
 //
-// Events come in as calls of the methods below, actions go out to a `Performer`. No torch, no clock,
-// no lock: the engine's clock is the sum of the costs of what ran, and the driver's lock guards it.
+// Events come in as calls of the methods below, actions go out to a `Performer`. No torch, no
+// clock, no lock: the engine's clock is the sum of the costs of what ran, and the driver's lock
+// guards it.
 #pragma once
 
 #include <vector>
@@ -88,9 +89,9 @@ private:
     template <class F>
     void outputs_but_last(Call& call, const Value* wanted, F&& visit);
 
-    std::vector<Frame> frames_;      // calls in progress
-    std::vector<Value*> pending_;    // their inputs still to be had
-    std::vector<Storage*> locked_;   // what is locked for them
+    std::vector<Frame> frames_;     // calls in progress
+    std::vector<Value*> pending_;   // their inputs still to be had
+    std::vector<Storage*> locked_;  // what is locked for them
 };
 
 }  // namespace rekindle

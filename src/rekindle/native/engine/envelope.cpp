@@ -9,8 +9,8 @@ namespace rekindle {
 
 namespace {
 
-// Twice the worst relative error of a benefit, a product and a quotient of integers: a line that can
-// be said to stay on top stays there, also among lines that are equal but for rounding.
+// Twice the worst relative error of a benefit, a product and a quotient of integers: a line that
+// can be said to stay on top stays there, also among lines that are equal but for rounding.
 constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();
@@ -62,8 +62,8 @@ void Envelope::reprice(Slot slot, double cost) {
     rows_[at / WIDTH].dirty = true;
 }
 
-Envelope::Slot Envelope::best(Nanoseconds time) {
-    const auto now = static_cast<double>(time);
+Envelope::Slot Envelope::best(Nanoseconds now_ns) {
+    const auto now = static_cast<double>(now_ns);
     double greatest = -NEVER;
     Slot found = 0;
     for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -104,8 +104,9 @@ void Envelope::find_top(Row& row, std::size_t first, double now) {
     row.until = moving_ ? time_on_top(top, first, greatest, now) : NEVER;
 }
 
-double Envelope::time_on_top(std::size_t top, std::size_t first, double greatest, double now)
-    const {
+double Envelope::time_on_top(
+    std::size_t top, std::size_t first, double greatest, double now
+) const {
     const double slope_of_top = nbytes_[top] / cost_[top];
     const double error = ERROR * std::abs(greatest);
     double least = NEVER;

@@ -3,8 +3,8 @@
 //
 // The benefit of letting go, bytes * (now - last) / cost, is a line in time. Lines stand in rows of
 // equal width. Of each row is known which line is on top, and until when: as in a kinetic heap, the
-// time at which the first steeper line of the row can overtake it. A search looks at the tops of all
-// rows, and into those rows only that changed or whose time is up.
+// time at which the first steeper line of the row can overtake it. A search looks at the tops of
+// all rows, and into those rows only that changed or whose time is up.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ public:
     // All but the cost of a line.
     void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order);
     void reprice(Slot slot, double cost);
-    // The slot of the line that is greatest at `now`; there must be one.
-    Slot best(Nanoseconds now);
+    // The slot of the line that is greatest at `now_ns`; there must be one.
+    Slot best(Nanoseconds now_ns);
 
 private:
     static constexpr std::size_t WIDTH = 64;  // near the square root of some thousand lines
@@ -45,6 +45,7 @@ private:
         return moving_ ? nbytes_[slot] * (now - last_[slot]) / cost_[slot]
                        : nbytes_[slot] / cost_[slot];
     }
+
     void grow();
     void find_top(Row& row, std::size_t first, double now);
     double time_on_top(std::size_t top, std::size_t first, double greatest, double now) const;

@@ -58,7 +58,7 @@ void Exact::walk_children(Storage& storage) {
 Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     Nanoseconds total = 0;
     for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
-        Neighbor& member = *found_[i];
+        const Neighbor& member = *found_[i];
         total += member.storage->cost;
         if (way == Way::up) {
             for (const Link* link = member.up; link != nullptr; link = link->next_up) {

@@ -44,6 +44,7 @@ class Exact final : public Neighborhood {
 public:
     // `costs`: with all descendants, none (`ancestors`), or `capped`.
     Exact(Costs costs, Graph& graph) : descendants_(costs), graph_(graph) {}
+
     Exact(const Exact&) = delete;
     Exact& operator=(const Exact&) = delete;
     Exact(Exact&&) = delete;
@@ -58,6 +59,7 @@ public:
     void forgotten(Storage& storage) override;
     void repriced(Storage& storage) override;
     void disposed(Storage& storage) noexcept override;
+
     std::size_t put_off() const override { return back_.size() + lost_.size(); }
 
 private:
@@ -72,10 +74,12 @@ private:
     };
 
     Neighbor& neighbor(Storage& storage);
+
     static Neighbor* evicted_neighbor(const Storage& storage) noexcept {
         Neighbor* found = storage.standing.neighbor;
         return found != nullptr && found->evicted ? found : nullptr;
     }
+
     void begin_walk();
     void walk_from(const Storage& storage);
     Nanoseconds walk(Way way, Nanoseconds most = std::numeric_limits<Nanoseconds>::max());
@@ -90,9 +94,7 @@ private:
     void remove_back(Neighbor& back) noexcept;
     void add_lost(Storage& storage, double lost);
     double remove_lost(Neighbor& lost) noexcept;
-    static void fall(
-        Storage& storage, double most, std::vector<Fallen>& found, std::uint64_t mark
-    );
+    static void fall(Storage& storage, double most, std::vector<Fallen>& found, std::uint64_t mark);
     void clear_fallen() noexcept;
 
     const Costs descendants_;
@@ -103,9 +105,9 @@ private:
     std::vector<Ref<Storage>> back_parents_;
     std::vector<Ref<Storage>> lost_;
     std::size_t n_expected_ = 0;
-    std::uint64_t age_ = 1;     // of what was noticed
-    std::int64_t asked_ = 0;    // how often a cost was
-    std::uint64_t mark_ = 0;    // of the walk in progress
+    std::uint64_t age_ = 1;         // of what was noticed
+    std::int64_t asked_ = 0;        // how often a cost was
+    std::uint64_t mark_ = 0;        // of the walk in progress
     std::vector<Neighbor*> found_;  // by that walk
 };
 

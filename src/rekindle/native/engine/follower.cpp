@@ -71,8 +71,8 @@ void Follower::wanting(const Storage& storage, std::int64_t op) {
 
 void Follower::end() {
     engine_.clear_marks();
-    for (std::size_t i = 0; i < kept_.size(); ++i) {
-        give_up(kept_[i]);
+    for (const std::int64_t number : kept_) {
+        give_up(number);
     }
     kept_.clear();
     for (Stop& place : stops_) {

@@ -11,9 +11,9 @@
 
 namespace rekindle {
 
-// A schedule, made ready to be followed: `moves[stops[i - 1]:stops[i]]` comes between the first runs
-// of operators i - 1 and i. A move is ~s where storage s is not needed until it is brought back, or
-// the number of the storages that are to be brought back by one operator: those are
+// A schedule, made ready to be followed: `moves[stops[i - 1]:stops[i]]` comes between the first
+// runs of operators i - 1 and i. A move is ~s where storage s is not needed until it is brought
+// back, or the number of the storages that are to be brought back by one operator: those are
 // `restored[restores[move]:restores[move + 1]]`.
 struct Route final {
     std::vector<std::int64_t> stops;
@@ -57,6 +57,7 @@ public:
 
     // Moves taken so far.
     std::int64_t position() const noexcept { return position_; }
+
     // The program made `storage`, which is `number` on the route.
     void made(std::int64_t number, Storage& storage);
     // As if all moves before `op` had been taken, and room been made for none of them.
@@ -78,6 +79,7 @@ private:
     };
 
     Stop& stop(std::int64_t number) { return stops_[static_cast<std::size_t>(number)]; }
+
     void name(std::int64_t number);
     void move();
     void mark(std::int64_t number);

@@ -68,7 +68,7 @@ void Graph::add_output(Call& call, Value& value) {
     } else if (n == 1 || std::has_single_bit(n)) {  // full
         Value** longer = outputs_.take(std::size_t{2} * n);
         const std::span<Value* const> old = call.outputs();
-        std::copy(old.begin(), old.end(), longer);
+        std::ranges::copy(old, longer);
         if (n > 1) {
             outputs_.give(call.several, n);
         }
@@ -94,7 +94,7 @@ void Graph::consume(Call& call) {
     for (Edge& edge : call.inputs()) {
         Storage& storage = *edge.value->storage;
         const std::span<Value* const> outputs = call.outputs();
-        if (views && std::any_of(outputs.begin(), outputs.end(), [&](const Value* output) {
+        if (views && std::ranges::any_of(outputs, [&](const Value* output) {
                 return output->storage == &storage;
             })) {
             continue;
@@ -193,9 +193,7 @@ void Graph::made_through(Storage& storage, std::vector<Storage*>& found) {
             }
         });
     }
-    std::stable_sort(found.begin(), found.end(), [](const Storage* one, const Storage* other) {
-        return one->id < other->id;
-    });
+    std::ranges::sort(found, {}, &Storage::id);
 }
 
 bool Graph::useless(Storage& storage) {

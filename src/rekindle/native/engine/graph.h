@@ -65,27 +65,29 @@ struct Storage : Counted<Storage> {
     Bytes nbytes;
     Nanoseconds cost = 0;  // of all calls that made it, views included
     Nanoseconds last_access = 0;
-    std::int64_t order = -1;        // when it became a candidate; negative: it is none
-    std::int32_t references = 0;    // references that permit eviction
-    bool held = false;              // the program's own variables keep the memory
-    bool returns = false;           // let go though they do: brought back when the program asks
-    bool reserved = false;          // not even then, unless nothing else is left to let go
-    bool pinned = false;            // must stay as long as anybody needs it
+    std::int64_t order = -1;      // when it became a candidate; negative: it is none
+    std::int32_t references = 0;  // references that permit eviction
+    bool held = false;            // the program's own variables keep the memory
+    bool returns = false;         // let go though they do: brought back when the program asks
+    bool reserved = false;        // not even then, unless nothing else is left to let go
+    bool pinned = false;          // must stay as long as anybody needs it
     bool resident = false;
-    bool replayable = true;         // every call that made it can be run again
-    bool listed = false;            // in the graph
-    bool dissolved = false;         // it was, and never will be again
-    Value root;                     // its first value; views of it are linked to it
-    Edge* first_consumer = nullptr; // replayable calls that read it, but those that only view it
+    bool replayable = true;          // every call that made it can be run again
+    bool listed = false;             // in the graph
+    bool dissolved = false;          // it was, and never will be again
+    Value root;                      // its first value; views of it are linked to it
+    Edge* first_consumer = nullptr;  // replayable calls that read it, but those that only view it
     Edge* last_consumer = nullptr;
-    Storage* previous = nullptr;    // in the graph
+    Storage* previous = nullptr;  // in the graph
     Storage* next = nullptr;
-    std::uint64_t mark = 0;         // of the walk that saw it last
+    std::uint64_t mark = 0;  // of the walk that saw it last
     Standing standing;
 
     // Root first, then views; none once it is out of the graph.
     Value* first_value() noexcept { return dissolved ? nullptr : &root; }
+
     bool consumed() const noexcept { return first_consumer != nullptr; }
+
     // Nobody can ask for it any more; it may still be needed to recompute others.
     bool dead() const noexcept { return references == 0 && !held; }
 
@@ -102,10 +104,12 @@ struct Call : Counted<Call> {
     Nanoseconds cost;
     Bytes nbytes = 0;  // of the storages whose root is an output
     Edge* edges = nullptr;
+
     union {
         Value* output = nullptr;  // if there is one at most
         Value** several;
     };
+
     Overwrite* overwritten = nullptr;
     std::uint32_t n_outputs = 0;
     std::uint32_t n_made = 0;  // outputs that are the root of their storage
@@ -115,17 +119,22 @@ struct Call : Counted<Call> {
     bool linked = false;  // its outputs are counted
 
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
+
     std::span<Value* const> outputs() const noexcept {
         return {n_outputs == 1 ? &output : several, n_outputs};
     }
+
     std::span<const Overwrite> overwrites() const noexcept { return {overwritten, n_overwrites}; }
+
     bool views() const noexcept { return n_made < n_outputs; }
 
 protected:
     ~Call() = default;
 };
 
-inline bool is_root(const Value& value) noexcept { return &value.storage->root == &value; }
+inline bool is_root(const Value& value) noexcept {
+    return &value.storage->root == &value;
+}
 
 // Builds calls and takes them apart; owns what hangs on them.
 class Graph final {
@@ -174,6 +183,7 @@ public:
 
     // A mark that no storage has: a walk gives it to what it saw.
     std::uint64_t new_mark() noexcept { return ++marks_; }
+
     // Bytes of what hangs on storages and calls.
     std::size_t nbytes() const noexcept;
 

@@ -30,11 +30,11 @@ struct Entry final {
         forget,
         seal,
         spoil,
-        account,  // id: cost; number: bytes
-        resize,   // number: bytes
-        require,  // number: which value
-        make_room,  // id: none; number: bytes
-        shrink,     // likewise
+        account,     // id: cost; number: bytes
+        resize,      // number: bytes
+        require,     // number: which value
+        make_room,   // id: none; number: bytes
+        shrink,      // likewise
         let_return,  // flags: 0 no, 1 yes, 2 last
         lock,
         unlock,
@@ -69,6 +69,7 @@ public:
     }
 
     bool is_open() const noexcept { return length_ != 0; }
+
     std::size_t written() const noexcept { return written_; }
 
     void write(const Entry& entry) noexcept {

@@ -118,9 +118,7 @@ void Ledger::listen() {
             chooser_->evicted(*storage);
         }
     }
-    std::sort(candidates.begin(), candidates.end(), [](const Storage* one, const Storage* other) {
-        return one->order < other->order;
-    });
+    std::ranges::sort(candidates, {}, &Storage::order);
     for (Storage* candidate : candidates) {
         chooser_->add(*candidate);
     }
@@ -211,8 +209,8 @@ void Ledger::free(Storage& storage) {
 }
 
 void Ledger::free_all() {
-    for (std::size_t i = 0; i < freed_.size(); ++i) {
-        free(*freed_[i]);
+    for (Storage* storage : freed_) {
+        free(*storage);
     }
     freed_.clear();
 }
@@ -238,16 +236,16 @@ void Ledger::let_go(Storage& storage) {
     }
 }
 
-void Ledger::prune(Storage& first) {
+void Ledger::prune(Storage& start) {
     if (rules.dead == Dead::banish) {
-        banish(first);
+        banish(start);
         return;
     }
     if (rules.quirks) {
         return;  // the authors' graph only grows
     }
     std::vector<Storage*>& unneeded = unneeded_;
-    unneeded.push_back(&first);
+    unneeded.push_back(&start);
     while (!unneeded.empty()) {
         Storage& storage = *unneeded.back();
         unneeded.pop_back();
@@ -327,12 +325,13 @@ bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     return false;
 }
 
-void Ledger::banish(Storage& first) {
-    std::vector<Storage*> unneeded{&first};
+void Ledger::banish(Storage& start) {
+    std::vector<Storage*> unneeded{&start};
     while (!unneeded.empty()) {
         Storage& storage = *unneeded.back();
         unneeded.pop_back();
-        if (!storage.dead() || storage.locks != 0 || !storage.listed || needed_by_evicted(storage)) {
+        if (!storage.dead() || storage.locks != 0 || !storage.listed ||
+            needed_by_evicted(storage)) {
             continue;
         }
         while (storage.consumed()) {
@@ -366,8 +365,8 @@ std::vector<Storage*> Ledger::disown(Call& call) {
     return found;
 }
 
-void Ledger::lose_recipe(Call& first) {
-    std::vector<Call*> lost{&first};
+void Ledger::lose_recipe(Call& start) {
+    std::vector<Call*> lost{&start};
     while (!lost.empty()) {
         Call& call = *lost.back();
         lost.pop_back();

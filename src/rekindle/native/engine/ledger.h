@@ -2,6 +2,7 @@
 // rekindle.engine._ledger, without copies on the host.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -51,7 +52,9 @@ public:
 
     // Every storage that is resident or may be recomputed, from here by `Storage::next`.
     Storage* first_storage() const noexcept { return first_; }
+
     std::size_t n_storages() const noexcept { return n_storages_; }
+
     // The first invariant that does not hold; between events, not during one.
     std::optional<Fault> check();
 
@@ -92,10 +95,12 @@ protected:
     class Event final {
     public:
         explicit Event(Ledger& ledger) noexcept : ledger_(ledger) { ++ledger_.depth_; }
+
         Event(const Event&) = delete;
         Event& operator=(const Event&) = delete;
         Event(Event&&) = delete;
         Event& operator=(Event&&) = delete;
+
         ~Event() {
             if (--ledger_.depth_ == 0) {
                 ledger_.dispose();
@@ -118,11 +123,11 @@ protected:
     void vanish(Storage& storage);
     // `storage` is dead: evicted if it may still be needed, else out of the graph.
     void let_go(Storage& storage);
-    // Takes `storage` out of the graph if it will never be needed, and what it alone needed. Puts
+    // Takes `start` out of the graph if it will never be needed, and what it alone needed. Puts
     // those that were resident into `freed_`.
-    void prune(Storage& storage);
-    // `call` can never run again, nor what can only be had through it.
-    void lose_recipe(Call& call);
+    void prune(Storage& start);
+    // `start` can never run again, nor what can only be had through it.
+    void lose_recipe(Call& start);
     void touch(Storage& storage);
     void enter_graph(Storage& storage);
 
@@ -135,12 +140,14 @@ protected:
     // Brings the policy's view of `storage` up to date.
     void classify(Storage& storage);
 
-    void note(Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0)
-        noexcept {
+    void note(
+        Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
+    ) noexcept {
         if (journal.is_open()) {
             journal.write({kind, id, number, flags, clock, memory});
         }
     }
+
     // Likewise, unless it is part of another event.
     void note_event(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
@@ -149,15 +156,13 @@ protected:
             note(kind, id, number, flags);
         }
     }
+
     // What may be in use when `nbytes` more are to come.
     Bytes budget_beside(Bytes nbytes) const noexcept {
         return budget == UNLIMITED ? UNLIMITED : budget - nbytes;
     }
-    void raise_peak() noexcept {
-        if (memory > peak) {
-            peak = memory;
-        }
-    }
+
+    void raise_peak() noexcept { peak = std::max(peak, memory); }
 
     Performer& performer_;
     Chooser* chooser_;
@@ -167,7 +172,7 @@ protected:
 private:
     Storage* choose();
     void give_up_reserve();
-    void banish(Storage& storage);
+    void banish(Storage& start);
     bool needed_by_evicted(Storage& storage) const noexcept;
     // Puts what one thing less needs into `unneeded`.
     void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
@@ -180,7 +185,7 @@ private:
     std::unique_ptr<Chooser> policy_;
     std::unique_ptr<Chooser> asleep_;  // hears nothing, until the first choice
     AdvisedChooser* advice_ = nullptr;
-    std::vector<Storage*> reserve_;  // let go while held when nothing else is left
+    std::vector<Storage*> reserve_;   // let go while held when nothing else is left
     std::vector<Storage*> unneeded_;  // the stack of `prune`, empty between prunes
     std::int64_t order_ = 0;
     Storage* first_ = nullptr;

@@ -29,19 +29,29 @@ public:
     virtual ~Neighborhood() = default;
 
     virtual bool remembers() const { return false; }
+
     // The cost (ns) of letting go the resident `storage` now.
     virtual Nanoseconds cost(Storage& storage) = 0;
+
     // A quick lower bound of `cost(storage)`.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
+
     // Whose costs may have fallen since this was last asked: added to `found`.
     virtual void fallen(std::vector<Fallen>& /*found*/) {}
+
     // How many changes `fallen` has not told of yet; they keep storages alive.
     virtual std::size_t put_off() const { return 0; }
+
     virtual void expected(Storage& /*storage*/) {}
+
     virtual void evicted(Storage& /*storage*/) {}
+
     virtual void returned(Storage& /*storage*/) {}
+
     virtual void forgotten(Storage& /*storage*/) {}
+
     virtual void repriced(Storage& /*storage*/) {}
+
     virtual void disposed(Storage& /*storage*/) noexcept {}
 };
 
@@ -49,6 +59,7 @@ public:
 class Nothing final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& /*storage*/) override { return 1; }
+
     Nanoseconds least(const Storage& /*storage*/) const override { return 1; }
 };
 

@@ -1,5 +1,5 @@
-// Who does what the engine decides: the driver. The Python engine yields its actions, this one calls
-// these; each is performed before the next is decided.
+// Who does what the engine decides: the driver. The Python engine yields its actions, this one
+// calls these; each is performed before the next is decided.
 #pragma once
 
 namespace rekindle {
@@ -20,7 +20,8 @@ public:
     // happened, but for a storage that was to be overwritten (tell the engine by `spoil`, first).
     virtual void compute(Call& call, bool in_place) = 0;
 
-    // The memory of `storage` goes. It may be gone already, and no longer be in the graph.
+    // The memory of `storage` goes. It may be gone already, and no longer be in the graph. Asks
+    // nothing of the engine.
     virtual void free(Storage& storage) = 0;
 
     // Nobody refers to it any more: destroy it. Not during an event but at its end.

@@ -14,7 +14,9 @@ constexpr double LEAST = 1e-9;
 // More is not put off until the next choice, which may never come. That changes no choice.
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
-double or_least(Nanoseconds cost) { return cost != 0 ? static_cast<double>(cost) : LEAST; }
+double or_least(Nanoseconds cost) {
+    return cost != 0 ? static_cast<double>(cost) : LEAST;
+}
 
 }  // namespace
 

@@ -18,8 +18,11 @@ public:
     ScoredChooser(std::unique_ptr<Neighborhood> neighborhood, const Policy& policy);
 
     bool remembers() const override { return neighborhood_->remembers(); }
+
     void add(Storage& storage) override { hear(storage, Standing::News::candidate); }
+
     void touched(Storage& storage) override { hear(storage, Standing::News::candidate); }
+
     void remove(Storage& storage) override;
     Storage* choose(Nanoseconds now) override;
     void expected(Storage& storage) override;
@@ -40,7 +43,9 @@ private:
     Member& member(const Storage& storage) {
         return members_[static_cast<std::size_t>(storage.standing.slot)];
     }
+
     double power(double number) const noexcept { return root_ ? number * number : number; }
+
     double least(const Storage& storage) const;
     void hear(Storage& storage, Standing::News news);
     void unhear(Storage& storage) noexcept;

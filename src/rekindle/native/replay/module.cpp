@@ -1,5 +1,5 @@
-// The Python module `_engine`: the native engine for the simulator and for tests. METH functions and
-// conversions, nothing else.
+// The Python module `_engine`: the native engine for the simulator and for tests. METH functions
+// and conversions, nothing else.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -39,7 +39,7 @@ enum class Setting : std::uint8_t {
     dead,
     recompute_limit,  // negative: none
     quirks,
-    checked,
+    watch,    // bits, as `Player` has them
     journal,  // entries
     count,
 };
@@ -52,6 +52,7 @@ public:
     Buffer& operator=(const Buffer&) = delete;
     Buffer(Buffer&&) = delete;
     Buffer& operator=(Buffer&&) = delete;
+
     ~Buffer() {
         if (view_.obj != nullptr) {
             PyBuffer_Release(&view_);
@@ -75,7 +76,9 @@ std::int64_t at(Words settings, Setting setting) {
     return settings[static_cast<std::size_t>(setting)];
 }
 
-std::int64_t or_most(std::int64_t number) { return number < 0 ? rekindle::UNLIMITED : number; }
+std::int64_t or_most(std::int64_t number) {
+    return number < 0 ? rekindle::UNLIMITED : number;
+}
 
 rekindle::Policy policy_of(Words settings) {
     return {
@@ -99,7 +102,7 @@ End found(const rekindle::Fault& fault) {
 }
 
 // Plays the stream; what ends it early is told, not thrown.
-End play(Player& player, Words words, bool checked) {
+End play(Player& player, Words words, std::int64_t watch) {
     End end;
     try {
         if (const std::optional<rekindle::Fault> fault = player.play(words); fault) {
@@ -107,17 +110,13 @@ End play(Player& player, Words words, bool checked) {
         }
     } catch (const rekindle::NoRoom& shortage) {
         const std::int64_t call = shortage.call ? shortage.call->id : -1;
-        end = {
-            Ending::no_room, {shortage.needed, shortage.memory, shortage.budget, call}, ""
-        };
+        end = {Ending::no_room, {shortage.needed, shortage.memory, shortage.budget, call}, ""};
     } catch (const rekindle::Thrashed& thrashed) {
         end = {Ending::thrashed, {thrashed.recompute_ns, thrashed.limit, 0, 0}, ""};
     } catch (const rekindle::Malformed& malformed) {
-        return {
-            Ending::malformed, {static_cast<std::int64_t>(malformed.position), 0, 0, 0}, ""
-        };
+        return {Ending::malformed, {static_cast<std::int64_t>(malformed.position), 0, 0, 0}, ""};
     }
-    if (checked) {
+    if ((watch & Player::check) != 0) {
         if (const std::optional<rekindle::Fault> fault = player.engine().check(); fault) {
             return found(*fault);
         }
@@ -191,20 +190,20 @@ PyObject* replay_given(PyObject* stream, PyObject* given, PyObject* given_route)
         return nullptr;
     }
     const Words chosen = settings.words();
-    const bool checked = at(chosen, Setting::checked) != 0;
+    const std::int64_t watch = at(chosen, Setting::watch);
     Player player(
         or_most(at(chosen, Setting::budget)),
         policy_of(chosen),
         rules_of(chosen),
         given_route != Py_None ? &route : nullptr,
-        checked
+        watch
     );
     player.engine().journal.open(static_cast<std::size_t>(at(chosen, Setting::journal)));
     PyThreadState* const state = PyEval_SaveThread();
     End end;
     std::exception_ptr failed;
     try {
-        end = play(player, words.words(), checked);
+        end = play(player, words.words(), watch);
     } catch (const std::bad_alloc&) {
         failed = std::current_exception();
     }
@@ -242,7 +241,14 @@ PyModuleDef* definition() {
         {nullptr, nullptr, 0, nullptr},
     }};
     static PyModuleDef module{
-        PyModuleDef_HEAD_INIT, "_engine", nullptr, 0, methods.data(), nullptr, nullptr, nullptr,
+        PyModuleDef_HEAD_INIT,
+        "_engine",
+        nullptr,
+        0,
+        methods.data(),
+        nullptr,
+        nullptr,
+        nullptr,
         nullptr
     };
     return &module;
@@ -250,4 +256,7 @@ PyModuleDef* definition() {
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__engine() { return PyModule_Create(definition()); }
+// NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): Python names it.
+PyMODINIT_FUNC PyInit__engine() {
+    return PyModule_Create(definition());
+}

@@ -5,9 +5,9 @@
 namespace rekindle {
 
 Player::Player(
-    Bytes budget, const Policy& policy, const Rules& rules, const Route* route, bool checked
+    Bytes budget, const Policy& policy, const Rules& rules, const Route* route, std::int64_t watch
 )
-    : checked_(checked), engine_(budget, *this, policy, route != nullptr, rules) {
+    : watch_(watch), engine_(budget, *this, policy, route != nullptr, rules) {
     if (route != nullptr) {
         follower_.emplace(engine_, *route, *this);
     }
@@ -33,7 +33,9 @@ void Player::dispose(Storage& storage) noexcept {
     storages_.drop(static_cast<PlainStorage&>(storage));
 }
 
-void Player::dispose(Call& call) noexcept { calls_.drop(static_cast<PlainCall&>(call)); }
+void Player::dispose(Call& call) noexcept {
+    calls_.drop(static_cast<PlainCall&>(call));
+}
 
 std::size_t Player::bookkeeping() const noexcept {
     return storages_.nbytes() + calls_.nbytes() + engine_.graph.nbytes();
@@ -45,13 +47,16 @@ std::optional<Fault> Player::play(std::span<const std::int64_t> words) {
     words_ = words;
     position_ = 0;
     while (position_ < words_.size()) {
-        event(static_cast<Word>(next()));
+        const bool room = step();
         engine_.idle.clear();  // nothing to do: a simulated program holds no memory of its own
-        if (checked_) {
+        if ((watch_ & check) != 0) {
             if (const std::optional<Fault> fault = engine_.check(); fault) {
                 return fault;
             }
-            steps.push_back(static_cast<std::int64_t>(actions.size()));
+        }
+        if ((watch_ & (check | steps_only)) != 0) {
+            const auto n_actions = static_cast<std::int64_t>(actions.size());
+            steps.push_back(room ? n_actions : ~n_actions);
             steps.push_back(engine_.memory);
             steps.push_back(engine_.clock);
         }
@@ -60,6 +65,18 @@ std::optional<Fault> Player::play(std::span<const std::int64_t> words) {
         follower_->end();
     }
     return std::nullopt;
+}
+
+bool Player::step() {
+    try {
+        event(static_cast<Word>(next()));
+    } catch (const NoRoom&) {
+        if ((watch_ & forgive) == 0) {
+            throw;
+        }
+        return false;
+    }
+    return true;
 }
 
 std::int64_t Player::next() {

@@ -18,25 +18,26 @@ namespace rekindle {
 // writes the stream; where an event is about a storage it names one of its values.
 enum class Word : std::int64_t {
     // operator, cost, flags; count and values read; count and (value, storage, bytes) of what it
-    // makes, where fewer than no bytes mean a view of the storage of that value; count and (output, source) pairs
+    // makes, where fewer than no bytes mean a view of the storage of that value; count and (output,
+    // source) pairs
     call,
-    use,       // value, nothing; so do all others have two
-    pin,       // value
-    retain,    // value
-    release,   // value
-    drop,      // value
-    gone,      // value
-    forget,    // value
-    seal,      // value
-    spoil,     // value
-    account,   // cost, bytes
-    resize,    // value, bytes
-    require,   // value
-    make_room, // bytes
-    shrink,    // bytes
-    let_return, // value, 0: no, 1: yes, 2: last
-    lock,      // value
-    unlock,    // value
+    use,         // value, nothing; so do all others have two
+    pin,         // value
+    retain,      // value
+    release,     // value
+    drop,        // value
+    gone,        // value
+    forget,      // value
+    seal,        // value
+    spoil,       // value
+    account,     // cost, bytes
+    resize,      // value, bytes
+    require,     // value
+    make_room,   // bytes
+    shrink,      // bytes
+    let_return,  // value, 0: no, 1: yes, 2: last
+    lock,        // value
+    unlock,      // value
     listen,
     clear_reserve,
     let,  // value: it is not named any more
@@ -58,6 +59,10 @@ struct PlainCall final : Call {
 // One run. What happened until an exception is there.
 class Player final : public Performer, public Host {
 public:
+    // What is done beside playing, as bits: `check` every invariant and note the state after each
+    // event; go on after an event for which there was no room, which `forgive` notes.
+    enum Watch : std::int64_t { steps_only = 1, check = 2, forgive = 4 };
+
     enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
 
     // Actions are told as 4 * storage for `Free`, 4 * operator + 1 for `Compute`, + 2 in place.
@@ -65,7 +70,11 @@ public:
     static constexpr std::int64_t IN_PLACE = 2;
 
     Player(
-        Bytes budget, const Policy& policy, const Rules& rules, const Route* route, bool checked
+        Bytes budget,
+        const Policy& policy,
+        const Rules& rules,
+        const Route* route,
+        std::int64_t watch
     );
     Player(const Player&) = delete;
     Player& operator=(const Player&) = delete;
@@ -73,18 +82,22 @@ public:
     Player& operator=(Player&&) = delete;
     ~Player() = default;
 
-    // Throws `NoRoom`, `Thrashed`, `Malformed`. If checked, returns the first fault.
+    // Throws `NoRoom`, `Thrashed`, `Malformed`. Returns the first fault, if it is to check.
     std::optional<Fault> play(std::span<const std::int64_t> words);
 
     const Engine& engine() const noexcept { return engine_; }
+
     Engine& engine() noexcept { return engine_; }
+
     // Bytes of all that is kept about the program, for one moment.
     std::size_t bookkeeping() const noexcept;
 
     std::vector<std::int64_t> actions;
     std::vector<Nanoseconds> clock;
     std::vector<Bytes> memory;
-    std::vector<std::int64_t> steps;  // if checked: actions, memory and clock after each event
+    // If it is to note them: actions (negative, less one: no room), memory and clock after each
+    // event.
+    std::vector<std::int64_t> steps;
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
 
@@ -96,8 +109,11 @@ public:
     void dispose(Call& call) noexcept override;
 
     void poll() override {}
+
     Storage& current(Storage& storage) override { return storage; }
+
     void own(Storage& /*storage*/) override {}
+
     void disown(Storage& /*storage*/) override {}
 
 private:
@@ -108,6 +124,8 @@ private:
 
     std::int64_t next();
     Known& known(std::int64_t value);
+    // Whether there was room.
+    bool step();
     void event(Word word);
     void event_about(Word word, Known& about, std::int64_t number);
     void event_call();
@@ -115,7 +133,7 @@ private:
     void read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made);
     void wanting(const Known& about);
 
-    const bool checked_;
+    const std::int64_t watch_;
     Slab<PlainStorage> storages_;
     Slab<PlainCall> calls_;
     Engine engine_;

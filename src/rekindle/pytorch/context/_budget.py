@@ -66,7 +66,9 @@ class _Mode(TorchDispatchMode):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
-        self.runtime = runtime  #: or who stands in for it during an optimizer's step
+        self.runtime: Runtime | _Over = (
+            runtime  #: or who stands in for it during an optimizer's step
+        )
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -1,0 +1,67 @@
+"""The simulator on the native engine, beside the one in Python: the same runs, how much sooner.
+
+python benchmarks/simulator_native.py LOGS [--ratio 0.5] [--repeat 5]
+
+Both in one process, in turn; the seconds are those of `run_case`, which has read the log already.
+Reading a trace for the native engine (once for all its runs) is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+
+from _common import conditions, spread, write
+
+from rekindle import native
+from rekindle.simulator import Case, run_case
+from rekindle.simulator._native import encode
+from rekindle.trace.formats import load
+
+POLICIES = ("dtr", "thrifty", "msps", "lru")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("logs", type=Path)
+    parser.add_argument("--ratio", type=float, default=0.5)
+    parser.add_argument("--repeat", type=int, default=5)
+    chosen = parser.parse_args()
+    told = conditions()
+    if native.engine() is None:
+        raise SystemExit(native.why_not(native.ENGINE))
+    rows: list[dict[str, object]] = []
+    for path in sorted(chosen.logs.glob("*.log.gz")):
+        trace = load(path)
+        started = time.perf_counter()
+        encode(trace)
+        reading = round(time.perf_counter() - started, 4)
+        for policy in POLICIES:
+            case = Case(str(path), policy, chosen.ratio, quirks=True)
+            seconds: dict[str, list[float]] = {"native": [], "python": []}
+            outcomes: set[object] = set()
+            for _ in range(chosen.repeat):
+                for core in ("native", "python"):
+                    outcome = run_case(case, trace, core=core)
+                    seconds[core].append(outcome.seconds)
+                    outcomes.add(dataclasses.replace(outcome, seconds=0.0))
+            assert len(outcomes) == 1, f"the engines differ: {outcomes}"
+            rows.append(
+                {
+                    "log": path.name.partition(".")[0],
+                    "policy": policy,
+                    "ratio": chosen.ratio,
+                    "native_s": spread(seconds["native"]),
+                    "python_s": spread(seconds["python"]),
+                    "times_as_fast": round(min(seconds["python"]) / min(seconds["native"]), 1),
+                    "reading_s": reading,
+                }
+            )
+            print(rows[-1])
+    write("simulator_native", told | {"figures": rows})
+
+
+if __name__ == "__main__":
+    main()

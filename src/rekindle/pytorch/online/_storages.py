@@ -1,0 +1,247 @@
+"""Which memory there is: what the program makes or shows becomes storages of the engine."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle.engine import Call, Engine, Storage
+from rekindle.pytorch.online._audit import Audit
+from rekindle.pytorch.online._beneath import Modes
+from rekindle.pytorch.online._capture import Capture, Captures
+from rekindle.pytorch.online._explain import Snapshot
+from rekindle.pytorch.online._peak import Peak
+from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._streams import Streams
+from rekindle.pytorch.online._watcher import Watcher
+from rekindle.pytorch.operators import STRIDED, is_plain, tensors_in
+from rekindle.pytorch.tensors import Memory, Table, Watch
+from rekindle.schedule import Compute, Recorder
+
+
+class Storages(ABC):
+    """One engine and the memory that it knows of; a `Driver` acts on it."""
+
+    def __init__(self, engine: Engine, device: torch.device) -> None:
+        self.engine = engine
+        self.table = Table()
+        self.device = device
+        self.lock = threading.RLock()
+        self.busy = 0  #: the thread whose operators are the runtime's own, if there is one now
+        self.below: Modes = ()  #: dispatch modes around the context
+        #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
+        self.refused: tuple[int, str, dict[str, Any]] | None = None
+        self.evictions = 0  #: of what somebody may still ask for
+        self.recomputations = 0
+        self.recorder: Recorder | None = None
+        self.capture: Capture | Captures | None = None
+        self.whole: Capture | None = None  #: of the whole run, if it is asked for
+        self.audit: Audit | None = None
+        self.watcher: Watcher | None = None
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.places: Places | None = None
+        self.streams = Streams(device) if device.type == "cuda" else None
+        self.peak = Peak(self.engine, self.table, self.optimizers)
+        self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
+        self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
+        self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
+        self.operators_run = 0  #: those that the engine knows of
+        self.storages_made = 0  #: in the whole run
+        #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
+        self._outside: Storage | None = None
+
+    def open(self) -> None:
+        """The context begins: what the device's allocator has given out already counts."""
+        if self.device.type == "cuda":
+            call = self.new_call("source", 0, False)
+            self._outside = self.new_storage(call, torch.cuda.memory_allocated(self.device))
+            self.admit(call)
+
+    def also_capture(self) -> Capture:
+        """What happens from now on, until `capture_no_more`."""
+        watches = self.table.watches.values()
+        counted = [(id(watch), watch.nbytes) for watch in watches if watch.storage is None]
+        part = Capture(self.engine.storages, counted, self.storages_made)
+        self.capture = part if self.whole is None else Captures(self.whole, part)
+        return part
+
+    def capture_no_more(self) -> None:
+        """The end of what was begun by `also_capture`."""
+        self.capture = self.whole
+
+    # -- storages -------------------------------------------------------------------------------
+
+    def new_call(self, name: str, cost: Nanoseconds, replayable: bool) -> Call:
+        """A call that nobody knows of yet; it must be admitted before the next is made."""
+        if self.places is not None:
+            self.places.note()
+        self.operators_run += 1
+        return Call(OpId(self.operators_run - 1), name, cost, (), replayable)
+
+    def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
+        """What `call` makes, or what it writes where something else was."""
+        storage = call.makes(StorageId(self.storages_made), nbytes).storage
+        self.storages_made += 1
+        storage.payload = Memory()
+        return storage
+
+    def admit(self, call: Call) -> None:
+        """`call` ran; the engine hears of it."""
+        if self.capture is not None:
+            self.capture.called(call)
+        if self.audit is not None:
+            self.audit.made(call)
+        if self.recorder is not None:
+            first = Compute(call.id, in_place=bool(call.overwrites))
+            self.recorder.acted(first, self.engine.clock, self.engine.memory)
+        for storage in self.engine.admit(call, held=True):
+            self._let_go(storage)
+        for storage in call.made:
+            if storage.replayable:
+                self._held[storage] = None
+        if self.watcher is not None:
+            self.watcher.made(call)
+        if self.engine.memory > self.peak.above:
+            self.look()
+
+    def look(self) -> None:
+        """Who holds the memory, now that there is more of it than ever."""
+        now = self.peak.look()
+        if self.places is not None:
+            self.looks[1:] = [now]
+
+    def account(self, name: str, cost: Nanoseconds) -> None:
+        """An operator ran that made nothing."""
+        if self.capture is None and self.recorder is None:
+            self.operators_run += 1
+            self.engine.account(cost)
+        else:
+            self.admit(self.new_call(name, cost, False))
+
+    def count(self, name: str, cost: Nanoseconds, result: Any) -> None:
+        """An operator ran whose results nobody can recompute: their bytes are counted."""
+        table, nbytes = self.table, 0
+        for tensor in (result,) if type(result) is Tensor else tensors_in(result):
+            if is_plain(type(tensor)) and tensor.layout is STRIDED:
+                home = tensor.untyped_storage()
+                address = home._cdata
+                if not table.lives(address):
+                    size = self.counted(home)
+                    table.count(home, address, size, name)
+                    nbytes += size
+        self.engine.account(cost, nbytes)
+        if self.engine.memory > self.peak.above:
+            self.look()
+
+    def known(self, tensor: Tensor) -> Storage:
+        """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
+        home = tensor.untyped_storage()
+        watch = self.table.watches.get(home._cdata)
+        if watch is not None:
+            if watch.storage is not None:
+                return watch.storage
+            if watch() is home:  # else it died just now, and this took its place
+                return self._list(watch, tensor)
+        return self._adopt(tensor, home)
+
+    def meet(self, tensor: Tensor) -> None:
+        """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
+        if is_plain(type(tensor)) and tensor.layout is STRIDED:
+            home = tensor.untyped_storage()
+            if home._cdata not in self.table.watches:
+                with self.lock:
+                    self.settle()
+                    self._adopt(tensor, home)
+
+    def _list(self, watch: Watch, tensor: Tensor | None = None) -> Storage:
+        """What was only counted becomes a source; `tensor` is there, if any is known."""
+        if self.capture is not None:
+            self.capture.uncounted(id(watch))
+        self.engine.account(0, -watch.nbytes)
+        call = self.new_call(watch.maker, 0, False)
+        storage = self.new_storage(call, watch.nbytes)
+        memory: Memory = storage.payload
+        memory.watch = watch
+        home = watch()
+        memory.size = watch.nbytes if home is None else home.nbytes()
+        watch.storage = storage
+        if tensor is not None:
+            storage.payload.describe(tensor)
+        self.admit(call)
+        return storage
+
+    def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
+        counted = self.counted(home)
+        if self._outside is not None:  # it was part of that until now
+            self.engine.resize(self._outside, max(0, self._outside.nbytes - counted))
+        if self.engine.memory + counted > self.engine.budget:
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+            self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
+        call = self.new_call("source", 0, False)
+        storage = self.new_storage(call, counted)
+        storage.payload.describe(tensor)
+        self.table.settle(storage, home, home._cdata)
+        self.admit(call)
+        return storage
+
+    def counted(self, home: torch.UntypedStorage) -> Bytes:
+        """Bytes of `home` as far as they are on the device that the budget is for."""
+        device = home.device
+        if device not in self._counts:  # once: the name of its type is made anew each time
+            self._counts[device] = device.type == self.device.type
+        return home.nbytes() if self._counts[device] else 0
+
+    def knowing(self) -> Iterator[Storage]:
+        """All that may know a tensor of the program: what is in the graph or was overwritten."""
+        for storage in self.engine.storages:
+            yield storage
+            for call in storage.makers:
+                yield from (source.storage for _, source in call.overwrites)
+
+    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
+        """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
+        with self.lock:
+            self.settle()
+            watch = self.table.watches.get(home._cdata)
+            if watch is None:
+                return None
+            storage = watch.storage or self._list(watch)
+            more = nbytes - storage.nbytes
+            if more < 0 and not storage.replayable and storage.consumers:
+                self.forget(storage)
+            elif home.device.type == self.device.type:
+                self.make_room(max(0, more), "resize_")
+            return storage
+
+    def resized(self, storage: Storage) -> None:
+        """The program may have changed the size of what it holds."""
+        memory: Memory = storage.payload
+        memory.alias = None  # it may reach beyond the end now
+        home = memory.home()
+        memory.size = home.nbytes()
+        self.engine.resize(storage, self.counted(home))
+
+    # -- what a driver does ---------------------------------------------------------------------
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Acts on what happened meanwhile: handles that died, memory that is gone."""
+
+    @abstractmethod
+    def make_room(self, needed: Bytes, who: str) -> None:
+        """Evicts until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
+
+    @abstractmethod
+    def forget(self, source: Storage) -> None:
+        """`source` is about to be written: what only it can bring back is saved first (R4)."""
+
+    @abstractmethod
+    def _let_go(self, storage: Storage) -> None:
+        """The memory of `storage` is gone."""

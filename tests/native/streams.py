@@ -1,0 +1,290 @@
+"""Streams of events drawn at random, played on the engine in Python while they are drawn.
+
+What may come next depends on what the engine has: so the Python engine is the one that draws.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable
+
+from rekindle.engine import Call, Engine, NoRoom, Rules, Storage, Value
+from rekindle.policies import Policy
+from rekindle.schedule import Action, Compute, Free
+from rekindle.simulator._native import HELD, REPLAYABLE
+
+ADMITTED = 4
+WORDS = [
+    "call",
+    "use",
+    "pin",
+    "retain",
+    "release",
+    "drop",
+    "gone",
+    "forget",
+    "seal",
+    "spoil",
+    "account",
+    "resize",
+    "require",
+    "make_room",
+    "shrink",
+    "let_return",
+    "lock",
+    "unlock",
+    "listen",
+    "clear_reserve",
+    "let",
+]
+EVENTS = [
+    *("call",) * 30,
+    *("admit",) * 8,
+    *("use", "drop", "release") * 6,
+    *("retain", "pin", "require", "gone", "forget", "seal", "account", "resize"),
+    *("shrink", "make_room", "let_return", "spoil", "listen", "let"),
+]
+
+MOST = 20_000  # actions
+
+
+class Stream:
+    """The words of one stream, and what the engine in Python did with them."""
+
+    def __init__(self, rng: random.Random, budget: int | None, policy: Policy, rules: Rules):
+        self.rng = rng
+        self.engine = Engine(budget, policy, rules)
+        self.words = array("q")
+        self.actions: list[Action] = []
+        self.clock: list[int] = []
+        self.memory: list[int] = []
+        self.steps: list[int] = []
+        self.values: dict[int, Value] = {}
+        self.numbers = self.calls = self.storages = 0
+        self.seen: set[str] = set()
+
+    # -- performing -----------------------------------------------------------------------------
+
+    def event(self, name: str, first: int, second: int, actions: Iterable[Action] = ()) -> bool:
+        self.seen.add(name)
+        self.words.extend((WORDS.index(name), first, second))
+        return self.perform(actions)
+
+    def perform(self, actions: Iterable[Action]) -> bool:
+        """Whether there was room."""
+        room = True
+        try:
+            for action in actions:
+                self.acted(action)
+        except NoRoom:
+            room = False
+        self.note(room)
+        return room
+
+    def acted(self, action: Action) -> None:
+        assert len(self.actions) < MOST, "the stream asks for what never ends"
+        self.actions.append(action)
+        self.clock.append(self.engine.clock)
+        self.memory.append(self.engine.memory)
+
+    def note(self, room: bool) -> None:
+        self.engine.idle.clear()
+        done = len(self.actions)
+        self.steps += [done if room else ~done, self.engine.memory, self.engine.clock]
+
+    # -- drawing --------------------------------------------------------------------------------
+
+    def draw(self, length: int, *, checked: bool = True) -> None:
+        for _ in range(length):
+            self.one(self.rng.choice(EVENTS))
+            if checked:
+                self.engine.check()
+
+    def one(self, name: str) -> None:
+        if name in ("call", "admit"):
+            self.draw_call(admitted=name == "admit")
+        elif name in ("shrink", "make_room", "account", "listen", "clear_reserve"):
+            self.draw_global(name)
+        else:
+            fitting = [n for n, value in self.values.items() if self.may(name, value)]
+            if fitting:
+                self.draw_about(name, self.rng.choice(fitting))
+
+    def wanted(self, value: Value) -> bool:
+        storage = value.storage
+        return bool(storage.makers) and storage in self.engine._storages and not storage.dead
+
+    def may(self, name: str, value: Value) -> bool:
+        storage = value.storage
+        if name == "let":
+            return not self.wanted(value) and not storage.locks
+        if name == "spoil":
+            useful = storage.replayable and bool(storage.consumers)
+            return storage.dead and storage.resident and useful
+        if not self.wanted(value):
+            return False
+        match name:
+            case "release":
+                return storage.references > 0
+            case "drop":
+                return storage.held
+            case "gone":
+                kept = storage.replayable or not storage.consumers
+                return storage.held and not storage.references and kept
+            case "forget":
+                return not storage.replayable
+            case "seal":
+                made = [out.storage for call in storage.makers for out in call.outputs]
+                return all(each.resident for each in made)  # else what is not would be lost
+            case "resize":
+                again = any(call.replayable for call in storage.makers)
+                return storage.held and storage.resident and not again
+            case "let_return":
+                return storage.resident
+            case _:
+                return True
+
+    def draw_about(self, name: str, number: int) -> None:
+        value, engine = self.values[number], self.engine
+        storage = value.storage
+        match name:
+            case "retain":
+                engine.retain(storage)
+                self.event(name, number, 0)
+            case "gone":
+                self.event(name, number, 0, [Free(s.id) for s in engine.gone(storage)])
+            case "resize":
+                nbytes = self.rng.randint(0, 9)
+                if self.make_room(max(0, nbytes - storage.nbytes)) and storage.resident:
+                    engine.resize(storage, nbytes)
+                    self.event(name, number, nbytes)
+            case "let_return":
+                how = self.rng.randint(0, 2)
+                engine.let_return(storage, how > 0, last=how == 2)
+                self.event(name, number, how)
+            case "let":
+                del self.values[number]
+                self.event(name, number, 0)
+            case "use" | "pin" | "require":
+                self.event(name, number, 0, getattr(engine, name)(value))
+            case _:
+                self.event(name, number, 0, getattr(engine, name)(storage))
+
+    def draw_global(self, name: str) -> None:
+        engine, nbytes = self.engine, self.rng.randint(0, 9)
+        match name:
+            case "shrink":
+                self.event(name, nbytes, 0, engine.shrink(nbytes))
+            case "make_room":
+                self.make_room(nbytes)
+            case "listen":
+                engine.listen()
+                self.event(name, 0, 0)
+            case "clear_reserve":
+                engine.reserve.clear()
+                self.event(name, 0, 0)
+            case _:
+                nbytes = self.rng.choice([nbytes, -engine.unlisted])
+                if self.make_room(max(0, nbytes)):
+                    cost = self.rng.randint(0, 9)
+                    engine.account(cost, nbytes)
+                    self.event(name, cost, nbytes)
+
+    def make_room(self, nbytes: int) -> bool:
+        return self.event("make_room", nbytes, 0, self.engine.make_room(nbytes))
+
+    def draw_call(self, *, admitted: bool) -> None:
+        rng = self.rng
+        in_hand = [n for n, v in self.values.items() if v.defined and v.storage.held]
+        usable = in_hand if admitted else [*self.values]
+        usable = [n for n in usable if self.wanted(self.values[n])]
+        inputs = [rng.choice(usable) for _ in range(rng.choice([0, 1, 1, 2, 3])) if usable]
+        sources = [n for n in inputs if self.values[n] is self.values[n].storage.values[0]]
+        overwritten = rng.choice(sources) if sources and rng.random() < 0.25 else None
+        replayable = rng.random() < 0.85 if inputs else rng.random() < 0.4
+        if admitted and overwritten is not None:
+            overwritten = overwritten if self.values[overwritten].storage.replayable else None
+        held = rng.random() < 0.5
+        call = Call(
+            self.calls, "op", rng.randint(0, 9), [self.values[n] for n in inputs], replayable
+        )
+        self.calls += 1
+        flags = REPLAYABLE * replayable | HELD * held | ADMITTED * admitted
+        words = [0, call.id, call.cost, flags, len(inputs), *inputs]
+        made = self.draw_outputs(call, inputs, overwritten)
+        words += [len(made) // 3, *made]
+        words += [1, made[0], overwritten] if overwritten is not None else [0]
+        if admitted:
+            lent = self.values[overwritten].storage.nbytes if overwritten is not None else 0
+            room = self.make_room(call.nbytes - lent)
+            if not room or not all(value.defined for value in call.inputs):
+                self.undo(call, made)
+                return
+        self.seen.add("admit" if admitted else "call")
+        self.words.extend(words)
+        if admitted:
+            freed = self.engine.admit(call, held=held)
+            fits = self.perform([Free(storage.id) for storage in freed])
+        else:
+            fits = self.perform(self.engine.call(call, held=held))
+        if not fits:
+            for number in made[::3]:
+                del self.values[number]
+        elif overwritten is not None:
+            self.lose(self.values[overwritten].storage)
+
+    def lose(self, storage: Storage) -> None:
+        """Nobody can ask for what was in `storage`, if it was a source: it is overwritten."""
+        if storage.replayable:
+            return
+        named = [number for number, value in self.values.items() if value.storage is storage]
+        while storage.references:
+            self.event("release", named[0], 0, self.engine.release(storage))
+        for number in named:
+            del self.values[number]
+            self.event("let", number, 0)
+
+    def draw_outputs(self, call: Call, inputs: list[int], overwritten: int | None) -> list[int]:
+        """Number, storage and bytes of each; the first takes over what is overwritten.
+
+        A call that makes a view makes nothing else, and reads nothing else that has to come back:
+        that is all that drivers do.
+        """
+        rng = self.rng
+        if inputs and overwritten is None and rng.random() < 0.2:
+            (base,) = {*inputs} if len({*inputs}) == 1 else {None}
+            if base is not None and self.values[base].defined:
+                return self.number(call.views(self.values[base].storage), base, -1)
+        made: list[int] = []
+        for position in range(rng.choice([0, 1, 1, 1, 2, 3]) or overwritten is not None):
+            takes_over = position == 0 and overwritten is not None
+            nbytes = self.values[overwritten].storage.nbytes if takes_over else rng.randint(0, 6)
+            value = call.makes(self.storages, nbytes)
+            made += self.number(value, self.storages, nbytes)
+            self.storages += 1
+            if takes_over:
+                call.overwrites = [(value, self.values[overwritten])]
+        return made
+
+    def number(self, value: Value, storage: int, nbytes: int) -> list[int]:
+        self.values[self.numbers] = value
+        self.numbers += 1
+        return [self.numbers - 1, storage, nbytes]
+
+    def undo(self, call: Call, made: list[int]) -> None:
+        """`call` was never made: its views are not there."""
+        for number in made[::3]:
+            value = self.values.pop(number)
+            if value.storage.values[0] is not value:
+                value.storage.values.remove(value)
+                if value.storage.makers[-1] is call:
+                    value.storage.makers.pop()
+
+
+def told(actions: Iterable[Action]) -> list[int]:
+    """As the native engine tells them."""
+    return [
+        4 * a.op + 1 + 2 * a.in_place if isinstance(a, Compute) else 4 * a.storage  # type: ignore[union-attr]
+        for a in actions
+    ]

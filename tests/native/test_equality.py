@@ -1,0 +1,121 @@
+"""The native engine does what the engine in Python does: the same actions, one by one, with the
+same memory and at the same clock, and all invariants hold after each event."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rekindle import native
+from rekindle.engine import NoRoom, Rules, Thrashed
+from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Thrifty
+from rekindle.simulator import Run
+from rekindle.simulator._native import PASSED, play
+from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
+from tests.native.streams import EVENTS, Stream, told
+
+MODULE = native.engine()
+pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not(native.ENGINE))
+
+STEPS, CHECK, FORGIVE = 1, 2, 4
+POLICIES = [
+    Thrifty(),
+    DTR(),
+    DTR("local"),
+    LRU(),
+    Largest(),
+    MSPS(),
+    Ablation(staleness=False, size=False, cost="exact"),
+    Ablation(staleness=True, size=False, cost="none"),
+]
+RULES = [
+    Rules(recompute_limit=300),
+    Rules("ignore", 300),
+    Rules("banish", 300),
+    Rules("evict", 300, quirks=True),
+    Rules("ignore", 300, quirks=True),
+    Rules("banish", 300, quirks=True),
+]
+
+
+def _replayed(trace: Trace, budget: int, policy: Policy, rules: Rules, core: str):
+    """How it ended, and all that is known of it."""
+    run = Run(trace, budget, policy, rules, core=core)
+    try:
+        run.go()
+        ending: tuple[object, ...] = ("passed",)
+    except NoRoom as shortage:
+        ending = (shortage.needed, shortage.memory, shortage.budget, shortage.call.id)
+    except Thrashed as thrashed:
+        ending = (str(thrashed),)
+    totals = [getattr(run.engine, name) for name in ("memory", "peak", "clock")]
+    return ending, totals, run.record()
+
+
+@pytest.mark.parametrize("rules", RULES, ids=repr)
+@given(seed=st.integers(0, 2**32), policy=st.sampled_from(POLICIES), share=st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_the_same_record_of_a_program(
+    rules: Rules, seed: int, policy: Policy, share: float
+) -> None:
+    rng = random.Random(seed)
+    trace = random_dag(rng.randint(1, 60), rng, sources=rng.randint(0, 2))
+    low, high = sorted((largest_need(trace), keep_all_peak(trace)))
+    budget = low + int(share * (high - low))
+    try:
+        in_python = _replayed(trace, budget, policy, rules, "python")
+    except KeyError:  # the authors' mistakes were never made with such programs
+        assume(not rules.quirks)
+        raise
+    assert _replayed(trace, budget, policy, rules, "native") == in_python
+
+
+@pytest.mark.parametrize("rules", [Rules(), Rules("banish"), Rules(quirks=True)], ids=repr)
+@pytest.mark.parametrize("policy", [Thrifty(), DTR(), LRU()], ids=repr)
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_a_deep_chain(policy: Policy, rules: Rules, share: float) -> None:
+    """Without recursion: what is evicted is thousands of operators deep."""
+    trace = chain(1500, nbytes=7, cost=3)
+    budget = int(7 * 1500 * share)
+    rules = Rules(rules.dead, 1500 * 10, rules.quirks)
+    runs = [_replayed(trace, budget, policy, rules, core) for core in ("native", "python")]
+    assert runs[0] == runs[1]
+
+
+def _compare(seed: int, length: int, budget: int | None, policy: Policy, rules: Rules) -> Stream:
+    stream = Stream(random.Random(seed), budget, policy, rules)
+    stream.draw(length)
+    assert MODULE is not None
+    played = play(
+        MODULE, stream.words, budget=budget, policy=policy, rules=rules, watch=CHECK | FORGIVE
+    )
+    assert played is not None
+    assert (played.status, played.numbers[4]) == (PASSED, ""), played.numbers
+    assert [*played.steps()] == stream.steps
+    assert [*played.clock()] == stream.clock
+    assert [*played.memory()] == stream.memory
+    assert told(played.actions()) == told(stream.actions)
+    return stream
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@given(seed=st.integers(0, 2**32), length=st.integers(1, 200), budget=st.integers(4, 40))
+@settings(max_examples=25, deadline=None)
+def test_the_same_answer_to_any_event(policy: Policy, seed: int, length: int, budget: int) -> None:
+    _compare(seed, length, budget, policy, Rules())
+
+
+def test_the_streams_have_all_events_and_little_room() -> None:
+    seen, short, again = set[int](), 0, 0
+    for seed in range(40):
+        stream = Stream(random.Random(seed), 25, Thrifty(), Rules())
+        stream.draw(200)
+        seen |= stream.seen
+        short += sum(step < 0 for step in stream.steps[::3])
+        again += stream.engine.recompute_ns
+    assert seen == {*EVENTS}
+    assert short > 100
+    assert again > 1000

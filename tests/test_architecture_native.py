@@ -1,0 +1,204 @@
+"""The rules of the house for the C++ sources: who includes whom, how long a file may be, and what
+is forbidden. As in test_architecture: each rule is asked about the real tree, and about small ones
+with a planted fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NATIVE = ROOT / "src" / "rekindle" / "native"
+MOST_LINES = 500
+
+# Which folders a folder may include from, beside itself and the standard library.
+ALLOWED = {
+    "base": set[str](),
+    "engine": {"base"},
+    "replay": {"base", "engine"},
+    "pytorch": {"base", "engine"},
+}
+# What is not the standard library, by the files that may include it.
+OUTSIDE = {
+    r"Python\.h": r"(replay|pytorch)/module\.cpp|pytorch/errors\.(h|cpp)",
+    r"(torch|ATen|c10)/.*": r"pytorch/.*",
+    r"pybind11/.*|torch/extension\.h": r"(?!)",
+}
+PURE = r"(base|engine)/.*"
+
+# Forbidden words: the pattern, and the files that may have it all the same.
+FORBIDDEN = {
+    r"\busing namespace\b": "",
+    r"\bshared_ptr\b": "",
+    r"\bstd::function\b": "",
+    r"<(iostream|regex)>": "",
+    r"\bstd::(unordered_\w+|set|map|pow)\b": r"(?!(base|engine)/).*",
+    r"\bTORCH_LIBRARY_IMPL\b": "",
+    r"\bTODO\b|\bFIXME\b": "",
+    r"(?<!<)\bnew\b(?! ?\(static_cast)": r"base/slab\.h",
+    r"\bdelete\b(?!;)": r"base/slab\.h",
+    r"\breinterpret_cast\b|\bconst_cast\b": "",
+    r"#define (?!REKINDLE_|PY_SSIZE_T_CLEAN|Py_LIMITED_API)": "",
+    r"catch \(\.\.\.\)": r"pytorch/.*",
+    r"#if.*TORCH_VERSION": r"pytorch/versions\.h",
+    r"\bstd::string\b": r"pytorch/.*",
+    r"\bmutex\b|\batomic\b|\bthread_local\b": r"(?!(engine)/).*",
+}
+
+
+def sources(native: Path) -> Iterator[tuple[str, str]]:
+    """Each file by its path in `native`, and its text."""
+    for path in sorted(native.rglob("*")):
+        if path.suffix in (".h", ".cpp", ".cc", ".hpp"):
+            yield path.relative_to(native).as_posix(), path.read_text(encoding="utf-8")
+
+
+def code_of(text: str) -> str:
+    """Without comments and the contents of strings; lines stay where they are."""
+    return re.sub(r"//[^\n]*", "", re.sub(r'(?<!include )"(\\.|[^"\\\n])*"', '""', text))
+
+
+def layering(native: Path) -> Iterator[str]:
+    for name, text in sources(native):
+        folder = name.partition("/")[0]
+        if folder not in ALLOWED:
+            yield f"{name}: {folder} is not in the table of this test"
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            found = re.match(r'\s*#\s*include\s*([<"])([^>"]+)', line)
+            if found and not _may_include(native, name, folder, *found.groups()):
+                yield f"{name}:{number}: {folder} includes {found[2]}"
+
+
+def _may_include(native: Path, name: str, folder: str, mark: str, target: str) -> bool:
+    for pattern, files in OUTSIDE.items():
+        if re.fullmatch(pattern, target) and not re.fullmatch(files, name):
+            return False
+    if mark == "<":
+        return "/" not in target or not re.fullmatch(PURE, name)
+    path = (native / name).parent.joinpath(target).resolve()
+    if not path.is_relative_to(native.resolve()):
+        return False
+    other = path.relative_to(native.resolve()).parts[0]
+    return path.suffix == ".h" and (other == folder or other in ALLOWED[folder])
+
+
+def forbidden(native: Path) -> Iterator[str]:
+    for name, text in sources(native):
+        for number, line in enumerate(code_of(text).splitlines(), 1):
+            for pattern, files in FORBIDDEN.items():
+                found = re.search(pattern, line)
+                if found and not (files and re.fullmatch(files, name)):
+                    yield f"{name}:{number}: {found[0]}"
+
+
+def long_files(native: Path) -> Iterator[str]:
+    for name, text in sources(native):
+        lines = len(text.splitlines())
+        if lines > MOST_LINES:
+            yield f"{name}: {lines} lines, at most {MOST_LINES}"
+
+
+def headers_once(native: Path) -> Iterator[str]:
+    for name, text in sources(native):
+        if name.endswith(".h") and "#pragma once" not in text:
+            yield f"{name}: no #pragma once"
+
+
+@pytest.mark.parametrize("rule", [layering, forbidden, long_files, headers_once])
+def test_the_native_core_keeps(rule) -> None:
+    assert list(rule(NATIVE)) == []
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {name.partition("/")[0] for name, _ in sources(NATIVE)} >= {"base", "engine", "replay"}
+
+
+def plant(native: Path, name: str, text: str) -> Path:
+    others = {"base/b.h": "", "engine/e.h": "", "pytorch/p.h": "", "replay/r.h": ""}
+    for other, content in (others | {name: text}).items():
+        path = native / other
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return native
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "complaint"),
+    [
+        ("base/a.h", '#include "../engine/e.h"', "base/a.h:1: base includes ../engine/e.h"),
+        ("engine/a.h", '#include "../pytorch/p.h"', "engine/a.h:1: engine includes ../pytorch/p.h"),
+        ("engine/a.cpp", "#include <Python.h>", "engine/a.cpp:1: engine includes Python.h"),
+        ("engine/a.cpp", "#include <ATen/ATen.h>", "engine/a.cpp:1: engine includes ATen/ATen.h"),
+        ("engine/a.cpp", "#include <sys/mman.h>", "engine/a.cpp:1: engine includes sys/mman.h"),
+        ("replay/a.cpp", "#include <torch/all.h>", "replay/a.cpp:1: replay includes torch/all.h"),
+        ("pytorch/a.cpp", "#include <Python.h>", "pytorch/a.cpp:1: pytorch includes Python.h"),
+        (
+            "pytorch/a.cpp",
+            '#include "../replay/r.h"',
+            "pytorch/a.cpp:1: pytorch includes ../replay/r.h",
+        ),
+        (
+            "pytorch/a.cpp",
+            "#include <torch/extension.h>",
+            "pytorch/a.cpp:1: pytorch includes torch/extension.h",
+        ),
+        ("engine/a.cpp", '#include "e.cpp"', "engine/a.cpp:1: engine includes e.cpp"),
+        ("other/a.cpp", "", "other/a.cpp: other is not in the table of this test"),
+    ],
+)  # fmt: skip
+def test_layering_complains(tmp_path: Path, name: str, line: str, complaint: str) -> None:
+    assert list(layering(plant(tmp_path, name, line))) == [complaint]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("engine/a.cpp", '#include <vector>\n#include "../base/b.h"\n#include "e.h"'),
+        ("replay/module.cpp", '#include <Python.h>\n#include "../engine/e.h"'),
+        ("pytorch/a.cpp", "#include <ATen/core/Tensor.h>"),
+    ],
+)
+def test_layering_allows(tmp_path: Path, name: str, line: str) -> None:
+    assert list(layering(plant(tmp_path, name, line))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "using namespace std;",
+        "std::shared_ptr<int> a;",
+        "std::function<void()> f;",
+        "#include <iostream>",
+        "std::unordered_map<int, int> m;",
+        "double d = std::pow(x, 2);",
+        "// fine\nTORCH_LIBRARY_IMPL(aten, Fake, m) {}",
+        "int* p = new int;",
+        "delete p;",
+        "auto* q = reinterpret_cast<int*>(p);",
+        "#define MOST 3",
+        "try {} catch (...) {}",
+        "std::string s;",
+        "std::mutex m;",
+        "#if TORCH_VERSION_MINOR > 10",
+    ],
+)
+def test_forbidden_complains(tmp_path: Path, line: str) -> None:
+    assert len(list(forbidden(plant(tmp_path, "engine/a.cpp", line)))) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["// a new thing, not std::set", "A(const A&) = delete;", 'const char* text = "delete it";'],
+)
+def test_forbidden_allows(tmp_path: Path, line: str) -> None:
+    assert list(forbidden(plant(tmp_path, "engine/a.cpp", line))) == []
+
+
+def test_sizes_and_guards_complain(tmp_path: Path) -> None:
+    plant(tmp_path, "base/a.h", "\n" * 501)
+    assert "base/a.h: 501 lines, at most 500" in list(long_files(tmp_path))
+    assert "base/a.h: no #pragma once" in list(headers_once(tmp_path))
