@@ -163,7 +163,7 @@ def main() -> None:
             row = side_by_side(case, fraction, options.rounds, options.steps)
             rows.append(row)
             native, python = (row[core]["ratio"]["median"] for core in ("native", "python"))
-            print(f"{case.name} {fraction}: native {native}, python {python} times plain")  # noqa: T201
+            print(f"{case.name} {fraction}: native {native}, python {python} times plain")
     write("native", results | {"rows": rows}, options.out)
 
 

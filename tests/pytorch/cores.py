@@ -1,4 +1,4 @@
-"""Both cores under the same tests: which of them "auto" means, and what only the native one knows."""
+"""Both cores under the same tests: which one "auto" means, and what only the native one knows."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def taken(name: Name) -> Iterator[None]:
         finally:
             _made.clear()
             _tunings.clear()
+
+
+def native() -> bool:
+    """Whether a budget that does not say has the native core."""
+    return _cores.PREFERRED == "native"
 
 
 def count_drivers() -> int:

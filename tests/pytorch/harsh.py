@@ -32,11 +32,12 @@ WIDTH = 1_000  # of most vectors here: 4,000 bytes
 class Watch(Tracker):
     """A tracker that also counts the operators that reach the machine, recomputations included.
 
-    The native core runs those below every mode: it says itself what ran again.
+    The native core runs those below every mode: it says itself what ran again. And it counts what
+    is there from when it is read, the core in Python from the first view.
     """
 
     def __init__(self, *, resized: bool = False) -> None:
-        super().__init__(resized=resized)
+        super().__init__(resized=resized, views=not cores.native())
         self._operators: Counter[str] = Counter()
         self._native = cores.count_drivers()
 

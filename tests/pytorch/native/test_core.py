@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ TIGHT = 14 * VECTOR
 
 
 @pytest.fixture(autouse=True)
-def _built() -> Iterator[None]:
+def _built() -> None:
     if core() is None:
         pytest.skip(f"no native core: {why_not()}")
-    yield
 
 
 def within(amount: str | int) -> rekindle.budget:

@@ -24,16 +24,16 @@ from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Advised, Policy, Swap
 from rekindle.pytorch.context._auto import amount_of
 from rekindle.pytorch.context._cores import Core, chosen_core
+from rekindle.pytorch.context._options import REFUSED_BY_TORCH, check_anything, device_of
 from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.context._threads import Hooks, inherited
-from rekindle.pytorch.held import Anything, Touching, anything, flag_of_reading
+from rekindle.pytorch.held import Anything, Touching, anything
 from rekindle.pytorch.learned import Learner, lessons_for
 from rekindle.pytorch.native import (
     NativeDriver,
     NativeRuntime,
     core,
     is_seen,
-    native_steps,
     seen,
     seen_in_thread,
 )
@@ -137,16 +137,10 @@ class Run:
     """What one `rekindle.budget(...)` did so far; stays readable after the context."""
 
     def __init__(
-        self,
-        driver: Driver,
-        budget: Bytes | None,
-        policy: Policy,
-        *,
-        record: bool,
-        core: str = "",
+        self, driver: Driver, budget: Bytes | None, policy: Policy, *, record: bool
     ) -> None:
         self.budget = budget
-        self._core = core
+        self._core = ""
         self._driver = driver
         self._policy = policy
         driver.recorder = Recorder() if record else None
@@ -281,10 +275,9 @@ class budget:
         it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
         `learn`.
 
-    core: "native" runs in C++ what happens for every operator, "python" in Python, which takes 20 to
-        40 microseconds for each; "auto" is Python for now. The native core is compiled on first
-        use, with g++ or clang++. It knows the default policy on the CPU, and neither `record`,
-        `learn` and `swap` nor `evict="anything"`.
+    core: "native" runs in C++ what happens for every operator: for the default policy on the CPU,
+        without `record`, `learn`, `swap` and `evict="anything"`. It is compiled on first use.
+        "python" takes 20 to 40 microseconds an operator; "auto" is that for now.
 
     Raises `InvalidBudget` for what is no amount, `OutOfBudget` inside when the amount cannot be
     kept. Gradients, buffers and random numbers are bit-equal to a run without it. A context can be
@@ -307,7 +300,7 @@ class budget:
         core: Core = "auto",
     ) -> None:
         if evict == "anything":
-            _check_anything(record, learn, swap)
+            check_anything(record, learn, swap)
         elif evict != "saved":
             raise Unsupported(
                 f'rekindle.budget(..., evict={evict!r}): write evict="saved", which evicts '
@@ -362,13 +355,7 @@ class budget:
             runtime = Runtime(Driver(Engine(self._budget, policy), self._device))
         else:
             runtime = Runtime(self._host.driver(self._budget, policy))
-        run = Run(
-            runtime.driver,
-            self._budget,
-            self._policy,
-            record=self._record,
-            core=str(self._core),
-        )
+        run = Run(runtime.driver, self._budget, self._policy, record=self._record)
         if self._learn and self._budget is not None:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
@@ -397,6 +384,7 @@ class budget:
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
+        run._core = str(self._core)
         self._runtime = runtime
         return run
 
@@ -404,17 +392,16 @@ class budget:
         module = core()
         assert module is not None, "a core that was chosen is there"
         driver: Any = NativeDriver(module, self._budget, self._device)
-        run = Run(driver, self._budget, self._policy, record=False, core=str(self._core))
+        run = Run(driver, self._budget, self._policy, record=False)
         with ExitStack() as stack:
             stack.enter_context(seen(driver))
             stack.enter_context(resizes_seen(driver))
-            for hook in native_steps(driver):
-                stack.callback(hook.remove)
             stack.enter_context(inherited(is_seen, partial(seen_in_thread, driver)))
             self._over = []
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
+        run._core = str(self._core)
         self._runtime: Any = NativeRuntime(driver)
         return run
 
@@ -439,7 +426,7 @@ class budget:
             refused = lost_in(error, driver)
             if refused is not None:
                 raise refused from error
-            for part, explanation in _REFUSED_BY_TORCH.items():
+            for part, explanation in REFUSED_BY_TORCH.items():
                 if part in str(error):
                     raise Unsupported(explanation) from error
 
@@ -475,31 +462,6 @@ def _is_inside(runtime: Runtime) -> bool:
     return mine and not runtime.driver.lock._is_owned()  # type: ignore[attr-defined]
 
 
-#: What PyTorch itself refuses under a budget: a part of its message, and what to do instead.
-_REFUSED_BY_TORCH = {
-    "support saved tensor hooks": (
-        "a torch.func transform (grad, vjp, jacrev, hessian) inside rekindle.budget(...), "
-        "which works by saved tensor hooks: those transforms have none. Use "
-        "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
-    ),
-}
-
-
-def _check_anything(record: bool, learn: bool | str, swap: object) -> None:
-    if swap is not None:
-        raise Unsupported(
-            'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '
-            'by being computed again. Leave out swap, or write evict="saved"'
-        )
-    if record or learn:
-        name = "record" if record else "learn"
-        raise Unsupported(
-            f'rekindle.budget(..., evict="anything", {name}={True}): traces know values that the '
-            f'program holds as always there. Leave out {name}, or write evict="saved"'
-        )
-    flag_of_reading()
-
-
 def _leave() -> None:
     budget._active = None
 
@@ -518,14 +480,6 @@ def _leave_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_in_child)
-
-
-def device_of(device: str | torch.device | None) -> torch.device:
-    """The device that is meant; None: CUDA if it is in use, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch.device("cuda" if in_use else "cpu")
 
 
 @contextmanager

@@ -5,6 +5,5 @@ from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
 from rekindle.pytorch.native._runtime import is_seen as is_seen
-from rekindle.pytorch.native._runtime import native_steps as native_steps
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread

@@ -34,8 +34,16 @@ class NativeRuntime:
 
 @contextmanager
 def seen(driver: NativeDriver) -> Iterator[None]:
-    """Inside, operators of this thread and what autograd saves are the driver's."""
+    """Inside, operators of this thread and what autograd saves are the driver's.
+
+    It knows the optimizers that make a step, for the report: whose state is whose.
+    """
     core = driver.core
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        driver.optimizers.add(optimizer)
+
+    hook = hooks.register_optimizer_step_post_hook(stepped)
     core.enter(driver.handle)
     before = torch._C._dispatch_tls_local_include_set()
     core.see(True)
@@ -44,6 +52,7 @@ def seen(driver: NativeDriver) -> Iterator[None]:
         yield
     finally:
         core.see(False)
+        hook.remove()
 
 
 _taught: set[str] = set()
@@ -82,12 +91,3 @@ def _teach_higher_order_operators(keys: Any) -> None:
         each.non_fallthrough_keys = each.non_fallthrough_keys.remove(key)
         each._dispatch_cache.clear()
         _taught.add(name)
-
-
-def native_steps(driver: NativeDriver) -> Iterator[Any]:
-    """Knows the optimizers whose state is to be told apart. Yields what is to be removed."""
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        driver.optimizers.add(optimizer)
-
-    yield hooks.register_optimizer_step_post_hook(stepped)

@@ -9,6 +9,7 @@ from rekindle.pytorch.online._contents import PutBack as PutBack
 from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
+from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
 from rekindle.pytorch.online._explain import IN_USE as IN_USE
 from rekindle.pytorch.online._explain import INPUTS as INPUTS
@@ -19,7 +20,6 @@ from rekindle.pytorch.online._explain import PROGRAM as PROGRAM
 from rekindle.pytorch.online._explain import SAVED as SAVED
 from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
-from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
 from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
