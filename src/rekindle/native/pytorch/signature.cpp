@@ -103,10 +103,12 @@ Bytes Geometry::reach() const noexcept {
 }
 
 bool has_memory(const c10::TensorImpl& tensor) noexcept {
-    return tensor.layout() == c10::kStrided && !tensor.has_symbolic_sizes_strides() &&
-           tensor.has_storage() && tensor.device_type() == c10::DeviceType::CPU &&
-           !tensor.key_set().has(c10::DispatchKey::Python) &&
-           !tensor.key_set().has(c10::DispatchKey::ZeroTensor);
+    // First of all: tensors of other kinds, as nested ones, throw when they are asked for more.
+    const std::uint64_t known_keys =
+        PLAIN_KEYS.raw_repr() | c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU).raw_repr();
+    return (tensor.key_set().raw_repr() & ~known_keys) == 0 && tensor.layout() == c10::kStrided &&
+           !tensor.has_symbolic_sizes_strides() && tensor.has_storage() &&
+           tensor.device_type() == c10::DeviceType::CPU;
 }
 
 bool is_plain(const c10::TensorImpl& tensor) noexcept {
