@@ -339,7 +339,28 @@ def zoo() -> str:
         "share of them.",
         f"Not equal to themselves in plain PyTorch: {', '.join(counts['unstable'])}.",
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *zoo_planned()]) + "\n"
+
+
+def zoo_planned() -> list[str]:
+    found = load("zoo_planned")
+    if not found:
+        return []
+    counts, rows = found["counts"], found["rows"]
+    small = [row["40%"] for row in rows if "40%" in row]
+    tried = [row for row in small if row["verdict"] != "refused"]
+    exact = sum(row["path"] == "eager" for row in (each["roomy"] for each in rows))
+    parts = ["", "### By plans", "", said(found), ""]
+    parts += [
+        f"Planned by `rekindle.plan`, of {counts['tried']} tried: {counts['roomy']} the same bits",
+        f"at a roomy budget ({exact} by the path of eager PyTorch, the others by that for",
+        f"compilers), {counts['refused']} refused when planned, with the reason.",
+        "At 40 % of the activations, or the smallest budget known to do:",
+        f"{counts['40%']} the same of {len(tried)} tried.",
+        f"Neither the same nor refused: {', '.join(counts['failed']) or 'none'}.",
+        *several_runs(rows),
+    ]
+    return parts
 
 
 def sweeps() -> str:

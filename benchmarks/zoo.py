@@ -3,23 +3,33 @@
 Run plainly, plainly again, and within the budget (or the smallest that is feasible); loss,
 gradients, weights, buffers and random numbers are compared bit for bit. Memory is the independent
 tracker's.
+
+With --planned: by `rekindle.plan`, at a roomy budget and at 40 % of the activation memory, the same
+or refused with the reason. Results are written after each run; those that the file has are not run
+again, unless by --only or --again.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from _common import conditions, write
+from _common import ROOT, conditions, earlier_by, write
+from tests.zoo import planned
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.runs import FRACTION, Row, compare, training_step
 from tests.zoo.test_zoo import UNSTABLE
 
 from rekindle._units import format_bytes
 
+#: Of planned runs: the share of the activation memory, or None where there is room for all.
+BUDGETS = {"roomy": None, f"{planned.FRACTION:.0%}": planned.FRACTION}
 COLUMNS = (
     "architecture", "parameters", "operators", "plain peak", "budget", "of act.", "recomputed",
     "equal",
@@ -83,20 +93,37 @@ def versions() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="those with TEXT in their name")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/zoo.json")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/zoo[_planned].json")
+    parser.add_argument("--planned", action="store_true", help="ahead of time, not online")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for a planner; default: 3")
+    parser.add_argument("--again", action="store_true", help="also those in the file of results")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the networks
     import transformers
 
     transformers.logging.set_verbosity_error()
+    logging.disable(logging.ERROR)  # of traces that fail
     results = conditions()
     results["versions"] |= versions()
+    chosen = [
+        (number, architecture)
+        for number, architecture in enumerate(ALL_ARCHITECTURES, 1)
+        if not options.only or any(text in architecture.name for text in options.only)
+    ]
+    failed = (
+        by_plans(chosen, results, options) if options.planned else online(chosen, results, options)
+    )
+    raise SystemExit(1 if failed else 0)
+
+
+def online(
+    chosen: Sequence[tuple[int, Architecture]], results: dict[str, Any], options: Any
+) -> list[str]:
+    """Returns those that are not the same."""
     print(line(*COLUMNS))
     started = perf_counter()
     rows: list[dict[str, Any]] = []
-    for number, architecture in enumerate(ALL_ARCHITECTURES, 1):
-        if options.only and not any(text in architecture.name for text in options.only):
-            continue
+    for number, architecture in chosen:
         row = compare(training_step(architecture), FRACTION)
         show(number, architecture, row)
         rows.append(as_data(architecture, row))
@@ -113,7 +140,55 @@ def main() -> None:
     print(f"unstable in plain PyTorch: {counts['unstable']}; failed: {counts['failed']}")
     if not options.only or options.out:
         write("zoo", results | {"counts": counts, "rows": rows}, options.out)
-    raise SystemExit(1 if counts["failed"] else 0)
+    return counts["failed"]
+
+
+def by_plans(
+    chosen: Sequence[tuple[int, Architecture]], results: dict[str, Any], options: Any
+) -> list[str]:
+    """Returns those that are neither the same nor refused."""
+    out = options.out or ROOT / "benchmarks" / "results" / "zoo_planned.json"
+    known = earlier_by(out, ["architecture"])
+    if options.only or options.again:
+        for _, architecture in chosen:
+            known.pop((architecture.name,), None)
+    for name, fraction in BUDGETS.items():
+        for number, architecture in chosen:
+            row = known.get((architecture.name,), {})
+            if name in row or row.get("roomy", {}).get("verdict") == "refused":
+                continue  # known, or a smaller budget is no help
+            plain = planned.plainly(architecture)
+            row = row or {
+                "commit": results["commit"],
+                "architecture": architecture.name,
+                "family": architecture.family,
+                "plain_peak": plain.measured.peak,
+                "constants": plain.measured.constants,
+            }
+            row[name] = asdict(planned.by_plan(architecture, plain, fraction, options.seconds))
+            known[(architecture.name,)] = row
+            told = f"{number:3}/{len(ALL_ARCHITECTURES)} {architecture.name[:40]:<42}"
+            print(f"{told}{name:>8}{row[name]['verdict']:>13}", flush=True)
+            rows = [known[each.name,] for each in ALL_ARCHITECTURES if (each.name,) in known]
+            write("zoo_planned", results | {"counts": counted(rows), "rows": rows}, out)
+    failed = counted(list(known.values()))["failed"]
+    print(f"{len(known)} in {out.name}; failed: {failed}")
+    return failed
+
+
+def counted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many plans are the same at the roomy budget, at the small one, and refused."""
+    verdicts = [{name: row.get(name, {}).get("verdict") for name in BUDGETS} for row in rows]
+    return {
+        "tried": len(rows),
+        **{name: sum(each[name] == "same" for each in verdicts) for name in BUDGETS},
+        "refused": sum("refused" in each.values() for each in verdicts),
+        "failed": [
+            row["architecture"]
+            for row, each in zip(rows, verdicts, strict=True)
+            if not {"same", "refused", None}.issuperset(each.values())
+        ],
+    }
 
 
 if __name__ == "__main__":

@@ -157,6 +157,7 @@ def plan(
     planner: Planner | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
+    check: bool = True,
 ) -> ModelPlan: ...
 def plan(
     program: Any,
@@ -167,12 +168,13 @@ def plan(
     swap: Swap | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
+    check: bool = True,
 ) -> Any:
     """Decides ahead what to recompute so that `program` runs within `budget` bytes.
 
     program: a model, or a trace, or the path of a file that holds one.
     example_inputs: what the model is called with: a tuple of positional arguments, a mapping of
-        keyword arguments, or one tensor. The model is traced, not run.
+        keyword arguments, or one tensor.
     budget: bytes, as an int or as text ("6GiB"), of everything that one forward and backward pass
         holds: parameters, buffers, inputs, activations, gradients.
     planner: one of `rekindle.planners`; default: `Cuts`, begun with a run of DTR.
@@ -182,10 +184,14 @@ def plan(
         gradients kept from the micro-batch before, a loss computed outside of the model.
     shapes: what to do when the model meets inputs of other shapes: plan for them as well, within
         the same budget, or raise `Unsupported`.
+    check: run the model and the plan once each on the example inputs, and refuse a plan that does
+        not give the same bits. The model runs within `budget` by recomputation, or within the least
+        that this takes; parameters, gradients, buffers and random number generators are put back.
+        Without it the model is traced, and not run.
 
     Returns a `ModelPlan`, whose `apply()` is the module that runs the plan, or for a trace the
     planner's `Plan`. A budget that is too small is a status, not an exception. Raises `Unsupported`
-    for a model whose path depends on data.
+    for a model whose path depends on data, or that is not the same when planned.
     """
     amount = parse_bytes(budget, line="rekindle.plan(..., budget={})")
     if swap is not None and planner is not None:
@@ -214,7 +220,7 @@ def plan(
 
     progress = _Progress()
     try:
-        return plan_model(
+        found = plan_model(
             program,
             example_inputs,
             amount,
@@ -223,8 +229,42 @@ def plan(
             reserve=_reserve(reserve),
             report=progress,
         )
+        if check and found.plan.schedule is not None:
+            progress("comparing the plan with the model")
+            _check(found, program, example_inputs)
+        return found
     finally:
         progress.done()
+
+
+def _check(found: ModelPlan, model: Any, example_inputs: Any) -> None:
+    """Raises `Unsupported` unless the planned model does what the plain one does."""
+    from rekindle.pytorch.observed import Failed, differing
+    from rekindle.pytorch.planned import training_step
+
+    plain = training_step(model, example_inputs)
+    instead = "Let memory be decided while it runs: write with rekindle.budget(...) around the step"
+    try:
+        different = differing(plain, training_step(found.apply(), example_inputs), found.budget)
+    except Failed as failed:
+        raise Unsupported(
+            f"this model cannot be planned ahead: planned, it fails where it does not as it is "
+            f"({type(failed.__cause__).__name__}: {failed.__cause__}). {instead}"
+        ) from failed.__cause__
+    if not different:
+        return
+    if differing(plain, plain, found.budget):
+        raise Unsupported(
+            f"this model cannot be planned ahead: it does something else each time it runs, so "
+            f"that the plan cannot be compared with it. {instead}"
+        )
+    names = [name for _, name in different]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    path = " (it takes another path for compilers)" if found.path == "compiled" else ""
+    raise Unsupported(
+        f"this model cannot be planned ahead: planned, it is not the same bit for bit{path}, "
+        f"{', '.join(names[:3])}{more}. {instead}"
+    )
 
 
 def backend(
@@ -242,7 +282,8 @@ def backend(
     inner: "inductor" compiles the planned forward and backward graphs: what is kept between them is
         as planned, the order inside a graph is Inductor's own, and less is planned where that would
         take more than the budget. "eager" runs them operator by
-        operator: the peak is as planned, and the numbers are those of eager PyTorch, bit for bit.
+        operator: the peak is as planned, and the numbers are those of eager PyTorch, bit for bit,
+        on the path that the program takes for compilers.
     The other arguments are those of `rekindle.plan`; of parameters and buffers those count that the
     graph reads. A larger budget never gets a slower plan than a smaller one did, with the same
     planner in the same process. Where no plan fits, compilation fails with `OutOfBudget` as its

@@ -72,8 +72,12 @@ def harshest(
     *,
     policy: Policy | None = None,
     evict: Literal["saved", "anything"] = "saved",
+    resized: bool = False,
 ) -> Harsh:
-    """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard."""
+    """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard.
+
+    `resized`: the program itself changes the size of storages.
+    """
     plain = Watch()
     step = _built(program)
     with plain:
@@ -83,7 +87,7 @@ def harshest(
     budget = plain.alive  # what is there at the end must fit in any case
     del step, result
     for _ in range(MOST_ATTEMPTS):
-        step, watch = _built(program), Watch(resized=evict == "anything")
+        step, watch = _built(program), Watch(resized=resized or evict == "anything")
         try:
             with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
                 result = step()

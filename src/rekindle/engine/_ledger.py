@@ -55,6 +55,16 @@ class Ledger:
         if self.memory + nbytes > self.budget:
             raise NoRoom(nbytes, self.memory, int(self.budget), call)
 
+    def has_room(self, nbytes: Bytes) -> bool:
+        """Whether `nbytes` more would fit if all that may be let go went; nothing does."""
+        least = self.memory + nbytes - self.budget
+        for storage in self._storages if least > 0 else ():
+            if self.is_candidate(storage):
+                least -= storage.nbytes
+                if least <= 0:
+                    break
+        return least <= 0
+
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
         """Lets go until no more than `nbytes` are in use, or nothing is left to let go."""
         while self.memory > nbytes:

@@ -104,6 +104,23 @@ def test_several_at_once(evict: Evict) -> None:
         assert differing(program.state(), alone.state()) == []
 
 
+def test_a_thread_from_before_is_outside() -> None:
+    go, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        go.wait(60)
+        torch.ones(100_000).exp()
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with rekindle.budget(1_000) as run:
+        go.set()
+        assert done.wait(60)
+    thread.join()
+    assert run.peak == 0
+
+
 @pytest.mark.parametrize("evict", MODES)
 def test_what_it_starts_is_inside_too(evict: Evict) -> None:
     seen: list[bool] = []

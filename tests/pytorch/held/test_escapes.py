@@ -28,6 +28,7 @@ from torch.utils.dlpack import from_dlpack
 
 import rekindle
 from rekindle.pytorch.held import _escapes, _husk
+from rekindle.pytorch.online import _handed_out
 from tests.pytorch.held.test_anything import HOME
 from tests.pytorch.sweep import _everything
 
@@ -271,7 +272,7 @@ def test_without_the_flag_the_process_would_end() -> None:
 @pytest.mark.parametrize("name", ["address", "tolist", "custom Function"])
 def test_without_protection_it_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the tests above can fail."""
-    monkeypatch.setattr(_escapes, "_replace", lambda *arguments: None)
+    monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
         _everything.let_go(run)
@@ -282,7 +283,8 @@ def test_without_protection_it_raises(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["numpy", "dlpack", "capsule", "untyped_storage"])
 def test_without_protection_the_memory_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was kept would be read after that. Here it is not."""
-    monkeypatch.setattr(_escapes, "_replace", lambda *arguments: None)
+    monkeypatch.setattr(_escapes, "replace", lambda *arguments: None)
+    monkeypatch.setattr(_handed_out, "replace", lambda *arguments: None)
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
         kept = KEEPS[name](x)

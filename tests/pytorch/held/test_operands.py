@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rekindle
-from tests.pytorch.harsh import harshest
+from tests.pytorch.harsh import deeper, harshest
 from tests.pytorch.sweep import _everything
 
 Step = Callable[[], object]
@@ -47,3 +50,56 @@ def test_what_came_back_on_the_way_to_another_stays() -> None:
         total = c + a
         run._driver.engine.check()
     assert torch.equal(total, 2 - b)
+
+
+_pools: list[ThreadPoolExecutor] = []  # the last is where the operator below computes
+
+
+@torch.library.custom_op("rekindle_tests::doubled_elsewhere", mutates_args=())
+def doubled_elsewhere(x: Tensor) -> Tensor:
+    pool = _pools[-1]
+    doubled = pool.submit(lambda: x * 2).result(timeout=60)
+    pool.submit(int).result()  # the thread has dropped its reference to the result
+    return doubled
+
+
+@doubled_elsewhere.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture
+def _pools_end() -> Iterator[None]:
+    yield
+    while _pools:
+        _pools.pop().shutdown()
+
+
+@pytest.mark.usefixtures("_pools_end")
+@pytest.mark.parametrize("started", ["before", "amid"])
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_an_operator_that_waits_for_a_thread(
+    evict: Literal["saved", "anything"], started: str
+) -> None:
+    """When it runs, and when it runs again: the thread, which may be within the budget as well,
+    need not wait for it in its turn."""
+
+    size = 1_000 if started == "before" else 999  # what was learned of one is not for the other
+
+    def program() -> Step:
+        x = torch.rand(size)
+
+        def step() -> object:
+            _pools.append(ThreadPoolExecutor(1))
+            if started == "before":
+                _pools[-1].submit(int).result()
+            weight = torch.rand(size, requires_grad=True)
+            losses = [deeper(weight * doubled_elsewhere(x.sin()), 2).sum() for _ in range(4)]
+            sum(losses, torch.zeros(())).backward()
+            return weight, losses
+
+        return step
+
+    again = harshest(program, evict=evict, policy=rekindle.policies.LRU()).again
+    # Of a thread that is within, the budget knows what it ran, so that only this runs again.
+    assert again["mul" if started == "before" else "rekindle_tests::doubled_elsewhere"] > 0

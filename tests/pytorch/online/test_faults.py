@@ -208,8 +208,11 @@ def test_what_is_tried_again_draws_the_same_random_numbers(grad_mode: bool) -> N
 def test_what_has_written_a_part_of_a_list_is_not_tried_again() -> None:
     """Once more would add twice."""
     weights = [torch.ones(3), torch.ones(4)]
-    with OutOfMemoryAfter("aten::_foreach_add_") as device, rekindle.budget(100 * TIGHT):
-        with pytest.raises(torch.OutOfMemoryError, match="a stand-in"):
-            torch._foreach_add_(weights, 1.0)
+    with (
+        OutOfMemoryAfter("aten::_foreach_add_") as device,
+        rekindle.budget(100 * TIGHT),
+        pytest.raises(torch.OutOfMemoryError, match="a stand-in"),
+    ):
+        torch._foreach_add_(weights, 1.0)
     assert device.failed
     assert all(bool((weight == 2).all()) for weight in weights)

@@ -187,7 +187,7 @@ def test_sparse_gradients_and_their_optimizer(evict: Evict) -> None:
         table, layer = nn.Embedding(50, 64, sparse=True), nn.Linear(64, 64)
         sparse = torch.optim.SparseAdam(list(table.parameters()), 0.1)
         plain = torch.optim.SGD(layer.parameters(), 0.1)
-        batches = [torch.randint(0, 50, (20,)) for _ in range(3)]
+        batches = [torch.randint(0, 50, (200,)) for _ in range(3)]
 
         def step() -> object:
             loss = torch.zeros(())

@@ -292,7 +292,7 @@ def test_a_state_does_not_carry_all_batches_along(
 @pytest.mark.python_core("a part of the runtime is put out of action")
 def test_otherwise_it_would(monkeypatch: pytest.MonkeyPatch, short_memory: int) -> None:
     """The test above can fail."""
-    monkeypatch.setattr(_runtime.Driver, "forget_history", lambda driver: None)
+    monkeypatch.setattr(_runtime, "forget_history", lambda driver: None)
     with rekindle.budget(TIGHT) as run:
         train(Recurrent())
         assert len(list(run._driver.engine.storages)) > 1_000
@@ -306,3 +306,63 @@ def test_while_a_trace_is_written_nothing_is_forgotten(short_memory: int) -> Non
     assert verify(trace, record.schedule, TIGHT).recomputations == record.recomputations > 0
     simulated = rekindle.simulate(trace, budget=TIGHT)
     assert simulated.actions == record.actions
+
+
+# -- what is carried from step to step -----------------------------------------------------------
+
+
+class Loop:
+    """Trains with Adam, and keeps a running mean of what `measures` says."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], *, dropout: float = 0.0) -> None:
+        torch.manual_seed(0)
+        first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.model = nn.Sequential(first, nn.Tanh(), nn.Dropout(dropout), second)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
+        self.loss = loss
+        self.mean = torch.zeros(())
+
+    def step(self) -> None:
+        batch = torch.rand(256, 64)
+        loss = self.loss(self.model(batch), batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+
+
+def _squares(result: Tensor, _: Tensor) -> Tensor:
+    return result.square().mean()
+
+
+KINDS_OF_LOSS = [nn.functional.mse_loss, nn.functional.smooth_l1_loss, _squares]
+
+
+@pytest.mark.parametrize("setting", [{}, {"evict": "anything"}, {"swap": "1GiB"}], ids=str)
+@pytest.mark.parametrize("loss", KINDS_OF_LOSS, ids=lambda loss: loss.__name__)
+def test_a_mean_of_losses_keeps_no_batch(loss: Any, setting: dict[str, Any]) -> None:
+    """Nor does a model that is built inside leave something of each step behind."""
+    plain = Loop(loss, dropout=0.1)
+    for _ in range(60):
+        plain.step()
+    known: list[tuple[int, int]] = []
+    with rekindle.budget("1GiB", **setting) as run:
+        ours = Loop(loss, dropout=0.1)
+        for number in range(60):
+            ours.step()
+            if number % 20 == 19:
+                known.append((run.memory, len(list(run._driver.engine.storages))))
+        run._driver.engine.check()
+    assert known[0] == known[1] == known[2]
+    assert torch.equal(ours.mean, plain.mean)
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_a_mean_keeps_no_batch_where_there_is_no_optimizer(evict: Any) -> None:
+    """What would be out of budget finds the room that batches take in vain."""
+    mean = torch.zeros(())
+    with rekindle.budget(600_000, evict=evict) as run:
+        for _ in range(100):
+            mean = 0.9 * mean + 0.1 * nn.functional.mse_loss(*torch.rand(2, 100, 100).unbind())
+            assert run.memory <= 600_000
+    assert 0.1 < float(mean) < 0.3

@@ -1,10 +1,10 @@
-"""What a custom function saved comes back as it was: leaves are the very objects, with attributes."""
+"""What a custom function saved comes back as it was: leaves are the very objects."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_attributes_of_a_saved_parameter(trained: bool, evict: Evict) -> None:
 
 
 class Saving(torch.autograd.Function):
-    seen: list[Any] = []
+    seen: ClassVar[list[Any]] = []
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def test_they_are_the_very_objects_also_after_the_context() -> None:
 
 def test_what_hooks_inside_make_of_a_leaf_comes_back() -> None:
     weight = vector(requires_grad=True)
-    with rekindle.budget("1MiB"):
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x):
-            (found,) = _saved(weight)
+    twice = torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x)
+    with rekindle.budget("1MiB"), twice:
+        (found,) = _saved(weight)
     assert torch.equal(found, weight * 2)

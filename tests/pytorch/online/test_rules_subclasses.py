@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class Weight(nn.Parameter):
 class Heard(Tensor):
     """Counts what is called with it."""
 
-    calls: Counter[str] = Counter()
+    calls: ClassVar[Counter[str]] = Counter()
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):

@@ -77,9 +77,8 @@ def _denormal(weight: Tensor) -> Tensor:
     return weight * ((weight * 1e-39) * 1e38).sin()
 
 
-SETTINGS: dict[
-    str, tuple[Callable[[], AbstractContextManager[Any]], Callable[[Tensor], Tensor]]
-] = {
+Setting = Callable[[], AbstractContextManager[Any]]
+SETTINGS: dict[str, tuple[Setting, Callable[[Tensor], Tensor]]] = {
     "default type": (lambda: _set("default_dtype", torch.float64), _integers),
     "threads": (lambda: _set("num_threads", 3), _sum),
     "flushed denormal": (_flushing_denormal, _denormal),
@@ -170,6 +169,6 @@ def test_the_cap_holds_after_the_default_type_changed() -> None:
             double = numbers / 3
         assert run.memory == 8 * WIDTH + single.nbytes + double.nbytes
         del single, double
-    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(13 * WIDTH):
-        with _set("default_dtype", torch.float64):
-            double = numbers / 3
+    in_double = _set("default_dtype", torch.float64)
+    with rekindle.budget(13 * WIDTH), in_double, pytest.raises(rekindle.OutOfBudget):
+        _ = numbers / 3

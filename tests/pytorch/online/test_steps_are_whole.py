@@ -131,8 +131,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 def _nothing_is_left_behind() -> None:
     assert _get_current_dispatch_mode_stack() == []
-    for hooked in (_optimizers.hooks._global_optimizer_pre_hooks,):
-        assert not hooked
+    assert not _optimizers.hooks._global_optimizer_pre_hooks
 
 
 @pytest.mark.parametrize("evict", MODES)

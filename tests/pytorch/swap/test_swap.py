@@ -143,7 +143,7 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.from_numpy(x.detach().numpy() ** 2))
+        ctx.save_for_backward(torch.tensor(x.detach().numpy() ** 2))
         return x * 2
 
     @staticmethod
@@ -173,7 +173,7 @@ def test_data_that_only_recipes_need_is_let_go(tmp_path: Path) -> None:
     def loss(weight: Tensor) -> Tensor:
         total = weight.sum()
         for seed in range(20):
-            rows = torch.from_numpy(torch.full((WIDTH,), 0.1 * seed).numpy())
+            rows = torch.tensor(torch.full((WIDTH,), 0.1 * seed).numpy())
             total = total + (weight * rows).sum()
         return total
 

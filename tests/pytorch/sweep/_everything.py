@@ -49,7 +49,7 @@ class _LetGo(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self._run._driver.busy:
+        if not self._run._driver.work.mine:
             let_go(self._run)
         return result
 

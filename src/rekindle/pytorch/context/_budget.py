@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, replace
 from functools import partial
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal, final
 
@@ -43,7 +42,9 @@ from rekindle.pytorch.online import (
     OptimizerSteps,
     Places,
     Runtime,
+    Work,
     dispatch_modes,
+    handing_out_seen,
     is_out_of_memory,
     lost_in,
     resizes_seen,
@@ -66,9 +67,8 @@ class _Mode(TorchDispatchMode):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
-        self.runtime: Runtime | _Over = (
-            runtime  #: or who stands in for it during an optimizer's step
-        )
+        #: Or who stands in for it: during an optimizer's step, and when the budget is over.
+        self.runtime: Any = runtime
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -90,7 +90,7 @@ class _Mode(TorchDispatchMode):
         runtime = self.runtime
         driver = runtime.driver
         with unwatched():
-            if driver.busy and driver.busy == get_ident():
+            if driver.work.thread and driver.work.mine:
                 return facts.func(*args, **kwargs)
             if facts.view:
                 if facts.resizes:
@@ -106,10 +106,9 @@ class _Mode(TorchDispatchMode):
 class _Over:
     """In the place of the runtime in the mode of a thread that outlives the budget."""
 
-    busy = 0
-
     def __init__(self) -> None:
         self.driver = self
+        self.work = Work()
 
     def meet(self, tensor: object) -> None:
         pass
@@ -230,7 +229,10 @@ class Run:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
-        self._driver.keep(tensor)
+        driver = self._driver
+        with driver.lock:
+            driver.settle()
+            driver.pin(driver.known(tensor))
         return tensor
 
     def report(self) -> Report:
@@ -313,12 +315,8 @@ class budget:
         self._policy = DEFAULT if policy is None else policy
         self._record = record
         self._learn = learn
-        needs_python = {
-            "record=True": record,
-            "learn": bool(learn),
-            "swap": self._host is not None,
-            'evict="anything"': evict == "anything",
-        }
+        needs_python = {"record=True": record, "learn": bool(learn), "swap": swap is not None}
+        needs_python['evict="anything"'] = evict == "anything"
         self._core = chosen_core(core, self._policy, self._device, needs_python)
         self._stack: ExitStack | None = None
 
@@ -360,10 +358,11 @@ class budget:
             lessons = lessons_for(self._budget, self._device)
             learner = Learner(runtime.driver, lessons, wait=self._learn == "wait")
             run._learner = runtime.driver.watcher = learner
-        runtime.driver.below = dispatch_modes()
+        runtime.driver.work.below = dispatch_modes()
         runtime.driver.open()
         with ExitStack() as stack:
             mode = stack.enter_context(_Mode(runtime))
+            stack.enter_context(handing_out_seen(runtime.driver))
             held: Anything | None = None
             if self._evict == "anything":
                 held = stack.enter_context(anything(runtime))

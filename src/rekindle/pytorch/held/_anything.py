@@ -91,22 +91,27 @@ class Touching(TorchDispatchMode):
         if shells is None:
             return func(*args, **kwargs)
         with shells.lock:
-            if not shells.open or shells.busy or getattr(func, "namespace", "") == "profiler":
-                return func(*args, **kwargs)
-            plain = type(func) is OpOverload
-            tensors = list(_tensors(args, kwargs))
-            if plain and func.namespace in EFFECTS:  # may go on reading after it has returned
-                for tensor in tensors:
-                    shells.keep(tensor)
-            locked = shells.bring(tensors)
-            try:
-                result = _run(shells, func, args, kwargs)
-            finally:
-                shells.done(locked)
-            shells.made(_tensors((result,), {}))
-            if plain and func._schema.is_mutable:
-                shells.made(tensors)
-            return result
+            acting = shells.open and not shells.busy
+            if acting and getattr(func, "namespace", "") != "profiler":
+                return _touch(shells, func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _touch(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    plain = type(func) is OpOverload
+    tensors = list(_tensors(args, kwargs))
+    if plain and func.namespace in EFFECTS:  # may go on reading after it has returned
+        for tensor in tensors:
+            shells.keep(tensor)
+    locked = shells.bring(tensors)
+    try:
+        result = _run(shells, func, args, kwargs)
+    finally:
+        shells.done(locked)
+    shells.made(_tensors((result,), {}))
+    if plain and func._schema.is_mutable:
+        shells.made(tensors)
+    return result
 
 
 def _run(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from rekindle._errors import OutOfBudget
 from rekindle.engine import Storage
 from rekindle.pytorch.held._husk import exchange, husk
 from rekindle.pytorch.held._threads import Threads
-from rekindle.pytorch.online import LONGEST_CHAIN, Driver, may_forget
+from rekindle.pytorch.online import LONGEST_CHAIN, Driver, hand_out, may_forget
 from rekindle.pytorch.operators import STRIDED, Recipe, is_plain
 from rekindle.pytorch.tensors import Memory, parts_of
 
@@ -49,8 +49,9 @@ class Shells:
 
     @property
     def busy(self) -> bool:
-        """Whether operators run now are the runtime's own; with the lock only."""
-        return self._driver.works
+        """Whether the runtime's own operators run now, maybe one that waits for this thread; with
+        the lock only."""
+        return bool(self._driver.work.thread)
 
     # -- what the table asks for ----------------------------------------------------------------
 
@@ -142,6 +143,11 @@ class Shells:
             storage = self._storage_of(tensor)
             if storage is not None and not storage.pinned:
                 self._driver.pin(storage)
+
+    def hand_out(self, tensor: Tensor) -> None:
+        """Others get the memory of `tensor`, and may write there: it is there, and stays."""
+        with self.present((tensor,)):
+            hand_out(self._driver, tensor)
 
     def made(self, tensors: Iterable[Tensor]) -> None:
         """An operator of the program made or wrote `tensors`: those too can be let go.

@@ -1,9 +1,10 @@
 """Which threads there are that might read a tensor while its memory is freed.
 
-A thread that started inside `rekindle.budget(..., evict="anything")` has the dispatch modes as well:
-its operators wait for the lock, so nothing is let go while one runs. One that ran before has none,
-nor has one that was started amid an operator. As long as there is such a thread, nothing that the program holds is let go; but for threads
-of libraries that are known to touch no tensor of the program's, or only by ways that are seen.
+A thread that started inside `rekindle.budget(..., evict="anything")` has the dispatch modes as
+well: its operators wait for the lock, so nothing is let go while one runs. One that ran before has
+none, nor has one that was started amid an operator. As long as there is such a thread, nothing that
+the program holds is let go; but for threads of libraries that are known to touch no tensor of the
+program's, or only by ways that are seen.
 """
 
 from __future__ import annotations

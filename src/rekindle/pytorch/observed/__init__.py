@@ -1,6 +1,8 @@
 """Profile, estimate, verify, capture: runs of a step that leave nothing behind."""
 
 from rekindle.pytorch.observed._bookkeeping import prices as prices
+from rekindle.pytorch.observed._compare import Failed as Failed
+from rekindle.pytorch.observed._compare import differing as differing
 from rekindle.pytorch.observed._estimate import Estimate as Estimate
 from rekindle.pytorch.observed._estimate import estimate as estimate
 from rekindle.pytorch.observed._probe import Probe as Probe

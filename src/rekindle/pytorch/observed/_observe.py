@@ -86,25 +86,30 @@ def observe(
     step: Callable[[], object], before: Before, busy: Callable[[], bool] = lambda: False
 ) -> Outcome:
     """Runs `step` and takes down what it did. Does not restore."""
-    names = _Names(before)
+    names = Names(before)
     with _counting_calls(before, names) as calls, _Watch(before, busy) as watch:
         result = step()
+    left = left_behind(result, before, names)
+    left.update(((CALLS, name), count) for name, count in calls.items())
+    return Outcome(left, watch.operators)
+
+
+def left_behind(result: object, before: Before, names: Names) -> dict[Key, object]:
+    """What a step with this result has changed since `before`, as fingerprints."""
     left: dict[Key, object] = {}
     for name, value in _walk("result", result):
         left[RESULTS, name] = value
-    del result
     for leaf, _ in before.leaves:
         if leaf.grad is not None:
             left[GRADIENTS, names.of(leaf)] = fingerprint_of(leaf.grad)
     for address, (home, _) in before.copies.items():
         left[names.at(address)] = fingerprint_of_memory(home)
     left.update(_state_of_optimizers(before, names))
-    left.update(((CALLS, name), count) for name, count in calls.items())
     left[GENERATORS, "default"] = fingerprint_of(torch.get_rng_state())
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for index, state in enumerate(torch.cuda.get_rng_state_all()):
             left[GENERATORS, f"cuda:{index}"] = fingerprint_of(state)
-    return Outcome(left, watch.operators)
+    return left
 
 
 def _walk(name: str, value: object) -> Iterator[tuple[str, object]]:
@@ -121,7 +126,7 @@ def _walk(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield name, repr(value)  # nan is not equal to itself
 
 
-def _state_of_optimizers(before: Before, names: _Names) -> Iterator[tuple[Key, object]]:
+def _state_of_optimizers(before: Before, names: Names) -> Iterator[tuple[Key, object]]:
     for optimizer in before.optimizers:
         for parameter, entries in optimizer.state.items():
             if isinstance(entries, dict):
@@ -131,7 +136,7 @@ def _state_of_optimizers(before: Before, names: _Names) -> Iterator[tuple[Key, o
 
 
 @final
-class _Names:
+class Names:
     """What to call parameters, buffers and other tensors."""
 
     def __init__(self, before: Before) -> None:
@@ -177,7 +182,7 @@ def _type(module: nn.Module) -> str:
 
 
 @contextmanager
-def _counting_calls(before: Before, names: _Names) -> Iterator[Counter[str]]:
+def _counting_calls(before: Before, names: Names) -> Iterator[Counter[str]]:
     """Counts forward passes by module and calls of hooks, which are put back by `before`."""
     counts: Counter[str] = Counter()
     changed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []

@@ -145,7 +145,7 @@ def verify(
         audit = Audit()
         with budget_context(amount, policy=policy) as run:
             run._driver.audit = audit
-            within = observe(step, before, lambda: run._driver.works)
+            within = observe(step, before, lambda: run._driver.work.mine)
     finally:
         before.restore()
     counts = Counter(kind for kind, _ in plain.left)

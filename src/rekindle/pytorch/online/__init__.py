@@ -2,6 +2,7 @@
 
 from rekindle.pytorch.online._audit import Audit as Audit
 from rekindle.pytorch.online._audit import Site as Site
+from rekindle.pytorch.online._beneath import Work as Work
 from rekindle.pytorch.online._beneath import dispatch_modes as dispatch_modes
 from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._capture import Capture as Capture
@@ -24,6 +25,11 @@ from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._explain import users_line as users_line
+from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
+from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
+from rekindle.pytorch.online._handed_out import hand_out as hand_out
+from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen
+from rekindle.pytorch.online._handed_out import replace as replace
 from rekindle.pytorch.online._handle import kept as kept
 from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN

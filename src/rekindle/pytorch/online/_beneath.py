@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from threading import get_ident
+from typing import Any, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
@@ -23,13 +24,37 @@ _C: Any = torch._C
 unwatched: Any = _C.DisableTorchFunction
 
 
+@final
+class Work:
+    """Which operators are the runtime's own: those that it runs again, and for copies."""
+
+    def __init__(self) -> None:
+        self.thread = 0  #: the thread that they run in, if they do
+        self.below: Modes = ()  #: dispatch modes around the context
+
+    @property
+    def mine(self) -> bool:
+        """Whether the operators of this thread are the runtime's own."""
+        return self.thread == get_ident()
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Inside they are, and no mode of the program's sees them. With the driver's lock only."""
+        before, self.thread = self.thread, get_ident()
+        try:
+            with _beneath(self.below):
+                yield
+        finally:
+            self.thread = before
+
+
 def dispatch_modes() -> Modes:
     """Those of this thread, the outermost first."""
     return tuple([_C._get_dispatch_stack_at(i) for i in range(_C._len_torch_dispatch_stack())])
 
 
 @contextmanager
-def beneath(modes: Modes) -> Iterator[None]:
+def _beneath(modes: Modes) -> Iterator[None]:
     """Inside, `modes` are the only dispatch modes, and no function mode hears of anything."""
     found = dispatch_modes()
     with unwatched():

@@ -5,10 +5,9 @@ Everything here is about storages; what operators and autograd do with them is f
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
-from rekindle.pytorch.online._beneath import beneath
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
-from rekindle.pytorch.online._history import forget_sources
+from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._storages import Storages
+from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
 from rekindle.pytorch.tensors import Memory
 from rekindle.schedule import Action, Compute, Free
@@ -30,13 +29,6 @@ Result = TypeVar("Result")
 
 class Driver(Storages):
     """Performs the engine's actions on memory, and tells it what became of that memory."""
-
-    def keep(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is never let go."""
-        with self.lock:
-            self.settle()
-            storage = self.known(tensor)
-            self.pin(storage)
 
     def succeed(self, old: Storage, new: Storage) -> None:
         """The memory of `old` now holds `new`."""
@@ -88,25 +80,17 @@ class Driver(Storages):
         self.poll()
         self.perform(self.engine.forget(source))
 
-    def rescue(
-        self,
-        again: Callable[[], Result],
-        out: torch.OutOfMemoryError,
-        random: tuple[torch.Generator, Tensor] | None = None,
-    ) -> Result:
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
         """The device ran out of memory all the same: lets go of half, then of all, and tries again.
 
         What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
-        must be able to start anew; `random`: a generator that it draws from, which is put back.
+        must be able to start anew.
         """
         for nbytes in (self.engine.memory // 2, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            if random is not None:
-                generator, state = random
-                generator.set_state(state)
             try:
                 return again()
             except torch.OutOfMemoryError as error:
@@ -174,7 +158,7 @@ class Driver(Storages):
         """The context is over: from now on what dies is acted on at once."""
         with self.lock:
             self.settle()
-            for storage in self.knowing():
+            for storage in knowing(self.engine):
                 if not storage.references and not storage.consumers:
                     storage.payload.origin = None  # which `swap_tensors` would mind
             if self.watcher is not None:
@@ -247,21 +231,6 @@ class Driver(Storages):
 
     # -- actions --------------------------------------------------------------------------------
 
-    @property
-    def works(self) -> bool:
-        """Whether the operators of this thread are the runtime's own."""
-        return self.busy == threading.get_ident()
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Inside they are, and no mode of the program's sees them. With the lock only."""
-        busy, self.busy = self.busy, threading.get_ident()
-        try:
-            with beneath(self.below):
-                yield
-        finally:
-            self.busy = busy
-
     def perform(self, actions: Iterable[Action], who: str = "") -> None:
         """Does what the engine says, one action after the other."""
         if not actions:
@@ -323,14 +292,17 @@ class Driver(Storages):
             return tensors
 
     def _compute(self, call: Call, in_place: bool) -> None:
+        again = partial(self._run_again, call, in_place)
+        if call.payload.signature.operator.foreign:
+            again = partial(let_others_act, self.lock, again)
         try:
-            with self.working():
+            with self.work.going_on():
                 try:
-                    tensors = self._run_again(call, in_place)
+                    tensors = again()
                 except torch.OutOfMemoryError as out:
                     if in_place and not call.payload.signature.operator.starts_anew:
                         raise
-                    tensors = self.rescue(lambda: self._run_again(call, in_place), out)
+                    tensors = self.rescue(again, out)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:

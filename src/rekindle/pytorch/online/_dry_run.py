@@ -80,7 +80,7 @@ class _DryRun(TorchDispatchMode):
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by address
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """For what is there before the step. A number stays one, in a copy, for its value counts."""
+        """For what is there before the step. A number stays one, in a copy: its value counts."""
         if tensor.numel() == 1:
             made = tensor.detach().clone()
         else:

@@ -85,7 +85,7 @@ def kept(tensor: Tensor) -> tuple[Tensor, int]:
     alias = tensor.detach()
     if type(tensor) is not Tensor:
         alias = alias.as_subclass(type(tensor))
-        alias.__dict__.update(tensor.__dict__)
+        vars(alias).update(vars(tensor))
     return alias, version_of(tensor)
 
 

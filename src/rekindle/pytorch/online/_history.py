@@ -127,3 +127,11 @@ def keep_from_now_on(driver: Forgetful, homes: Iterable[torch.UntypedStorage]) -
             driver.engine.let_return(storage, False)
             if may_forget(storage):
                 driver.seal(storage)
+
+
+def knowing(engine: Engine) -> Iterator[Storage]:
+    """All that may know a tensor of the program: what is in the graph or was overwritten."""
+    for storage in engine.storages:
+        yield storage
+        for call in storage.makers:
+            yield from (source.storage for _, source in call.overwrites)

@@ -198,14 +198,16 @@ class OptimizerSteps:
             if seen is not None and seen.kind != kind:
                 seen = None
             name = f"{type(optimizer).__name__}.step()"
-            if predictable or seen is not None:
+            written_down = driver.capture is not None or driver.recorder is not None
+            if (predictable or seen is not None) and not written_down:
                 self._save_what_needs(optimizer)
             passes = seen is not None and predictable and self._may_pass(optimizer)
             undo = None
-            if seen is not None:
-                driver.make_room(seen.needed, name)
-            elif predictable:
-                driver.make_room(bytes_of_step(optimizer, driver.device), name)
+            needed = seen.needed if seen is not None else None
+            if predictable and needed is None:
+                needed = bytes_of_step(optimizer, driver.device)
+            if needed is not None and not (written_down and engine.has_room(needed)):
+                driver.make_room(needed, name)  # who replays a trace makes room as it goes
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
             if passes:
@@ -287,12 +289,9 @@ def _changes(driver: Driver) -> tuple[int, int]:
 
 def _are_alone(optimizer: Any) -> bool:
     """Whether no hooks but ours are called before and after its steps."""
-    alone = len(hooks._global_optimizer_pre_hooks) == len(hooks._global_optimizer_post_hooks) == 1
-    return (
-        alone
-        and not optimizer._optimizer_step_pre_hooks
-        and not optimizer._optimizer_step_post_hooks
-    )
+    before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
+    its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return len(before) == 1 and len(after) == 2 and not its_own  # the other one: `_warm`
 
 
 def _is_predictable(optimizer: Any) -> bool:
@@ -304,11 +303,9 @@ def _is_predictable(optimizer: Any) -> bool:
             return False
         for parameter in group["params"]:
             gradient = parameter.grad
-            if type(parameter) not in PLAIN_TENSORS:
+            dense = type(gradient) is Tensor and gradient.layout is torch.strided
+            if type(parameter) not in PLAIN_TENSORS or not (gradient is None or dense):
                 return False
-            if gradient is not None:
-                if type(gradient) is not Tensor or gradient.layout is not torch.strided:
-                    return False
     return True
 
 

@@ -22,6 +22,7 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import (
     COUNTERS,
     EXOTIC,
+    FOREIGN,
     NOTICED,
     UNWRITTEN,
     ZEROED,
@@ -83,10 +84,12 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
     operator, signature = invocation.operator, invocation.signature
     made = _made_by(driver.table, result)
     positions = tuple([position for position, _, _ in made])
-    exotic = 0
-    for _, tensor, _ in made:
+    exotic = foreign = 0
+    for _, tensor, home in made:
         if is_exotic(tensor):
             exotic = EXOTIC
+        if not home.resizable():  # PyTorch did not allocate it
+            recording, foreign = False, FOREIGN
     if signature.fresh is None:
         nbytes = sum(home.nbytes() for _, _, home in made)
         signature.learn(positions, nbytes, exotic=bool(exotic))
@@ -114,7 +117,7 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         storage = driver.new_storage(call, driver.counted(home))
         memory: Memory = storage.payload
         memory.origin = weakref.ref(tensor)
-        memory.flags = operator.content | exotic
+        memory.flags = operator.content | exotic | foreign
         if operator.routing and not tensor.dtype.is_floating_point:
             storage.pinned = True  # R8
         driver.table.settle(storage, home, home._cdata)
@@ -150,7 +153,7 @@ def written_over(driver: Driver, invocation: Invocation, recording: bool, *, hid
         overwrites.append((new.values[0], old.values[0]))
         new.payload.flags = operator.content | (old.payload.flags & COUNTERS)
         untold = hidden or (operator.name in UNTAGGED_RANDOM and position > 0)
-        _move(driver, old, new, invocation.tensors[position], hidden=untold)
+        move(driver, old, new, invocation.tensors[position], hidden=untold)
     call.overwrites = overwrites
     if recording:
         _link(driver, call, invocation, ())
@@ -163,15 +166,36 @@ def written_over(driver: Driver, invocation: Invocation, recording: bool, *, hid
     return True
 
 
-def _move(driver: Driver, old: Storage, new: Storage, target: Tensor, *, hidden: bool) -> None:
-    """`new` is where `old` was. Handles of `old` follow if no version counter noticed (R7)."""
+def changed_unseen(driver: Driver, name: str, old: Storage) -> Storage:
+    """What is where `old` is, which has a recipe, is about to change, and nobody will know how.
+
+    Returns what will be there. The value that was there can still be computed, for what needs it.
+    """
+    call = driver.new_call(name, 0, False)
+    new = driver.new_storage(call, old.nbytes)
+    call.overwrites = [(new.values[0], old.values[0])]
+    move(driver, old, new, None, hidden=True)
+    driver.admit(call)
+    return new
+
+
+def move(
+    driver: Driver, old: Storage, new: Storage, target: Tensor | None, *, hidden: bool = False
+) -> None:
+    """`new` is where `old` was; `target`: through which it was written, None: unseen.
+
+    Handles of `old` follow if no version counter noticed (R7).
+    """
     before: Memory = old.payload
     after: Memory = new.payload
     driver.succeed(old, new)
     after.origin, after.witness, after.version = before.origin, before.witness, -1
     origin = before.counted()
     parts = before.flags & COUNTERS
-    noticed = not hidden and (not parts if origin is None else share_version(origin, target))
+    if target is None or hidden:
+        noticed = False
+    else:
+        noticed = not parts if origin is None else share_version(origin, target)
     if noticed and not parts:
         before.overwritten = True
         after.disown()
@@ -196,7 +220,7 @@ def _link(driver: Driver, call: Call, invocation: Invocation, dropped: tuple[int
             memory.version = max(0, memory.current_version())
         at_home = memory.watch is not None  # not if this very call wrote over it
         if memory.owned is None and at_home and (storage.pinned or not storage.replayable):
-            memory.owned = invocation.tensors[position].untyped_storage()
+            memory.owned = memory.home()
 
 
 def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.UntypedStorage]]:

@@ -7,6 +7,7 @@ the place of tensors. The runtime owns the memory behind handles, so dropping it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
@@ -20,6 +21,7 @@ from rekindle.engine import Storage
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._foreign import with_private_inputs
 from rekindle.pytorch.online._handle import (
     Handle,
     count_from,
@@ -37,6 +39,7 @@ from rekindle.pytorch.online._recording import (
     register,
     written_over,
 )
+from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import (
     COMPILED,
     COUNT_BYTES,
@@ -54,6 +57,7 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import (
     COUNTERS,
     EXOTIC,
+    FOREIGN,
     NOTICED,
     UNWRITTEN,
     ZEROED,
@@ -93,6 +97,11 @@ class Runtime:
                 driver.settle()
             if driver.capture is not None:
                 driver.poll()  # a trace says when the program lets go, not when somebody asks
+            func = operator.func
+            if driver.work.thread:  # for an operator that waits for this thread
+                return func(*args, **kwargs)
+            if operator.foreign:
+                func = partial(let_others_act, driver.lock, func)
             invocation = Invocation(operator, args, kwargs)
             signature = invocation.signature = signature_of(operator, invocation.key)
             recording = (
@@ -109,11 +118,13 @@ class Runtime:
                 if operator.random:
                     invocation.random = _generator(invocation, kwargs)
                 try:
-                    result = operator.func(*args, **kwargs)
+                    result = func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = self._rescued(invocation, args, kwargs, out)
+                    result = self._rescued(invocation, func, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
+                if engine.memory > engine.budget:  # more than anybody could know
+                    driver.make_room(0, operator.name)
                 return result
             if driver.storages_made > self._look_back_at:
                 forget_history(driver)
@@ -138,6 +149,12 @@ class Runtime:
             if needed < 0:
                 with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
                     needed = signature.predict(invocation.extras)
+            if operator.counted_first:
+                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                    exact = bytes_of_dynamic(operator, args)
+                needed = needed if exact == sys.maxsize else exact
+            if special & FOREIGN and recording:
+                recording = with_private_inputs(driver, invocation, needed)
             if engine.memory + needed > engine.budget:
                 if operator.dynamic:
                     driver.make_room(COUNT_BYTES, operator.name)
@@ -148,16 +165,18 @@ class Runtime:
             try:
                 try:
                     if signature.priced:
-                        result = operator.func(*args, **kwargs)
+                        result = func(*args, **kwargs)
                     else:
-                        result = self._priced(signature, args, kwargs)
+                        result = self._priced(signature, func, args, kwargs)
                 except torch.OutOfMemoryError as out:
-                    result = self._rescued(invocation, args, kwargs, out)
+                    result = self._rescued(invocation, func, args, kwargs, out)
             except BaseException:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
                     written_over(driver, invocation, False, hidden=True)
                 raise
             register(driver, invocation, recording, result)
+            if engine.memory > engine.budget and not operator.writes:
+                driver.make_room(0, operator.name)  # more than anybody could know
             return result
 
     def run_whole(
@@ -226,15 +245,20 @@ class Runtime:
             if storage is None:
                 continue
             memory: Memory = storage.payload
-            if memory.flags or (writes and not unread(storage)):
+            if memory.flags & ~FOREIGN or (writes and not unread(storage)):
                 return False
             if writes:
                 memory.version = -1
         return True
 
-    def _priced(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _priced(
+        self,
+        signature: Signature,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Runs the operator and takes the time."""
-        func = signature.operator.func
         if self._events is not None:
             return self._events.run(signature, func, args, kwargs)
         started = perf_counter_ns()
@@ -245,6 +269,7 @@ class Runtime:
     def _rescued(
         self,
         invocation: Invocation,
+        func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: torch.OutOfMemoryError,
@@ -252,8 +277,14 @@ class Runtime:
         """What the operator gives when it is called once more, with less in memory."""
         if not invocation.operator.starts_anew:
             raise out
-        again = partial(invocation.operator.func, *args, **kwargs)
-        return self.driver.rescue(again, out, invocation.random)
+
+        def again() -> Any:
+            if invocation.random is not None:
+                generator, state = invocation.random
+                generator.set_state(state)
+            return func(*args, **kwargs)
+
+        return self.driver.rescue(again, out)
 
     # -- autograd -------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,15 +13,16 @@ from torch import Tensor
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, Storage
 from rekindle.pytorch.online._audit import Audit
-from rekindle.pytorch.online._beneath import Modes
+from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._explain import Snapshot
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._streams import Streams
+from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.operators import STRIDED, is_plain, tensors_in
-from rekindle.pytorch.tensors import Memory, Table, Watch
+from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
 
@@ -34,8 +34,7 @@ class Storages(ABC):
         self.table = Table()
         self.device = device
         self.lock = threading.RLock()
-        self.busy = 0  #: the thread whose operators are the runtime's own, if there is one now
-        self.below: Modes = ()  #: dispatch modes around the context
+        self.work = Work()
         #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
         self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
@@ -46,6 +45,7 @@ class Storages(ABC):
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  #: those that made a step inside
+        self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if device.type == "cuda" else None
         self.peak = Peak(self.engine, self.table, self.optimizers)
@@ -151,6 +151,10 @@ class Storages(ABC):
                 return self._list(watch, tensor)
         return self._adopt(tensor, home)
 
+    def known_at(self, watch: Watch) -> Storage:
+        """The engine's storage of what lives there."""
+        return watch.storage or self._list(watch)
+
     def meet(self, tensor: Tensor) -> None:
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
         if is_plain(type(tensor)) and tensor.layout is STRIDED:
@@ -172,6 +176,8 @@ class Storages(ABC):
         home = watch()
         memory.size = watch.nbytes if home is None else home.nbytes()
         watch.storage = storage
+        if home is not None and is_foreign(home):
+            memory.flags |= FOREIGN
         if tensor is not None:
             storage.payload.describe(tensor)
         self.admit(call)
@@ -187,8 +193,15 @@ class Storages(ABC):
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
         storage.payload.describe(tensor)
+        if is_foreign(home):
+            storage.payload.flags |= FOREIGN
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
+        optimizer = self.warm.get(home._cdata)
+        if optimizer is not None and optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
+            for state in state_of(optimizer):
+                self.meet(state)
         return storage
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:
@@ -197,28 +210,6 @@ class Storages(ABC):
         if device not in self._counts:  # once: the name of its type is made anew each time
             self._counts[device] = device.type == self.device.type
         return home.nbytes() if self._counts[device] else 0
-
-    def knowing(self) -> Iterator[Storage]:
-        """All that may know a tensor of the program: what is in the graph or was overwritten."""
-        for storage in self.engine.storages:
-            yield storage
-            for call in storage.makers:
-                yield from (source.storage for _, source in call.overwrites)
-
-    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
-        """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
-        with self.lock:
-            self.settle()
-            watch = self.table.watches.get(home._cdata)
-            if watch is None:
-                return None
-            storage = watch.storage or self._list(watch)
-            more = nbytes - storage.nbytes
-            if more < 0 and not storage.replayable and storage.consumers:
-                self.forget(storage)
-            elif home.device.type == self.device.type:
-                self.make_room(max(0, more), "resize_")
-            return storage
 
     def resized(self, storage: Storage) -> None:
         """The program may have changed the size of what it holds."""

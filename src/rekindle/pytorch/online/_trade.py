@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._history import knowing
 from rekindle.pytorch.tensors import Memory
 
 
@@ -46,7 +47,7 @@ def trades_seen(driver: Driver) -> Iterator[None]:
 
 def _step_back(driver: Driver, tensor: Tensor) -> list[Memory]:
     """Nothing follows `tensor` any more. Returns what did."""
-    memories: list[Memory] = [storage.payload for storage in driver.knowing()]
+    memories: list[Memory] = [storage.payload for storage in knowing(driver.engine)]
     followers = [memory for memory in memories if memory.program_tensor() is tensor]
     for memory in followers:
         memory.origin = None

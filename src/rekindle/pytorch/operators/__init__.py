@@ -18,6 +18,7 @@ from rekindle.pytorch.operators._regions import region_of as region_of
 from rekindle.pytorch.operators._regions import regions_shown as regions_shown
 from rekindle.pytorch.operators._replay import Recipe as Recipe
 from rekindle.pytorch.operators._replay import changed_size as changed_size
+from rekindle.pytorch.operators._replay import checksum as checksum
 from rekindle.pytorch.operators._replay import generator_of as generator_of
 from rekindle.pytorch.operators._replay import modified_input as modified_input
 from rekindle.pytorch.operators._replay import resized_input as resized_input

@@ -130,9 +130,9 @@ COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
 
 #: In the names of operators that sum up products, whose precision PyTorch has switches for.
 SUMS_OF_PRODUCTS = (
-    "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru", "inner",
-    "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv", "outer", "pdist",
-    "qr", "rnn", "solve", "svd", "tensordot", "vdot",
+    "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru",
+    "inner", "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv",
+    "outer", "pdist", "qr", "rnn", "solve", "svd", "tensordot", "vdot",
 )  # fmt: skip
 
 #: Never run again: they talk to other processes or to the outside.
@@ -161,7 +161,9 @@ class Operator:
 
     __slots__ = (
         "content",
+        "counted_first",
         "dynamic",
+        "foreign",
         "func",
         "indexing",
         "marks",
@@ -173,9 +175,11 @@ class Operator:
         "predicting",
         "random",
         "resizes",
+        "results",
         "returns_tensors",
         "returns_written",
         "routing",
+        "scaled",
         "sees_requires_grad",
         "separating",
         "starts_anew",
@@ -193,6 +197,8 @@ class Operator:
         each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
         plain = getattr(func, "_op", func)  # without the layer of Python around it
         self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
+        #: Not PyTorch's own: maybe code that waits for other threads.
+        self.foreign = not self.name.startswith("aten::")
         self.predicting = self.func  #: on meta tensors, for the sizes of the results
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
@@ -223,6 +229,10 @@ class Operator:
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
         #: The sizes of the results depend on the content of the arguments.
         self.dynamic = torch.Tag.dynamic_output_shape in tags
+        self.results = len(schema.returns)
+        self.counted_first = self.name in COUNTED_FIRST
+        #: Decides its sizes by a list of numbers that are no integers.
+        self.scaled = any(argument.name == "scale_factors" for _, argument in arguments)
         self.routing = self.name in ROUTING
         self.indexing = self.name in INDEXING
         #: What the content of a result is until somebody writes to it; nothing special: 0.
@@ -306,6 +316,13 @@ def _counted(func: Any) -> Callable[..., Any]:
 
 
 COUNT_BYTES = 8  #: what it takes to count, in `bytes_of_dynamic`
+#: Their results may be larger than any bound that the sizes of their arguments give.
+COUNTED_FIRST = {
+    "aten::bincount",
+    "aten::index",
+    "aten::masked_select",
+    "aten::repeat_interleave",
+}
 
 
 def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
@@ -313,9 +330,43 @@ def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
 
     Elsewhere no limit is known: the bound from the arguments stands.
     """
-    if operator.name == "aten::nonzero":
-        return 8 * args[0].dim() * int(torch.count_nonzero(args[0]))
+    name, tensor = operator.name, args[0] if args else None
+    if tensor is None:
+        return sys.maxsize
+    if name == "aten::nonzero":
+        return 8 * tensor.dim() * int(torch.count_nonzero(tensor))
+    if name == "aten::masked_select":
+        mask = args[1]
+        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+        return tensor.element_size() * int(torch.count_nonzero(mask.expand(shape)))
+    if name == "aten::repeat_interleave" and len(args) == 1:
+        return tensor.element_size() * int(tensor.sum())
+    if name == "aten::bincount" and tensor.numel():
+        least = args[2] if len(args) > 2 else 0
+        return 8 * max(int(tensor.max()) + 1, least)
+    if name == "aten::_unique2":  # at most: all different
+        return tensor.numel() * (tensor.element_size() + 8 * sum(map(bool, args[2:])))
+    if name == "aten::index":
+        return _bytes_of_index(tensor, args[1])
     return sys.maxsize
+
+
+def _bytes_of_index(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Bytes:
+    """A mask stands for as many indices as it has dimensions."""
+    if all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in indices):
+        return sys.maxsize  # and a meta kernel knows
+    shapes: list[Any] = []
+    for each in indices:
+        if each is None:
+            shapes.append(None)
+        elif each.dtype in (torch.bool, torch.uint8):
+            count = int(torch.count_nonzero(each))
+            places = torch.empty(count, dtype=torch.int64, device="meta")
+            shapes += [places] * each.dim()
+        else:
+            shapes.append(torch.empty(each.shape, dtype=torch.int64, device="meta"))
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return torch.ops.aten.index.Tensor(plain, shapes).untyped_storage().nbytes()
 
 
 def check_higher_order(higher: HigherOrderOperator) -> None:

@@ -43,7 +43,9 @@ class Region:
     returns_tensors = True
     random = True  # to put the generator back costs less than to find out
     content = 0
-    indexing = marks = overwriting = resizes = returns_written = routing = False
+    counted_first = scaled = False
+    results = 1
+    foreign = indexing = marks = overwriting = resizes = returns_written = routing = False
     sees_requires_grad = separating = view = False
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -72,9 +74,15 @@ class Recipe:
         self.dropped = dropped  #: which are left out: running statistics move only once
 
 
+def checksum(home: torch.UntypedStorage) -> int:
+    """Of all bytes."""
+    nbytes = home.nbytes()
+    return zlib.crc32((ctypes.c_char * nbytes).from_address(home.data_ptr())) if nbytes else 0
+
+
 @contextmanager
 def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
-    """Below autograd, autocast and `vmap`, where the mode saw the call; in the grad mode of then."""
+    """Below autograd, autocast, `vmap`, where the mode saw the call; in the grad mode of then."""
     grad_mode_now = torch.is_grad_enabled()
     below_autograd = torch._C._AutoDispatchBelowAutograd()  # type: ignore[attr-defined]
     below_others = torch._C._ExcludeDispatchKeyGuard(_ABOVE)  # type: ignore[attr-defined]
@@ -179,6 +187,12 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     home = memory.home()
     if home.nbytes() != memory.size:
         raise resized_input(home.nbytes(), memory.size)
+    if memory.checksum is not None and memory.checksum != checksum(home):
+        raise RuntimeError(
+            f"{site(storage)} that recomputation needs lies in memory that others may write "
+            "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
+            "inside `with rekindle.budget(...)`, or after the backward pass"
+        )
     unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
     if not unchanged and memory.program_tensor_is_at(home):
         raise modified_input(site(storage), memory.current_version(), memory.version)

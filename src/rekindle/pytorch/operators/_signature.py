@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
@@ -70,6 +70,7 @@ class Invocation:
         "key",
         "opaque",
         "operator",
+        "private",
         "random",
         "signature",
         "tensors",
@@ -87,6 +88,7 @@ class Invocation:
         self.written: tuple[int, ...] = ()  #: which tensors are written
         self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
         self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+        self.private: list[Tensor] = []  #: copies of foreign memory among the inputs
         self.grad_mode = True  #: as far as it is recorded
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
@@ -119,6 +121,7 @@ class Invocation:
                 try:
                     key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
                 except RuntimeError:  # nested: it has memory of its own, and no shape
+                    self.tensors.append(arg)
                     self._take_opaque(arg, parts)
                     continue
                 self.tensors.append(arg)
@@ -137,7 +140,7 @@ class Invocation:
                 items: list[Any] = []
                 self._take(arg, items)
                 parts.append(tuple(items))
-            elif kind in _HASHABLE:
+            elif kind in _HASHABLE or (kind is float and self.operator.scaled):
                 parts.append(arg)
             elif is_plain(kind) and arg.layout is STRIDED:
                 self.tensors.append(arg)
@@ -280,7 +283,7 @@ def is_plain(kind: type) -> bool:
     """
     return (
         issubclass(kind, Tensor)
-        and not issubclass(kind, UninitializedTensorMixin)
+        and not issubclass(kind, (UninitializedParameter, UninitializedBuffer))
         and not _has_dispatch(kind)
     )
 
@@ -323,7 +326,7 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
         return _bytes_on_meta(signature, extras)
     except Exception:  # if the arguments are wrong, the operator itself will say so
         counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
-        return 8 * max(counts, default=0)
+        return 8 * max(counts, default=0) * operator.results
 
 
 def _padded_bytes(nested: Tensor) -> Bytes:

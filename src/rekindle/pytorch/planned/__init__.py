@@ -5,3 +5,4 @@ from rekindle.pytorch.planned._export import Export as Export
 from rekindle.pytorch.planned._export import candidates as candidates
 from rekindle.pytorch.planned._planned import ModelPlan as ModelPlan
 from rekindle.pytorch.planned._planned import plan_model as plan_model
+from rekindle.pytorch.planned._planned import training_step as training_step

@@ -24,10 +24,12 @@ from rekindle._units import format_bytes
 from rekindle.planners._result import Plan
 from rekindle.pytorch.operators import plain_kernels
 from rekindle.pytorch.planned._boxed import boxed
-from rekindle.pytorch.planned._joint import Joint
+from rekindle.pytorch.planned._joint import Joint, refuse_symbols
 from rekindle.pytorch.planned._late_slices import copy_late_slices
+from rekindle.pytorch.planned._layouts import lay_out
 from rekindle.pytorch.planned._partition import Partition
 from rekindle.pytorch.planned._prices import Price, Prices, Report
+from rekindle.pytorch.planned._tangents import Tangents
 from rekindle.trace import Trace, keep_all_peak
 
 #: A program, bytes, and how many plans were refused before: the more, the less time for this one.
@@ -117,14 +119,16 @@ class Backend:
         return torch._dynamo.disable(run)
 
     def _eagerly(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        tangents = Tangents()
         compiler = aot_autograd(
-            fw_compiler=boxed,
-            bw_compiler=boxed,
+            fw_compiler=tangents.forward,
+            bw_compiler=tangents.backward,
             inference_compiler=boxed,
             partition_fn=self._partition,
         )
-        with plain_kernels(), functorch_config.patch(functionalize_rng_ops=False):
-            return compiler(module, inputs)
+        settings = functorch_config.patch(functionalize_rng_ops=False, donated_buffer=False)
+        with plain_kernels(), settings:
+            return tangents.of(compiler(module, inputs))
 
     def _by_inductor(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Plans within less and less, until the peak is within the budget in Inductor's order."""
@@ -165,7 +169,10 @@ class Backend:
     def _partition(
         self, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        refuse_symbols(module)
         with _disable_current_modes():
+            if self.inner == "eager":
+                lay_out(module, self._price)
             joint = self._joint(module, num_fwd_outputs)
             if keep_all_peak(joint.trace) > self._room() and copy_late_slices(module):
                 joint = self._joint(module, num_fwd_outputs)
@@ -182,10 +189,10 @@ class Backend:
         return partition.modules()
 
     def _joint(self, module: fx.GraphModule, forward_outputs: int) -> Joint:
-        def prices(nodes: list[fx.Node]) -> dict[fx.Node, Price]:
-            return self._prices.of(nodes, self._report)
+        return Joint(module, forward_outputs, self._price, besides=self._besides)
 
-        return Joint(module, forward_outputs, prices, besides=self._besides)
+    def _price(self, nodes: list[fx.Node]) -> dict[fx.Node, Price]:
+        return self._prices.of(nodes, self._report)
 
     def _plan(self, trace: Trace) -> Plan:
         """Within the room there is; or, where that is too little, the least that will do."""

@@ -49,7 +49,6 @@ class Joint:
         results = list(self.output.args[0])  # type: ignore[arg-type]
         self.forward_results: list[Any] = results[:forward_outputs]
         self.backward_results: list[Any] = results[forward_outputs:]
-        _refuse_symbols(placeholders)
 
         #: The node of each operator of the trace; None: memory that is in no graph.
         self.nodes: list[fx.Node | None] = []
@@ -308,7 +307,8 @@ def _without_blanks(module: fx.GraphModule) -> None:
     """Dropout on a CPU fills an empty tensor. Out of place that one is only looked at for its size,
     as which the tensor that it is like does as well, and takes no memory."""
     aten = torch.ops.aten
-    for node in module.graph.find_nodes(op="call_function", target=aten.bernoulli.p):
+    drawn = (aten.bernoulli.p, torch.ops.rekindle.bernoulli_like.default)
+    for node in [each for each in module.graph.nodes if each.target in drawn]:
         blank: Any = node.args[0]
         if blank.target is aten.empty_like.default and set(blank.kwargs) <= {"memory_format"}:
             like = blank.args[0]
@@ -318,8 +318,9 @@ def _without_blanks(module: fx.GraphModule) -> None:
                     module.graph.erase_node(blank)
 
 
-def _refuse_symbols(placeholders: list[fx.Node]) -> None:
-    for node in placeholders:
+def refuse_symbols(module: fx.GraphModule) -> None:
+    """Raises `Unsupported` for a graph that is for more than one size."""
+    for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
             isinstance(value, Tensor) and not all(type(n) is int for n in value.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from logging import Logger
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, format_ns
 from rekindle.planners._result import Plan, Status
 from rekindle.pytorch.planned._backend import Backend, Planned, PlanTrace, Rehearsed, Shapes
+from rekindle.pytorch.planned._path import Path, as_if_eager
 from rekindle.pytorch.planned._prices import Prices, Report
 from rekindle.trace import Trace
 
@@ -32,10 +34,11 @@ class ModelPlan:
     module makes are not seen: that is what `reserve` is for.
     """
 
-    def __init__(self, backend: Backend, module: nn.Module) -> None:
+    def __init__(self, backend: Backend, module: nn.Module, path: Path) -> None:
         assert backend.last is not None
         self._planned: Planned = backend.last
         self._module = module
+        self.path = path
         self.budget = backend.budget
         self.reserve = backend.reserve
 
@@ -127,6 +130,8 @@ class ModelPlan:
         if plan.gap is not None:
             rows.append(("gap", f"{plan.gap:.2%}"))
         rows.append(("planned by", f"{plan.planner} in {plan.seconds:.1f} s"))
+        if self.path == "compiled":
+            rows.append(("path", "as the model goes for compilers: its eager one cannot be traced"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {figure}" for name, figure in rows)
 
@@ -151,22 +156,36 @@ def plan_model(
     """
     args, kwargs = _arguments(example_inputs)
     around = _bytes_around(model, (args, kwargs))
-    backend = Backend(
-        budget,
-        plan_trace,
-        inner="eager",
-        shapes=shapes,
-        reserve=reserve,
-        prices=prices,
-        report=report,
-        besides=lambda counted: max(around - counted, 0),
-    )
-    module = copy.copy(model)  # its own flags and hooks; parameters, buffers, children are shared
-    module._compiled_call_impl = _Call(module, backend)  # type: ignore[assignment]
+
+    def planned(path: Path) -> ModelPlan:
+        backend = Backend(
+            budget,
+            plan_trace,
+            inner="eager",
+            shapes=shapes,
+            reserve=reserve,
+            prices=prices,
+            report=report,
+            besides=lambda counted: max(around - counted, 0),
+        )
+        module = copy.copy(model)  # its own flags and hooks; parameters, children are shared
+        module._compiled_call_impl = _Call(module, backend, path)  # type: ignore[assignment]
+        _rehearse(backend, lambda: module(*args, **kwargs))
+        return ModelPlan(backend, module, path)
+
+    try:
+        return planned("eager")
+    except _Untraceable:
+        pass  # no cause of what follows, which has a reason of its own
+    return planned("compiled")
+
+
+def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
+    """Has `run` traced and planned, not run."""
     backend.rehearsing = True
     try:
         with torch.enable_grad():
-            module(*args, **kwargs)
+            run()
     except Rehearsed:
         pass
     except OutOfBudget:
@@ -179,21 +198,64 @@ def plan_model(
             "nothing to plan: no result of the model has a gradient. Are all parameters frozen? "
             "Write model.requires_grad_(True), or do without a plan"
         )
-    return ModelPlan(backend, module)
+
+
+def training_step(model: nn.Module, example_inputs: Any) -> Callable[[], Any]:
+    """A forward and a backward pass of `model`, plain or planned; returns the model's results.
+
+    Differentiated are results that are single numbers, as a loss is; where there are none, all, by
+    random gradients, the same each time.
+    """
+    args, kwargs = _arguments(example_inputs)
+    leaves = [*model.parameters(), *(x for x in _tensors_in((args, kwargs)) if x.is_leaf)]
+
+    def step() -> Any:
+        for leaf in leaves:
+            leaf.grad = None
+        with torch.enable_grad():
+            results = model(*args, **kwargs)
+        made = [each for each in _tensors_in(results) if each.requires_grad]
+        made = [each for each in made if each.dim() == 0] or made
+        if made:
+            torch.autograd.backward(made, [_gradient_for(each) for each in made])
+        return results
+
+    return step
+
+
+def _gradient_for(result: Tensor) -> Tensor:
+    with torch.no_grad():
+        if result.dim() == 0:
+            return torch.ones_like(result)
+        generator = torch.Generator(result.device).manual_seed(0)
+        return torch.empty_like(result).normal_(generator=generator)
+
+
+class _Untraceable(Unsupported):
+    """The program takes a path that no one graph shows."""
+
+
+_NOT_TRACED = (
+    exc.Unsupported,
+    exc.UserError,
+    exc.TorchRuntimeError,  # an operator that cannot run on tensors without content
+    GuardOnDataDependentSymNode,
+)
 
 
 @final
 class _Call:
     """Stands for `module._call_impl`, compiled in one piece; errors come out as they went in."""
 
-    def __init__(self, module: nn.Module, backend: Backend) -> None:
+    def __init__(self, module: nn.Module, backend: Backend, path: Path) -> None:
+        self._path = as_if_eager if path == "eager" else nullcontext()
         self._compiled = torch.compile(
             _own_code(module._call_impl), backend=backend, fullgraph=True, dynamic=False
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with dynamo_config.patch(ignore_logger_methods=_loggers()):
+            with dynamo_config.patch(ignore_logger_methods=_loggers()), self._path:
                 return self._compiled(*args, **kwargs)
         except exc.BackendCompilerFailed as error:
             inner = error.inner_exception
@@ -206,8 +268,8 @@ class _Call:
                 "without gradients): make batches alike, or allow for more: write "
                 "torch._dynamo.config.recompile_limit = 64"
             ) from error
-        except (exc.Unsupported, exc.UserError, GuardOnDataDependentSymNode) as error:
-            raise Unsupported(
+        except _NOT_TRACED as error:
+            raise _Untraceable(
                 f"this model cannot be planned ahead, for its path depends on data or on something "
                 f"outside: {_first_lines(error)}. Let memory be decided while it runs: write "
                 f"with rekindle.budget(...) around the step"
@@ -262,6 +324,10 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _bytes_around(model: nn.Module, inputs: Any) -> Bytes:
     """Parameters, buffers and inputs, whether the step reads them or not."""
-    given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    homes = [each.untyped_storage() for each in (*model.parameters(), *model.buffers(), *given)]
+    given = [*model.parameters(), *model.buffers(), *_tensors_in(inputs)]
+    homes = [each.untyped_storage() for each in given]
     return sum({home._cdata: home.nbytes() for home in homes}.values())
+
+
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]

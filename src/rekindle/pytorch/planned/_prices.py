@@ -45,11 +45,13 @@ Report = Callable[[str], None]
 class Result:
     """One tensor that an operator returns: bytes of its storage, or the argument it is a view of.
 
-    `alias` is a position among the tensor arguments; -1: a storage of its own.
+    `alias` is a position among the tensor arguments; -1: a storage of its own. `stride` is how it
+    lies there.
     """
 
     nbytes: Bytes
     alias: int = -1
+    stride: tuple[int, ...] = ()
 
 
 @final
@@ -107,7 +109,7 @@ class Prices:
 
     def _path(self, device: str) -> Path:
         assert self.folder is not None
-        name = f"prices-{device}-torch{torch.__version__}"
+        name = f"prices-{device}-torch{torch.__version__}-with-strides"
         return self.folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.json"
 
     def _load(self, device: str) -> dict[str, Price]:
@@ -116,7 +118,12 @@ class Prices:
         with suppress(OSError, ValueError, TypeError, KeyError):  # a broken file is measured anew
             stored = json.loads(self._path(device).read_text(encoding="utf-8"))
             return {
-                signature: Price(int(cost), tuple(Result(*map(int, each)) for each in results))
+                signature: Price(
+                    int(cost),
+                    tuple(
+                        Result(int(n), int(alias), tuple(stride)) for n, alias, stride in results
+                    ),
+                )
                 for signature, (cost, results) in stored.items()
             }
         return {}
@@ -127,7 +134,10 @@ class Prices:
             return
         known = self._known[device] = self._load(device) | self._known[device]
         stored = {
-            signature: (price.cost, [(each.nbytes, each.alias) for each in price.results])
+            signature: (
+                price.cost,
+                [(each.nbytes, each.alias, each.stride) for each in price.results],
+            )
             for signature, price in known.items()
         }
         with suppress(OSError):  # a cache that cannot be written is no reason to stop
@@ -187,7 +197,11 @@ def _run(node: fx.Node) -> Price:
         leaf for leaf in pytree.tree_leaves(_call(node, args, kwargs)) if isinstance(leaf, Tensor)
     ]
     results = tuple(
-        Result(leaf.untyped_storage().nbytes(), homes.get(leaf.untyped_storage()._cdata, -1))
+        Result(
+            leaf.untyped_storage().nbytes(),
+            homes.get(leaf.untyped_storage()._cdata, -1),
+            tuple(leaf.stride()),
+        )
         for leaf in made
     )
     del made
@@ -247,7 +261,11 @@ def _guess(node: fx.Node) -> Price:
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
     made = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
     results = tuple(
-        Result(leaf.untyped_storage().nbytes(), homes.get(leaf.untyped_storage()._cdata, -1))
+        Result(
+            leaf.untyped_storage().nbytes(),
+            homes.get(leaf.untyped_storage()._cdata, -1),
+            tuple(leaf.stride()),
+        )
         for leaf in made
     )
     moved = sum(leaf.untyped_storage().nbytes() for leaf in [*given, *made])

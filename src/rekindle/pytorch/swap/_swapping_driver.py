@@ -17,7 +17,7 @@ from rekindle.pytorch.online import Driver, Result
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._store import Bandwidth, Store
 from rekindle.pytorch.swap._swapper import Swapper
-from rekindle.pytorch.tensors import site
+from rekindle.pytorch.tensors import FOREIGN, site
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 
@@ -54,17 +54,12 @@ class SwappingDriver(Driver):
             super().make_room(needed, who)
         self.perform(self.engine.ahead())
 
-    def rescue(
-        self,
-        again: Callable[[], Result],
-        out: torch.OutOfMemoryError,
-        random: tuple[torch.Generator, torch.Tensor] | None = None,
-    ) -> Result:
+    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
         def when_written() -> Result:
             self.swapper.wait_for(sys.maxsize)
             return again()
 
-        return super().rescue(when_written, out, random)
+        return super().rescue(when_written, out)
 
     def use(self, storage: Storage) -> None:
         super().use(storage)
@@ -78,6 +73,11 @@ class SwappingDriver(Driver):
             if ours and wanted and not self.table.is_held(storage):
                 self._drop(storage)
 
+    def _drop(self, storage: Storage) -> None:
+        """But for what others may write: plain PyTorch computes with what is there then."""
+        if not storage.payload.flags & FOREIGN:
+            super()._drop(storage)
+
     def settle(self) -> None:
         super().settle()
         if self.engine.discarded:
@@ -89,7 +89,11 @@ class SwappingDriver(Driver):
         if not actions:
             return
         try:  # memory for what comes back is made here
-            with self.working(), self.swapper.event(), closing(self._others(actions)) as others:
+            with (
+                self.work.going_on(),
+                self.swapper.event(),
+                closing(self._others(actions)) as others,
+            ):
                 super().perform(others, who)
         except OutOfBudget as out:
             if complaint := self.swapper.complaint():

@@ -14,6 +14,7 @@ from rekindle.pytorch.tensors._living import living_tensors as living_tensors
 from rekindle.pytorch.tensors._living import parts_of as parts_of
 from rekindle.pytorch.tensors._memory import COUNTERS as COUNTERS
 from rekindle.pytorch.tensors._memory import EXOTIC as EXOTIC
+from rekindle.pytorch.tensors._memory import FOREIGN as FOREIGN
 from rekindle.pytorch.tensors._memory import NOTICED as NOTICED
 from rekindle.pytorch.tensors._memory import UNWRITTEN as UNWRITTEN
 from rekindle.pytorch.tensors._memory import ZEROED as ZEROED
@@ -21,6 +22,7 @@ from rekindle.pytorch.tensors._memory import Memory as Memory
 from rekindle.pytorch.tensors._memory import Obituaries as Obituaries
 from rekindle.pytorch.tensors._memory import Table as Table
 from rekindle.pytorch.tensors._memory import Watch as Watch
+from rekindle.pytorch.tensors._memory import is_foreign as is_foreign
 from rekindle.pytorch.tensors._memory import share_version as share_version
 from rekindle.pytorch.tensors._memory import site as site
 from rekindle.pytorch.tensors._memory import unread as unread

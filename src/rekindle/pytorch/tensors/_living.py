@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 T = TypeVar("T")
 
@@ -55,8 +56,9 @@ def parts_of(sparse: Tensor) -> list[Tensor]:
 def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """The memory of each tensor that has one and has it of its own.
 
-    Not of those that answer operators themselves: the tensors that they are made of have it. And
-    subclasses are not asked through Python: a lazy module's parameter refuses before it is made.
+    Not of those that answer operators themselves, nor of those inside a transform such as vmap,
+    which a failed trace may leave behind: the tensors that they are made of have it. And subclasses
+    are not asked through Python: a lazy module's parameter refuses before it is made.
     """
     with torch._C.DisableTorchFunctionSubclass():
         return [
@@ -65,4 +67,5 @@ def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
             if type(tensor).__torch_dispatch__ is _NO_CODE_OF_ITS_OWN  # type: ignore[attr-defined]
             and tensor.layout is torch.strided
             and tensor.device.type != "meta"
+            and not is_functorch_wrapped_tensor(tensor)
         ]

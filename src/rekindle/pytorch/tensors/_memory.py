@@ -29,6 +29,9 @@ COUNTERS = (
     8  #: its aliases have version counters of their own, as the parts that `unsafe_chunk` makes
 )
 NOTICED = 16  #: and a write moved the one of handles that were there before
+FOREIGN = 32  #: others than PyTorch may write there, and nobody will notice
+
+_PINS = torch.backends.cuda.is_built()
 
 
 @final
@@ -38,6 +41,8 @@ class Memory:
     __slots__ = (
         "alias",
         "aliased",
+        "checksum",
+        "copy",
         "flags",
         "origin",
         "overwritten",
@@ -66,6 +71,10 @@ class Memory:
         #: Has that tensor's version counter once handles depend on it, for it may die before them.
         self.witness: Tensor | None = None
         self.flags = 0
+        #: Of foreign weights, when recipes began to read them.
+        self.checksum: int | None = None
+        #: What recipes read in the place of foreign memory, as it was last.
+        self.copy: Storage | None = None
         #: Bytes of the memory, wherever it is: those of another device do not count.
         self.size: Bytes = 0
         #: The program wrote another value here, so that this one may no longer be asked for.
@@ -110,6 +119,16 @@ class Memory:
         """That version counter now; negative if no tensor of the program is left to tell."""
         origin = self.counted()
         return -1 if origin is None else version_of(origin)
+
+
+def is_foreign(home: torch.UntypedStorage) -> bool:
+    """Whether others than PyTorch may write there: NumPy, another process, who fills a buffer.
+
+    What PyTorch did not allocate cannot be resized, nor what it lent to NumPy.
+    """
+    if not home.resizable():
+        return True
+    return home.device.type == "cpu" and (home.is_shared() or (_PINS and home.is_pinned()))
 
 
 def unread(storage: Storage | None) -> bool:

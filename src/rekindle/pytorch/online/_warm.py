@@ -1,0 +1,44 @@
+"""Optimizers that made a step somewhere in this process: they have a state, and that counts.
+
+Where a budget is entered anew for each step, no operator shows the state before `step()` does, when
+activations have come and gone. Who owns a parameter that is seen has its state in memory as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+import torch.optim.optimizer as hooks
+from torch import Tensor
+
+from rekindle.pytorch.tensors import homes_of, tensors_of
+
+_stepped: WeakSet[Any] = WeakSet()
+
+
+def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _stepped.add(optimizer)
+
+
+hooks.register_optimizer_step_post_hook(_remember)
+
+
+def warm_optimizers() -> WeakValueDictionary[int, Any]:
+    """Those that have a state, by the addresses of the storages of their parameters."""
+    found: WeakValueDictionary[int, Any] = WeakValueDictionary()
+    for optimizer in list(_stepped):
+        if optimizer.state:
+            for group in optimizer.param_groups:
+                for home in homes_of(group["params"]):
+                    found[home._cdata] = optimizer
+    return found
+
+
+def state_of(optimizer: Any) -> Iterator[Tensor]:
+    """The tensors of its state that have memory of their own."""
+    for tensor in tensors_of(list(optimizer.state.values())):
+        if tensor.layout is torch.strided:
+            yield tensor

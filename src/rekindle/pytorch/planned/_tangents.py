@@ -1,0 +1,204 @@
+"""The backward graph run on the gradients that there are, as they lie in memory.
+
+AOTAutograd traces it as if every result of the forward pass got a gradient, in the layout of that
+result. At run time it fills what has none with zeros and copies the rest into that layout. Eager
+PyTorch does neither: what leads to no gradient is not run, and kernels see gradients as they come.
+A sum takes the layout of its first term, zeros or not; and by their layout kernels sum in another
+order. So here AOTAutograd passes on what it is given, and the graph is cut to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, fx
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
+from torch._guards import TracingContext
+
+from rekindle.pytorch.planned._boxed import boxed
+from rekindle.pytorch.planned._joint import is_tangent, mutates
+from rekindle.pytorch.planned._layouts import VIEWS
+
+#: How a gradient comes: not at all, as it was expected, or in another layout.
+Comes = Literal["undefined", "expected", "otherwise"]
+
+_aten = torch.ops.aten
+
+
+@final
+class Tangents:
+    """Compilers of a forward and a backward graph between which gradients stay as they are."""
+
+    def __init__(self) -> None:
+        self._forward: Callable[..., Any] | None = None
+
+    def forward(self, module: fx.GraphModule, _: object = None) -> Callable[..., Any]:
+        _leave_gradients_alone()
+        self._forward = boxed(module)
+        return self._forward
+
+    def backward(self, module: fx.GraphModule, _: object = None) -> Callable[..., Any]:
+        """As `boxed`; of the tangents some may be None, or lie otherwise than was expected."""
+        tangents = [
+            (place, node.meta["val"])
+            for place, node in enumerate(module.graph.find_nodes(op="placeholder"))
+            if is_tangent(node) and isinstance(node.meta.get("val"), Tensor)
+        ]
+        functions: dict[tuple[Comes, ...], Callable[[list[Any]], list[Any]]] = {}
+
+        def run(args: list[Any]) -> list[Any]:
+            comes: tuple[Comes, ...] = tuple(
+                [_comes(args[place], fake) for place, fake in tangents]
+            )
+            if comes not in functions:
+                functions[comes] = boxed(_cut(module, [place for place, _ in tangents], comes))
+            return functions[comes](args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What AOTAutograd made, with results that get no zeros where they get no gradient."""
+
+        def run(*args: Any) -> Any:
+            results = compiled(*args)
+            node = self._node_behind(results)
+            if node is not None:
+                node.set_materialize_grads(False)
+            return results
+
+        return run
+
+    def _node_behind(self, results: Sequence[Any]) -> Any:
+        """The one node that stands for the backward graph; views are made of its results."""
+        for each in results:
+            node = each.grad_fn if isinstance(each, Tensor) else None
+            while node is not None:
+                function = getattr(type(node), "_forward_cls", None)
+                if function is not None and function.compiled_fw is self._forward:
+                    return node
+                further = node.next_functions
+                node = further[0][0] if len(further) == 1 and function is None else None
+        return None
+
+
+def _leave_gradients_alone() -> None:
+    """AOTAutograd would copy them into the layouts of its graph, and refuse `retain_graph` for the
+    sake of memory that it never hands on here."""
+    context = TracingContext.try_get()
+    metadata = context and context.fw_metadata
+    if metadata is None:
+        return
+    metadata.bw_donated_idxs = []
+    for each in metadata.subclass_tangent_meta:
+        if isinstance(each, PlainTensorMeta):
+            each.memory_format = MemoryFormatMeta(size=_Any(), stride=_Any())  # type: ignore[arg-type]
+
+
+def _comes(gradient: Any, fake: Tensor) -> Comes:
+    if gradient is None:
+        return "undefined"
+    return "expected" if gradient.stride() == fake.stride() else "otherwise"
+
+
+def _cut(module: fx.GraphModule, places: Sequence[int], comes: Sequence[Comes]) -> fx.GraphModule:
+    """`module` for gradients that come like this."""
+    if set(comes) <= {"expected"}:
+        return module
+    graph = fx.Graph()
+    results = graph.graph_copy(module.graph, {})
+    graph.output(results)
+    placeholders = graph.find_nodes(op="placeholder")
+    tangents = {placeholders[place]: how for place, how in zip(places, comes, strict=True)}
+    _allow_any_layout(graph, _led_to_by(graph, tangents))
+    if "undefined" in comes:
+        _leave_out(graph, {node for node, how in tangents.items() if how == "undefined"}, tangents)
+    graph.lint()
+    return fx.GraphModule(module, graph)
+
+
+def _led_to_by(graph: fx.Graph, sources: Any) -> set[fx.Node]:
+    found = set(sources)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
+    """Views of gradients copy where they must, as those of autograd's formulas do."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node not in gradients:
+            continue
+        if node.target in VIEWS:
+            node.target = _aten.reshape.default
+        elif node.target is _aten.as_strided.default and node.args[0] in gradients:
+            source: Any = node.args[0]
+            with graph.inserting_before(node):
+                made = graph.call_function(_laid_out, (source, *_geometry(source)))
+            made.meta = {"val": source.meta["val"]}
+            node.replace_input_with(source, made)
+
+
+def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
+    """A gradient that is made of undefined ones alone is undefined; a sum is its other term."""
+    gradients = set(tangents)
+    for node in list(graph.nodes):
+        read = [each for each in node.all_input_nodes if each in gradients]
+        if not read or node.op == "output":
+            continue
+        gradients.add(node)
+        lacking = [each for each in read if each in undefined]
+        if not lacking:
+            continue
+        if len(lacking) == len(read) and not mutates(node):
+            undefined.add(node)
+        elif (term := _other_term(node, undefined)) is not None:
+            node.replace_all_uses_with(term)
+        else:
+            for each in lacking:
+                with graph.inserting_before(node):
+                    made = graph.call_function(_zeros, (*_geometry(each), each.meta["val"].dtype,
+                                                        each.meta["val"].device))  # fmt: skip
+                made.meta = {"val": each.meta["val"]}
+                node.replace_input_with(each, made)
+    output = graph.output_node()
+    output.args = (tuple(None if each in undefined else each for each in output.args[0]),)  # type: ignore[union-attr]
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or mutates(node))
+
+
+def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:
+    if node.target is not _aten.add.Tensor or node.kwargs:
+        return None
+    (term,) = [each for each in node.args if each not in undefined]
+    if not isinstance(term, fx.Node):
+        return None
+    made, fake = node.meta["val"], term.meta["val"]
+    return term if (made.shape, made.dtype) == (fake.shape, fake.dtype) else None
+
+
+def _geometry(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    fake = node.meta["val"]
+    return tuple(fake.shape), tuple(fake.stride())
+
+
+def _zeros(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
+
+
+def _laid_out(source: Tensor, size: Any, stride: Any) -> Tensor:
+    if source.stride() == stride:
+        return source
+    return source.new_empty_strided(size, stride).copy_(source)
+
+
+@final
+class _Any:
+    """Equal to whatever it is compared with."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,55 @@
+"""Invertible networks: a layer frees its input, and has it again from its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
+
+
+class Shift(torch.autograd.Function):
+    """`x + weight`, after which there is no `x` until the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.x, ctx.y = x, (x + weight).detach()
+        x.untyped_storage().resize_(0)
+        return ctx.y.view_as(ctx.y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (weight,) = ctx.saved_tensors
+        x: Tensor = ctx.x
+        with torch.no_grad():
+            x.untyped_storage().resize_(4 * WIDTH)
+            x.copy_(ctx.y - weight)
+        return gradient * x.cos(), gradient
+
+
+@pytest.mark.filterwarnings("ignore:.*saved tensor")
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_what_is_freed_and_filled_again(evict: Literal["saved", "anything"]) -> None:
+    """(R3, R4): what was made from it before is computed with what was there before."""
+
+    def program() -> Callable[[], object]:
+        weight, batch = vector(True), vector()
+
+        def step() -> object:
+            hidden = (batch * weight).sin()
+            before = deeper(hidden.detach() + weight, 3)
+            for _ in range(3):
+                hidden = Shift.apply(hidden, weight)
+            loss = hidden.square().sum() + before.sum()
+            del hidden, before
+            loss.backward()
+            return weight, loss
+
+        return step
+
+    harshest(program, evict=evict, resized=True)

@@ -1,0 +1,344 @@
+"""R4: memory that others than PyTorch write is the input of no recipe, however it was reached."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import dlpack
+
+import rekindle
+from rekindle.pytorch import Run
+from tests.pytorch.harsh import WIDTH, deeper, vector
+
+BYTES = 4 * WIDTH
+SETTINGS: dict[str, dict[str, Any]] = {
+    "saved": {},
+    "anything": {"evict": "anything"},
+    "swap": {"swap": "1GiB"},
+    "learned": {"learn": "wait"},
+}
+settings = pytest.mark.parametrize("setting", SETTINGS)
+
+
+def let_all_go(run: Run | None) -> None:
+    """Whatever may be evicted now is."""
+    if run is not None:
+        driver = run._driver
+        with driver.lock:
+            driver.settle()
+            driver.poll()
+            driver.perform(driver.engine.shrink(-1))
+
+
+def same(step: Callable[[Run | None], Tensor], weight: Tensor, setting: str) -> Run:
+    """Whether `step` gives a loss with the gradient of plain PyTorch."""
+    (wanted,) = torch.autograd.grad(step(None), [weight])
+    with rekindle.budget("1GiB", **SETTINGS[setting]) as run:
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(step(run), [weight])
+            assert torch.equal(gradient, wanted)
+    return run
+
+
+def _numpy(folder: Path) -> tuple[Tensor, Any]:
+    array = np.zeros(WIDTH, np.float32)
+    return torch.from_numpy(array), array
+
+
+def _lent_before(folder: Path) -> tuple[Tensor, Any]:
+    tensor = torch.zeros(WIDTH)
+    return tensor, tensor.numpy()
+
+
+def _buffer(folder: Path) -> tuple[Tensor, Any]:
+    buffer = bytearray(BYTES)
+    return torch.frombuffer(buffer, dtype=torch.float32), np.frombuffer(buffer, np.float32)
+
+
+def _dlpack(folder: Path) -> tuple[Tensor, Any]:
+    array = np.zeros(WIDTH, np.float32)
+    return torch.from_dlpack(array), array
+
+
+def _shared(folder: Path) -> tuple[Tensor, Any]:
+    """With another process; here with ourselves."""
+    tensor = torch.zeros(WIDTH).share_memory_()
+    handle = tensor.untyped_storage()._share_filename_cpu_()
+    other = torch.UntypedStorage._new_shared_filename_cpu(*handle)
+    return tensor, torch.empty(0).set_(other).numpy()
+
+
+def _file(folder: Path) -> tuple[Tensor, Any]:
+    path = str(folder / "numbers")
+    tensor = torch.from_file(path, shared=True, size=WIDTH)
+    return tensor, np.memmap(path, np.float32, "r+")
+
+
+FOREIGN: dict[str, Callable[[Path], tuple[Tensor, Any]]] = {
+    "NumPy": _numpy,
+    "lent to NumPy before": _lent_before,
+    "a buffer": _buffer,
+    "DLPack": _dlpack,
+    "shared memory": _shared,
+    "a mapped file": _file,
+}
+
+
+@settings
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_buffer_that_is_filled_again(name: str, setting: str, tmp_path: Path) -> None:
+    batch, array = FOREIGN[name](tmp_path)
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        loss: Any = 0
+        for number in range(3):
+            array[:] = np.arange(WIDTH) % (number + 2)
+            x = (batch / 3).sin()
+            loss = loss + deeper(x * weight, 2).sum()
+        array[:] = 0
+        del x
+        let_all_go(run)
+        return loss
+
+    assert same(step, weight, setting).evictions > 0
+
+
+@settings
+def test_what_autograd_saved_of_it_is_what_is_there_then(setting: str) -> None:
+    """As in plain PyTorch, for which it is no write."""
+    array = np.zeros(WIDTH, np.float32)
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        array[:] = 1
+        loss = (weight * torch.from_numpy(array)).sum()
+        let_all_go(run)
+        array[:] = 5
+        return loss
+
+    same(step, weight, setting)
+
+
+@settings
+def test_written_by_the_program_as_well(setting: str) -> None:
+    array = np.zeros(WIDTH, np.float32)
+    batch = torch.from_numpy(array)
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        array[:] = 1
+        first = (batch * weight.detach()).cos() * weight
+        batch.add_(1)
+        torch.sin(batch, out=batch)
+        second = (batch * 3).cos() * weight
+        array[:] = 7
+        loss = (first.sin() + second.sin()).sum()
+        del first, second
+        let_all_go(run)
+        return loss
+
+    same(step, weight, setting)
+
+
+def _by_numpy(x: Tensor) -> None:
+    x.numpy()[:] = 0.5
+
+
+def _by_array(x: Tensor) -> None:
+    np.asarray(x)[:] = 0.5
+
+
+def _by_dlpack(x: Tensor) -> None:
+    torch.from_dlpack(x).fill_(0.5)
+
+
+def _by_capsule(x: Tensor) -> None:
+    dlpack.from_dlpack(dlpack.to_dlpack(x)).fill_(0.5)
+
+
+def _by_numpy_dlpack(x: Tensor) -> None:
+    torch.from_numpy(np.from_dlpack(x)).fill_(0.5)
+
+
+def _by_storage(x: Tensor) -> None:
+    x.untyped_storage().fill_(1)
+
+
+def _by_bytes(x: Tensor) -> None:
+    home = x.untyped_storage()
+    for position in range(8):
+        home[position] = 1
+
+
+def _by_another_storage(x: Tensor) -> None:
+    x.untyped_storage().copy_(torch.full((WIDTH,), 0.5).untyped_storage())
+
+
+def _by_another_process(x: Tensor) -> None:
+    handle = x.untyped_storage()._share_filename_cpu_()
+    other = torch.UntypedStorage._new_shared_filename_cpu(*handle)
+    torch.empty(0).set_(other).fill_(0.5)
+
+
+WRITES = (
+    _by_numpy, _by_array, _by_dlpack, _by_capsule, _by_numpy_dlpack, _by_storage, _by_bytes,
+    _by_another_storage, _by_another_process,
+)  # fmt: skip
+
+
+@settings
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_a_value_written_from_outside(write: Callable[[Tensor], None], setting: str) -> None:
+    """What was made of it before, and what is made of it after."""
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        x = (weight * 2).cos()
+        before = (x * 3).sin().exp()
+        let_all_go(run)
+        write(x.detach())
+        after = (x * 3).sin().exp()
+        del x
+        let_all_go(run)
+        return (before * after).sum()
+
+    run = same(step, weight, setting)
+    assert run.evictions > 0
+
+
+@settings
+def test_a_source_written_from_outside_after_recipes_read_it(setting: str) -> None:
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        x = torch.ones(WIDTH)
+        with torch.no_grad():
+            factor = x + 1
+        before = (weight * 0.1 + factor).sin().exp()
+        let_all_go(run)
+        _by_numpy(factor)
+        after = (weight * 0.1 + factor).sin().exp()
+        del factor, x
+        let_all_go(run)
+        return (before * after).sum()
+
+    assert same(step, weight, setting).evictions > 0
+
+
+def test_what_saves_more_bytes_is_done() -> None:
+    """A copy where it is smaller than the results, else the results are kept."""
+    weight = vector(requires_grad=True)
+    small, large = torch.from_numpy(np.ones(WIDTH, np.uint8)), torch.from_numpy(np.ones(50 * WIDTH))
+    with rekindle.budget("1GiB") as run:
+        x = small * 0.5
+        kept = [x.sin() * weight, (small * 0.25).sin() * weight]  # one copy is enough
+        del x
+        assert run.memory == small.nbytes * 2 + weight.nbytes + 4 * BYTES
+        let_all_go(run)
+        assert run.memory == small.nbytes * 2 + weight.nbytes + 2 * BYTES
+        before = run.memory
+        kept.append(large[:WIDTH].float().sin() * weight)
+        let_all_go(run)
+        assert run.memory == before + large.nbytes + 2 * BYTES  # and what was made of it, and more
+        del kept
+        assert run.memory == small.nbytes + weight.nbytes + large.nbytes
+
+
+def _parameter(array: Any) -> nn.Parameter:
+    return nn.Parameter(torch.from_numpy(array))
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_weights_in_foreign_memory(evict: Any) -> None:
+    """Mapped from a file, say, or looked at by NumPy: they take part in recomputation."""
+    arrays = [np.full(WIDTH, 0.5, np.float32) for _ in range(3)]
+    weights = [_parameter(array) for array in arrays]
+
+    def loss() -> Tensor:
+        x: Any = 1
+        for weight in weights:
+            x = deeper(x * weight, 2)
+        return x.sum()
+
+    wanted = torch.autograd.grad(loss(), weights)
+    with rekindle.budget("1GiB", evict=evict) as run:
+        for _ in range(2):
+            result = loss()
+            let_all_go(run)
+            for gradient, its in zip(torch.autograd.grad(result, weights), wanted, strict=True):
+                assert torch.equal(gradient, its)
+            for array, weight in zip(arrays, weights, strict=True):  # between steps all may write
+                array[:] += 1
+                array[:] -= 1
+                weight.detach().numpy()
+        assert run.recomputations > 0
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_weights_that_others_modify_meanwhile(evict: Any) -> None:
+    """Not in silence. What variables hold could not come back at the end either."""
+    array = np.full(WIDTH, 0.5, np.float32)
+    weight = _parameter(array)
+
+    def train() -> None:
+        with rekindle.budget("1GiB", evict=evict) as run:
+            loss = deeper(weight * 1, 4).sum()
+            let_all_go(run)
+            array[17] = 3
+            loss.backward()
+
+    with pytest.raises(RuntimeError, match=r"others may write .* was modified there"):
+        train()
+
+
+def test_a_look_by_numpy_costs_no_more_than_it_must() -> None:
+    """What was looked at stays; what came before and after is evicted as ever."""
+    weight = vector(requires_grad=True)
+    with rekindle.budget("1GiB") as run:
+        x = deeper(weight, 4)
+        x.detach().numpy().sum()
+        loss = deeper(x, 4).sum()
+        del x
+        let_all_go(run)
+        assert run.memory <= 3 * BYTES + 8
+        (gradient,) = torch.autograd.grad(loss, [weight])
+    (wanted,) = torch.autograd.grad(deeper(weight, 8).sum(), [weight])
+    assert torch.equal(gradient, wanted)
+
+
+def _fill(x: Tensor) -> None:
+    """A kernel outside PyTorch: all it knows is an address."""
+    np.ctypeslib.as_array((ctypes.c_float * x.numel()).from_address(x.data_ptr()))[:] = 0.5
+
+
+@torch.library.custom_op("rekindle_tests::fill", mutates_args=("x",))
+def declared(x: Tensor) -> None:
+    _fill(x)
+
+
+@pytest.mark.parametrize(("fill", "right"), [(_fill, False), (declared, True)])
+def test_a_write_by_address_is_seen_if_it_is_declared(
+    fill: Callable[[Tensor], None], right: bool
+) -> None:
+    weight = vector(requires_grad=True)
+
+    def gradient(run: Run | None) -> Tensor:
+        x = (weight * 2).cos()
+        before = (x * 3).sin().exp()
+        with torch.no_grad():
+            fill(x.detach())
+        let_all_go(run)
+        return torch.autograd.grad(before.sum(), [weight])[0]
+
+    wanted = gradient(None)
+    with rekindle.budget("1GiB") as run:
+        assert torch.equal(gradient(run), wanted) == right

@@ -1,0 +1,102 @@
+"""No more than the budget in silence: sizes that depend on values, and sizes nobody can know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from tests.pytorch.tracker import Tracker
+
+Evict = Literal["saved", "anything"]
+
+
+@torch.library.custom_op("test_sizes::blow_up", mutates_args=())
+def blow_up(x: Tensor) -> Tensor:
+    """Without a fake kernel: nobody knows how large its result will be."""
+    return x.repeat(5_000)
+
+
+def _interpolated() -> None:
+    with torch.inference_mode():
+        for scale in (1.5, 1.5, 1.5, 1.5, 3_000.0):
+            torch.nn.functional.interpolate(torch.rand(1, 1, 16), scale_factor=scale)
+
+
+def _dense() -> None:
+    at, values = torch.tensor([[0]]), torch.ones(1)
+    for length in (10, 10, 10, 10, 200_000):
+        torch.sparse_coo_tensor(at, values, (length,), check_invariants=True).to_dense()
+
+
+def _all_of(values: Tensor) -> None:
+    torch.unique(values, return_inverse=True, return_counts=True)
+
+
+KNOWN: dict[str, tuple[Callable[[], object], int]] = {
+    "unique": (lambda: _all_of(torch.arange(30_000.0)), 400_000),
+    "repeat_interleave": (lambda: torch.repeat_interleave(torch.tensor([50_000, 1])), 40_000),
+    "bincount": (lambda: torch.bincount(torch.tensor([1, 50_000])), 40_000),
+    "masked_select": (
+        lambda: torch.rand(1, 2_000).masked_select(torch.ones(200, 1, dtype=torch.bool)),
+        200_000,
+    ),
+    "index": (
+        lambda: torch.rand(300, 1)[
+            torch.ones(300, dtype=torch.bool), torch.zeros(200, 1, dtype=torch.long)
+        ],
+        20_000,
+    ),
+    "interpolate": (_interpolated, 50_000),
+}
+UNKNOWN: dict[str, tuple[Callable[[], object], int]] = {
+    "to_dense": (_dense, 50_000),
+    "a custom operator": (lambda: blow_up(torch.rand(10)), 50_000),
+}
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_values_decide_is_found_out_first(name: str, evict: Evict) -> None:
+    program, budget = KNOWN[name]
+    tracker = Tracker()
+    with pytest.raises(rekindle.OutOfBudget), tracker, rekindle.budget(budget, evict=evict):
+        program()
+    assert tracker.peak <= budget
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_and_not_thought_too_large(name: str, evict: Evict) -> None:
+    """What it takes is enough, and an eighth more for what is not found out to the byte."""
+    program, _ = KNOWN[name]
+    with Tracker() as tracker:
+        program()
+    with rekindle.budget(tracker.peak * 9 // 8, evict=evict) as run:
+        program()
+    assert tracker.peak <= run.peak
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_nobody_can_know_is_noticed_afterwards(name: str, evict: Evict) -> None:
+    program, budget = UNKNOWN[name]
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget, evict=evict):
+        program()
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_what_can_go_goes_for_it(evict: Evict) -> None:
+    """An operator that made more than was thought is no reason to fail, if others make way."""
+    weight = torch.rand(10_000, requires_grad=True)
+    with rekindle.budget(480_000, evict=evict) as run:
+        loss = weight.sin().cos().sin().cos().sin().cos().exp().sum()
+        kept = blow_up(torch.rand(10))
+        assert run.memory <= 480_000
+        loss.backward()
+    assert run.recomputations > 0
+    assert kept.numel() == 50_000

@@ -1,0 +1,107 @@
+"""The state that an optimizer has from steps before counts from the first parameter on."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.pytorch.online import OPTIMIZER
+from rekindle.pytorch.online._warm import warm_optimizers
+from tests.pytorch.tracker import Tracker
+
+Evict = Literal["saved", "anything"]
+
+
+class Program:
+    """As many bytes of state as of two models."""
+
+    def __init__(self, *, warm: bool = True) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.batch = torch.rand(16, 32)
+        if warm:
+            self.step()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.forward().backward()
+        self.optimizer.step()
+
+    def forward(self) -> torch.Tensor:
+        return self.model(self.batch).square().mean()
+
+    @property
+    def bytes_of_state(self) -> int:
+        states = self.optimizer.state.values()
+        return sum(value.nbytes for state in states for value in state.values())
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_it_counts_before_its_step(evict: Evict) -> None:
+    ours, cold = Program(), Program(warm=False)
+    with rekindle.budget("1GiB", evict=evict) as run:
+        cold.forward()
+    before = run.peak
+    with rekindle.budget("1GiB", evict=evict) as run:
+        ours.forward()
+        assert run.peak >= before + ours.bytes_of_state
+        held = run.report().at_peak.categories
+    assert held[OPTIMIZER] == ours.bytes_of_state
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(ours.bytes_of_state, evict=evict):
+        ours.forward()
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_a_budget_around_each_step_is_kept(evict: Evict) -> None:
+    """By all that is there, as seen by who looks at all of it."""
+    ours = Program()
+    budget = 1
+    for _ in range(3):
+        while True:
+            with Tracker() as tracker:
+                for each in (*ours.model.parameters(), *_state(ours)):
+                    tracker.see(each)
+                try:
+                    with rekindle.budget(budget, evict=evict) as run:
+                        ours.step()
+                    break
+                except rekindle.OutOfBudget as error:
+                    budget = error.smallest_budget
+        assert tracker.peak <= run.peak <= budget
+
+
+def _state(program: Program) -> list[Any]:
+    return [value for state in program.optimizer.state.values() for value in state.values()]
+
+
+def test_captures_have_it() -> None:
+    ours, cold = Program(), Program(warm=False)
+    more = rekindle.simulate(rekindle.capture(ours.forward)).peak
+    less = rekindle.simulate(rekindle.capture(cold.forward)).peak
+    assert more - less >= ours.bytes_of_state
+
+
+def test_that_of_another_model_does_not_count() -> None:
+    other, cold = Program(), Program(warm=False)
+    with rekindle.budget("1GiB") as run:
+        cold.forward()
+    assert run.peak < other.bytes_of_state + cold.bytes_of_state + 40_000
+    assert OPTIMIZER not in run.report().at_peak.categories
+
+
+def test_nobody_is_kept_for_it() -> None:
+    ours = Program()
+    optimizer = weakref.ref(ours.optimizer)
+    assert optimizer() in warm_optimizers().values()
+    with rekindle.budget("1GiB"):
+        ours.step()
+    del ours
+    gc.collect()
+    assert optimizer() is None

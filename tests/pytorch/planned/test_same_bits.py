@@ -1,0 +1,244 @@
+"""Where a trace would lead elsewhere than eager PyTorch: the plan follows, or is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.planners import KeepAll, Planner, RecomputeAll
+from tests.pytorch.harsh import differing, everything
+
+Loss = Callable[[Any], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def trained(model: nn.Module, run: nn.Module, x: Tensor, loss_of: Loss) -> dict[str, Any]:
+    torch.manual_seed(21)
+    result = run(x)
+    loss_of(result).backward()
+    return everything((result, model))
+
+
+def same(
+    build: Callable[[], nn.Module], x: Tensor, loss_of: Loss, *, check: bool = False
+) -> list[nn.Module]:
+    """Asserts that the planned model does what the plain one does, with and without
+    recomputation; unchecked, so that it is this test that compares."""
+    torch.manual_seed(20)
+    plain = build()
+    wanted = trained(plain, plain, x, loss_of)
+    planners: list[Planner] = [KeepAll(), RecomputeAll()]
+    models = []
+    for planner in planners:
+        torch.manual_seed(20)
+        model = build()
+        plan = rekindle.plan(model, x, budget="1GB", planner=planner, check=check)
+        assert differing(trained(model, plan.apply(), x, loss_of), wanted) == []
+        models.append(model)
+    return models
+
+
+def images() -> Tensor:
+    made = torch.randn(4, 16, 16, 16, generator=torch.Generator().manual_seed(1))
+    return made.to(memory_format=torch.channels_last)
+
+
+def convolutions(*more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(16, 32, 3), nn.GELU(), *more, nn.Conv2d(32, 3, 1))
+
+
+def test_a_mask_lies_as_what_it_is_for() -> None:
+    same(lambda: convolutions(nn.Dropout(0.3)), images(), lambda y: y.square().mean())
+
+
+class WithFeatures(nn.Module):
+    """A number, what it is made of, and something that it is not made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = convolutions()
+        self.resized = nn.Upsample(scale_factor=3, mode="bilinear")
+        self.aside = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.body(x)
+        resized = self.resized(y).contiguous()
+        aside = self.aside(y.mean((2, 3)))
+        return {"loss": resized.log_softmax(1).square().mean(), "y": y, "aside": aside}
+
+
+def test_a_result_without_a_gradient_takes_no_part() -> None:
+    """Zeros in its place had another layout, which sums took on; and gave gradients of zeros to
+    what nothing leads to."""
+    for model in same(WithFeatures, images(), lambda found: found["loss"]):
+        assert model.get_submodule("aside").weight.grad is None
+
+
+def test_any_of_the_results_may_get_gradients() -> None:
+    same(WithFeatures, images(), lambda found: found["y"].square().sum())
+    same(WithFeatures, images(), lambda found: found["aside"].sum() + found["loss"])
+    same(WithFeatures, images(), lambda found: sum(each.sum() for each in found.values()))
+
+
+def test_a_gradient_is_taken_as_it_lies() -> None:
+    """The result is channels-last, its gradient is not: copied, the bias was summed otherwise."""
+    given = torch.randn(4, 3, 14, 14, generator=torch.Generator().manual_seed(2))
+    same(convolutions, images(), lambda y: (y.contiguous() * given).sum())
+    same(convolutions, images(), lambda y: (y.transpose(2, 3).contiguous() * given).sum())
+
+
+class Flat(nn.Module):
+    """Views of what a layer makes, in a layout that traces do not foresee."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x).transpose(1, 2)).transpose(1, 2)
+        return self.last(y.relu()).square().mean()
+
+
+def test_what_a_kernel_lays_out_otherwise_than_its_trace() -> None:
+    same(Flat, torch.randn(8, 6, 32), lambda loss: loss)
+
+
+class AsksForCompilers(nn.Module):
+    """Takes another path for compilers, with other last bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if torch.compiler.is_compiling():
+            return (y.flip(0) / 3).sum(0).square().sum()
+        return (y / 3).sum(0).square().sum()
+
+
+def test_who_asks_whether_it_is_compiled_goes_as_in_eager_pytorch() -> None:
+    same(AsksForCompilers, torch.randn(1_000, 32), lambda loss: loss)
+    model = AsksForCompilers()
+    plan = rekindle.plan(model, torch.randn(10, 32), budget="1GB", planner=KeepAll())
+    assert plan.path == "eager"
+
+
+class CannotBeTraced(nn.Module):
+    """For eager PyTorch decides by data, and for compilers does `instead`."""
+
+    def __init__(self, instead: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.instead = nn.Linear(32, 32), instead
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if torch.compiler.is_compiling():
+            y = self.instead(y)
+        elif y.isfinite().all():
+            y = y * 2
+        return y.square().mean()
+
+
+def test_the_path_for_compilers_is_taken_where_the_other_has_no_trace() -> None:
+    model = CannotBeTraced(lambda y: y + y)
+    plan = rekindle.plan(model, torch.randn(64, 32), budget="1GB", planner=KeepAll())
+    assert plan.path == "compiled"
+    assert "as the model goes for compilers" in plan.report()
+
+
+def test_a_plan_with_other_bits_is_refused() -> None:
+    model, x = CannotBeTraced(lambda y: y * 2.001), torch.randn(64, 32)
+    with pytest.raises(
+        rekindle.Unsupported, match=r"not the same bit for bit .*path for compilers"
+    ):
+        rekindle.plan(model, x, budget="1GB", planner=KeepAll())
+    plan = rekindle.plan(model, x, budget="1GB", planner=KeepAll(), check=False)
+    assert plan.apply()(x) != model(x)
+
+
+@torch.library.custom_op("rekindle_tests::broken", mutates_args=())
+def broken(x: Tensor) -> Tensor:
+    raise ValueError("out of order")
+
+
+@torch.library.custom_op("rekindle_tests::unsteady", mutates_args=())
+def unsteady(x: Tensor) -> Tensor:
+    return x * random.SystemRandom().random()
+
+
+for operator in (broken, unsteady):
+    operator.register_fake(torch.empty_like)
+    operator.register_autograd(lambda _, gradient: gradient)
+
+
+def test_a_plan_that_fails_is_refused() -> None:
+    model, x = CannotBeTraced(broken), torch.randn(64, 32)
+    before = everything(model)
+    with pytest.raises(rekindle.Unsupported, match=r"it fails .*out of order") as caught:
+        rekindle.plan(model, x, budget="1GB", planner=KeepAll())
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert differing(everything(model), before) == []
+
+
+def test_a_model_that_is_not_the_same_twice_is_refused() -> None:
+    class Unsteady(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return unsteady(self.layer(x)).square().mean()
+
+    with pytest.raises(rekindle.Unsupported, match="something else each time"):
+        rekindle.plan(Unsteady(), torch.randn(64, 32), budget="1GB", planner=KeepAll())
+
+
+def test_what_the_model_raises_comes_out_of_the_check() -> None:
+    class Deaf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return broken(self.layer(x)).square().mean()
+
+    with pytest.raises(ValueError, match="out of order"):
+        rekindle.plan(Deaf(), torch.randn(64, 32), budget="1GB", planner=KeepAll())
+
+
+def test_the_check_leaves_gradients_statistics_and_generators() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 1))
+    x = torch.randn(64, 32)
+    model(x).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    before = everything(model)
+    rekindle.plan(model, x, budget="1GB", planner=KeepAll())
+    assert differing(everything(model), before) == []
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+def test_the_check_runs_the_model_within_the_budget() -> None:
+    """Where online recomputation needs more than the plan, it gets that."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
+    x = torch.randn(512, 64)
+    refused = rekindle.plan(model, x, budget=1, planner=RecomputeAll())
+    plan = rekindle.plan(model, x, budget=refused.smallest_budget, planner=RecomputeAll())
+    assert plan.peak is not None
+    assert plan.peak <= refused.smallest_budget

@@ -1,0 +1,21 @@
+"""What is alive, and what memory it has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rekindle.pytorch.tensors import homes_of
+
+
+def test_what_a_transform_left_behind_has_no_memory_of_its_own() -> None:
+    left: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        left.append(x)
+        return x * 2
+
+    given = torch.ones(3)
+    torch.vmap(keep)(given)
+    (home,) = homes_of([*left, given])
+    assert home.data_ptr() == given.data_ptr()

@@ -1,0 +1,58 @@
+"""A training step of architectures by a plan: the same, bit for bit, or refused with the reason.
+
+Here those that were once not the same, and one of each family as a slow test; all of them by
+`scripts/bench zoo --planned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
+from tests.zoo.planned import FRACTION, by_plan, plainly
+
+#: Each for a cause of its own: a mask, a result without a gradient, another path for compilers.
+ONCE_DIFFERENT = ("UNet2DModel", "segformer ForSemanticSegmentation", "mamba ForCausalLM")
+BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
+
+pytestmark = pytest.mark.filterwarnings("default")  # what the networks warn of is their affair
+
+
+@pytest.fixture(autouse=True)
+def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_what_was_compiled() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ONCE_DIFFERENT)
+def test_trains_the_same_by_a_plan(name: str) -> None:
+    plain = plainly(BY_NAME[name])
+    found = by_plan(BY_NAME[name], plain, None)
+    assert (found.verdict, found.reason) == ("same", "")
+    assert found.peak < found.budget
+
+
+def _of_each_family() -> list[Any]:
+    families = {each.family: each for each in reversed(ALL_ARCHITECTURES)}
+    return [pytest.param(each, id=each.name) for each in families.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("architecture", _of_each_family())
+def test_trains_the_same_or_is_refused_with_the_reason(architecture: Architecture) -> None:
+    plain = plainly(architecture)
+    for fraction in (None, FRACTION):
+        found = by_plan(architecture, plain, fraction)
+        assert found.verdict in ("same", "refused")
+        assert (found.verdict == "refused") == ("cannot be planned ahead" in found.reason)
+        assert found.peak <= found.budget
