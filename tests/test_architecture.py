@@ -64,9 +64,10 @@ ROOMS = {
         "held": {"tensors", "operators", "online"},
         "swap": {"tensors", "operators", "online"},
         "learned": {"operators", "online"},
+        "native": {"operators", "online"},
         "planned": {"operators"},
         "chains": {"tensors"},
-        "context": {"tensors", "operators", "online", "held", "swap", "learned"},
+        "context": {"tensors", "operators", "online", "held", "swap", "learned", "native"},
         "observed": {"tensors", "operators", "online", "chains", "context"},
     }
 }

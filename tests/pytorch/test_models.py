@@ -18,6 +18,7 @@ from torch import Tensor
 import rekindle
 from rekindle.policies import Policy
 from tests.helpers import ALL_POLICIES
+from tests.pytorch import cores
 from tests.pytorch.models import ALL_CASES, Case, Workload
 from tests.pytorch.tracker import Measured, Tracker, measure
 
@@ -98,12 +99,17 @@ class Within:
     refused: tuple[int, ...]
 
 
-def within(case: Case, budget: int, policy: Policy | None = None) -> Within:
-    """Train within the budget, or the smallest feasible one: the cap holds in every attempt."""
+def within(
+    case: Case, budget: int, policy: Policy | None = None, core: cores.Name = "python"
+) -> Within:
+    """Train within the budget, or the smallest feasible one: the cap holds in every attempt.
+
+    The native core counts a parameter from when it is read, the one in Python from its first view.
+    """
     refused: list[int] = []
     while len(refused) < MOST_ATTEMPTS:
         workload = case.build()
-        tracker = Tracker()
+        tracker = Tracker(views=core == "python")
         try:
             with tracker, rekindle.budget(budget, policy=policy) as run:
                 losses = train(workload)
@@ -136,24 +142,28 @@ def test_activations_are_most_of_the_memory(case: Case) -> None:
 @pytest.mark.parametrize("fraction", FRACTIONS)
 @each_case
 def test_trains_the_same_within_a_budget(
-    case: Case, fraction: float, record_property: Callable[[str, object], None]
+    case: Case,
+    fraction: float,
+    record_property: Callable[[str, object], None],
+    core: cores.Name,
 ) -> None:
     plain = plainly(case)
-    trained = within(case, plain.measured.budget(fraction))
+    trained = within(case, plain.measured.budget(fraction), core=core)
     assert differing(trained.outcome, plain.outcome) == []
     record_property("refused", trained.refused)
     record_property("budget", trained.budget)
 
 
 @each_case
-def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
+def test_with_room_for_everything_nothing_is_let_go(case: Case, core: cores.Name) -> None:
     # One percent more than plain PyTorch: recipes keep a constant, such as a zero that a sum
     # starts from, a little longer than autograd does.
-    trained = within(case, plainly(case).measured.budget(1.01))
+    trained = within(case, plainly(case).measured.budget(1.01), core=core)
     assert (trained.refused, trained.evictions, trained.recomputations) == ((), 0, 0)
 
 
 @pytest.mark.slow
+@pytest.mark.python_core("the native core knows one policy")
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @each_case
 def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:

@@ -104,6 +104,7 @@ class Figures:
     plain_ns: Nanoseconds | None = None  #: the step without Rekindle, measured
     swapped: Swapped | None = None  #: None without swapping
     advice: tuple[str, ...] = ()
+    core: str = ""  #: which one ran, and why; empty if that is not known
 
     @property
     def overhead(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from rekindle import OutOfBudget, budget
 from rekindle.pytorch import Run
 from rekindle.pytorch.online._runtime import Runtime
+from tests.pytorch import cores
 from tests.pytorch.fuzz.program import Program, left_behind
 from tests.pytorch.fuzz.wanted import Wanted, alive
 from tests.pytorch.harsh import MOST_ATTEMPTS
@@ -118,9 +119,11 @@ def letting_go_of_everything() -> Iterator[None]:
         return evict_first
 
     Runtime.run, Runtime.unpack = evicting(run), evicting(unpack)  # type: ignore[method-assign]
+    cores.tune(lambda driver: driver.core.let_go_of_everything(driver.handle, True))
     try:
         yield
     finally:
+        cores.tune_no_more()
         Runtime.run, Runtime.unpack = run, unpack  # type: ignore[method-assign]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import rekindle
 from rekindle.pytorch.online import _driver
+from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, differing, everything, vector
 
 TIGHT = 14 * 4 * WIDTH
@@ -19,7 +20,7 @@ ROOMY = 1_000 * 4 * WIDTH
 
 
 def hooks_on() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None or cores.entered()
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,10 @@ class Bang(Exception):
     pass
 
 
+#: The native core knows no `KeyboardInterrupt`: that fails with a plain error when it is told to.
+Interrupted = (KeyboardInterrupt, RuntimeError)
+
+
 def _from_a_forward_hook(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
     def bang(*_: object) -> None:
         raise Bang
@@ -82,6 +87,7 @@ def _after_recomputation(_: Trainer, patch: pytest.MonkeyPatch) -> Callable[[], 
 
 
 def _interrupted(patch: pytest.MonkeyPatch, *, before: bool) -> Callable[[], None]:
+    cores.tune(lambda driver: driver.core.interrupt(driver.handle, 3, before))
     run_again, calls = _driver.run_again, iter(range(100))
 
     def interrupted(call, **how):
@@ -92,7 +98,12 @@ def _interrupted(patch: pytest.MonkeyPatch, *, before: bool) -> Callable[[], Non
         raise KeyboardInterrupt
 
     patch.setattr(_driver, "run_again", interrupted)
-    return lambda: patch.setattr(_driver, "run_again", run_again)
+
+    def undo() -> None:
+        patch.setattr(_driver, "run_again", run_again)
+        cores.tune_no_more()
+
+    return undo
 
 
 def _from_an_operator(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -108,8 +119,8 @@ def _from_an_operator(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], N
 FAILURES = {
     _from_a_forward_hook: Bang,
     _from_a_backward_hook: Bang,
-    _before_recomputation: KeyboardInterrupt,
-    _after_recomputation: KeyboardInterrupt,
+    _before_recomputation: Interrupted,
+    _after_recomputation: Interrupted,
     _from_an_operator: RuntimeError,
 }
 
@@ -156,7 +167,7 @@ def test_training_goes_on_after(
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_the_same_backward_pass_after_an_interrupted_one(
-    before: bool, monkeypatch: pytest.MonkeyPatch
+    before: bool, monkeypatch: pytest.MonkeyPatch, core: cores.Name
 ) -> None:
     """A chain of writes interrupted half way is not continued on what is half written."""
 
@@ -182,7 +193,10 @@ def test_the_same_backward_pass_after_an_interrupted_one(
 
             with monkeypatch.context() as patch:
                 patch.setattr(_driver, "run_again", interrupted)
-                with pytest.raises(KeyboardInterrupt):
+                if core == "native":
+                    driver: Any = run._driver
+                    driver.core.interrupt(driver.handle, nth, before)
+                with pytest.raises(Interrupted):
                     torch.autograd.grad(loss, weight, retain_graph=True)
             run._driver.engine.check()
             (gradient,) = torch.autograd.grad(loss, weight)

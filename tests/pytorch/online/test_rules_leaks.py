@@ -26,6 +26,7 @@ from rekindle.pytorch.online._handle import Handle
 from rekindle.pytorch.operators._replay import Recipe
 from rekindle.pytorch.tensors._memory import Memory
 from rekindle.schedule import verify
+from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
 TIGHT = 14 * 4 * WIDTH
@@ -262,6 +263,7 @@ def short_memory(monkeypatch: pytest.MonkeyPatch) -> int:
     longest = 200
     monkeypatch.setattr(_history, "LONGEST_CHAIN", longest)
     monkeypatch.setattr(_runtime, "LONGEST_CHAIN", longest)
+    cores.tune(lambda driver: driver.core.longest_chain(driver.handle, longest))
     return longest
 
 
@@ -287,6 +289,7 @@ def test_a_state_does_not_carry_all_batches_along(
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.python_core("a part of the runtime is put out of action")
 def test_otherwise_it_would(monkeypatch: pytest.MonkeyPatch, short_memory: int) -> None:
     """The test above can fail."""
     monkeypatch.setattr(_runtime, "forget_history", lambda driver: None)

@@ -338,6 +338,7 @@ def test_kept_when_it_must_not_be_recomputed() -> None:
     assert watch.operators["atan"] == 4
 
 
+@pytest.mark.python_core("an operator of that core is made slow")
 def test_an_operator_of_another_thread_while_this_one_recomputes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._auto import amount_of, is_auto
+from rekindle.pytorch.context._cores import Chosen, Core, chosen_core
 from rekindle.pytorch.held import flag_of_reading
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
@@ -31,6 +32,7 @@ class Arguments:
     swap: str | Bytes | Swap | None
     swap_directory: str | os.PathLike[str] | None
     evict: Literal["saved", "anything"]
+    core: Core = "auto"
 
     def __post_init__(self) -> None:
         if self.amount is not None and not is_auto(self.amount):
@@ -43,6 +45,7 @@ class Arguments:
             )
         self._check_evict()
         self.host(device_of(self.device))
+        self.core_on(device_of(self.device))
 
     def _check_evict(self) -> None:
         if self.evict == "anything":
@@ -58,6 +61,16 @@ class Arguments:
         if self.amount is None:
             return None
         return amount_of(self.amount, device)
+
+    def core_on(self, device: torch.device) -> Chosen:
+        """The core that runs this. Raises if the native one is asked for in vain."""
+        needs_python = {
+            "record=True": self.record,
+            "learn": bool(self.learn),
+            "swap": self.swap is not None,
+            'evict="anything"': self.evict == "anything",
+        }
+        return chosen_core(self.core, policy_of(self.policy), device, needs_python)
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""

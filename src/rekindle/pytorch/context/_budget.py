@@ -22,10 +22,20 @@ from rekindle._errors import Unsupported
 from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
 from rekindle.pytorch.context._arguments import Arguments
+from rekindle.pytorch.context._cores import Chosen, Core
+from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
 from rekindle.pytorch.held import Anything, Touching, anything
 from rekindle.pytorch.learned import Learner, lessons_for
+from rekindle.pytorch.native import (
+    NativeDriver,
+    NativeRuntime,
+    is_seen,
+    seen,
+    seen_in_thread,
+)
+from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.online import (
     Driver,
     OptimizerSteps,
@@ -146,6 +156,10 @@ class budget:
         it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
         `learn`.
 
+    core: "native" runs in C++ what happens for every operator: for the default policy on the CPU,
+        without `record`, `learn`, `swap` and `evict="anything"`. It is compiled on first use.
+        "python" takes 20 to 40 microseconds an operator; "auto" is that for now.
+
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
     bit-equal to a run without it. A context can be entered once, a copy of it again; contexts do
@@ -165,16 +179,23 @@ class budget:
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "anything"] = "saved",
+        core: Core = "auto",
     ) -> None:
         self._arguments = Arguments(
-            amount, policy, device, record, learn, swap, swap_directory, evict
+            amount, policy, device, record, learn, swap, swap_directory, evict, core
         )
         self._stack: ExitStack | None = None
 
     @classmethod
-    def unlimited(cls, *, device: str | torch.device | None = None, record: bool = False) -> budget:
+    def unlimited(
+        cls,
+        *,
+        device: str | torch.device | None = None,
+        record: bool = False,
+        core: Core = "auto",
+    ) -> budget:
         """Without a limit: watches a program without changing what it does."""
-        return cls(None, device=device, record=record)
+        return cls(None, device=device, record=record, core=core)
 
     def copy(self) -> budget:
         """The same one, not entered yet."""
@@ -216,6 +237,9 @@ class budget:
         device = device_of(given.device)  # now: the program may have moved to CUDA meanwhile
         self._budget = given.bytes_on(device)
         host, policy = given.host(device), policy_of(given.policy)
+        core = given.core_on(device)
+        if core.native:
+            return self._enter_native(device, core)
         chosen = Advised(policy) if given.learn else policy
         if host is None:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
@@ -253,7 +277,26 @@ class budget:
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
+        run.core = str(core)
         self._runtime = runtime
+        return run
+
+    def _enter_native(self, device: torch.device, core: Chosen) -> Run:
+        module = native_core()
+        assert module is not None, "a core that was chosen is there"
+        driver: Any = NativeDriver(module, self._budget, device)
+        run = Run(driver, self._budget, policy_of(self._arguments.policy), record=False)
+        with ExitStack() as stack:
+            driver.owners.watch(stack)
+            stack.enter_context(seen(driver))
+            stack.enter_context(resizes_seen(driver))
+            stack.enter_context(inherited(is_seen, partial(seen_in_thread, driver)))
+            self._over = []
+            stack.callback(_leave)
+            self._stack = stack.pop_all()
+        budget._active = self
+        run.core = str(core)
+        self._runtime: Any = NativeRuntime(driver)
         return run
 
     def __exit__(
@@ -280,7 +323,7 @@ class budget:
             refused = lost_in(error, driver)
             if refused is not None:
                 raise refused from error
-            for part, explanation in _REFUSED_BY_TORCH.items():
+            for part, explanation in REFUSED_BY_TORCH.items():
                 if part in str(error):
                     raise Unsupported(explanation) from error
 
@@ -316,16 +359,6 @@ def _is_inside(runtime: Runtime) -> bool:
     return mine and not runtime.driver.lock._is_owned()  # type: ignore[attr-defined]
 
 
-#: What PyTorch itself refuses under a budget: a part of its message, and what to do instead.
-_REFUSED_BY_TORCH = {
-    "support saved tensor hooks": (
-        "a torch.func transform (grad, vjp, jacrev, hessian) inside rekindle.budget(...), "
-        "which works by saved tensor hooks: those transforms have none. Use "
-        "loss.backward() or torch.autograd.grad(...), or leave the budget for it"
-    ),
-}
-
-
 _ARGUMENTS = fields(Arguments)
 
 
@@ -339,6 +372,8 @@ def _leave_in_child() -> None:
     if active is None or active._stack is None:
         return
     budget._active = None
+    if isinstance(active._runtime, NativeRuntime):
+        return  # the core has left by itself
     if any(type(mode) is _Mode for mode in _get_current_dispatch_mode_stack()):
         active._stack.close()
 

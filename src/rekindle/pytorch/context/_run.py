@@ -30,6 +30,7 @@ class Run:
     ) -> None:
         self.budget = budget
         self.policy = policy
+        self.core = "python"  #: which core runs it, and why
         self._driver = driver
         driver.recorder = Recorder() if record else None
         driver.whole = driver.capture = Capture() if record else None
@@ -180,6 +181,7 @@ class Run:
             report = report_of(driver, self.budget)
         else:
             report = report_of(driver, self.budget, self.trace, self.record)
+        report = replace(report, core=self.core)
         if self._learner is None:
             return report
         return replace(report, advice=(*report.advice, self._learner.told()))

@@ -12,6 +12,7 @@ from rekindle.pytorch.online._device import device_of as device_of
 from rekindle.pytorch.online._device import device_of_program as device_of_program
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
+from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
 from rekindle.pytorch.online._explain import IN_USE as IN_USE
 from rekindle.pytorch.online._explain import INPUTS as INPUTS
@@ -22,6 +23,7 @@ from rekindle.pytorch.online._explain import PROGRAM as PROGRAM
 from rekindle.pytorch.online._explain import SAVED as SAVED
 from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
+from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
@@ -33,6 +35,7 @@ from rekindle.pytorch.online._handle import kept as kept
 from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
+from rekindle.pytorch.online._leaves import leaves as leaves
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import is_out_of_memory as is_out_of_memory
 from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
@@ -48,3 +51,4 @@ from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._users_line import users_line as users_line
+from rekindle.pytorch.online._owners import Owners as Owners

@@ -16,7 +16,7 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
-from rekindle.pytorch.online._explain import out_of_budget, out_of_memory
+from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
@@ -262,7 +262,8 @@ class Driver(Storages):
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
 
     def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
-        error = out_of_budget(shortage, self.engine, self.table, self.owners, name)
+        now = snapshot(self.engine, self.table, self.owners)
+        error = out_of_budget(shortage, now, name)
         self.refused = (self.operators_run, str(error), dict(vars(error)))
         return error
 

@@ -123,11 +123,8 @@ def _category(
     return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE, 0
 
 
-def out_of_budget(
-    shortage: NoRoom, engine: Engine, table: Table, owners: Owners, operator: str
-) -> OutOfBudget:
+def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str) -> OutOfBudget:
     """The error for `shortage`: what was needed, who holds the rest, which budget would do."""
-    now = snapshot(engine, table, owners)
     smallest = shortage.memory + shortage.needed
     worth_trying = too_small.beyond(shortage.budget, smallest)
     where = now.where

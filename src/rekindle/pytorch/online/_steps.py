@@ -12,16 +12,33 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple, Protocol, final
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine import Engine
 
 SHOWN: Final = 3
 """Steps of which there are samples: the last ones, and what came since."""
 A_STEP: Final = 200
 """Samples of one step, about."""
 MOST: Final = 4 * SHOWN * A_STEP
+
+
+class Counting(Protocol):
+    """What is asked of an engine."""
+
+    peak: Bytes
+
+    @property
+    def memory(self) -> Bytes: ...
+
+    @property
+    def clock(self) -> Nanoseconds: ...
+
+    @property
+    def compute_ns(self) -> Nanoseconds: ...
+
+    @property
+    def recompute_ns(self) -> Nanoseconds: ...
 
 
 class Counts(NamedTuple):
@@ -67,7 +84,7 @@ class Samples(NamedTuple):
 class Steps:
     """The steps of one run. `due` is the clock at which the next sample is to be taken."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Counting) -> None:
         self.due: Nanoseconds = 0
         self.last: Step | None = None
         self.listeners: list[Callable[[Step], None]] = []

@@ -17,8 +17,11 @@ from rekindle.pytorch.operators._regions import COMPILED as COMPILED
 from rekindle.pytorch.operators._regions import region_of as region_of
 from rekindle.pytorch.operators._regions import regions_shown as regions_shown
 from rekindle.pytorch.operators._replay import Recipe as Recipe
+from rekindle.pytorch.operators._replay import changed_size as changed_size
 from rekindle.pytorch.operators._replay import checksum as checksum
 from rekindle.pytorch.operators._replay import generator_of as generator_of
+from rekindle.pytorch.operators._replay import modified_input as modified_input
+from rekindle.pytorch.operators._replay import resized_input as resized_input
 from rekindle.pytorch.operators._replay import run_again as run_again
 from rekindle.pytorch.operators._signature import PLAIN_TENSORS as PLAIN_TENSORS
 from rekindle.pytorch.operators._signature import STRIDED as STRIDED
@@ -29,3 +32,5 @@ from rekindle.pytorch.operators._signature import signature_of as signature_of
 from rekindle.pytorch.operators._signature import takes_itself_apart as takes_itself_apart
 from rekindle.pytorch.operators._signature import tensors_in as tensors_in
 from rekindle.pytorch.operators._signature import written_by as written_by
+from rekindle.pytorch.operators._traits import traits as traits
+from rekindle.pytorch.operators._traits import views as views

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rekindle._errors import Unsupported
+from rekindle._types import Bytes
 from rekindle.engine import Call, Storage
 from rekindle.pytorch.operators._signature import Invocation, Signature, tensors_in
 from rekindle.pytorch.operators._switches import switched, switches
@@ -149,12 +150,35 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     for tensor, storage in zip(fresh, call.made, strict=True):
         size = storage.payload.size
         if tensor.untyped_storage().nbytes() != size:
-            raise Unsupported(
-                f"{call.name} made {tensor.untyped_storage().nbytes()} bytes when it ran again, "
-                f"{size} the first time: its result depends on something outside its "
-                "arguments. Keep it: run it in `with rekindle.never_recompute():`"
-            )
+            raise changed_size(call.name, tensor.untyped_storage().nbytes(), size)
     return fresh
+
+
+def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
+    """An operator that ran again made so many bytes."""
+    return Unsupported(
+        f"{name} made {now} bytes when it ran again, {before} the first time: its result depends "
+        "on something outside its arguments. Keep it: run it in "
+        "`with rekindle.never_recompute():`"
+    )
+
+
+def resized_input(now: Bytes, before: Bytes) -> Unsupported:
+    """What an operator that is to run again reads has so many bytes."""
+    return Unsupported(
+        f"a tensor of {before} bytes that recomputation needs now has {now}: its memory was "
+        "resized outside (as FSDP does after the forward pass). Use reshard_after_forward=False"
+    )
+
+
+def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
+    """What an operator that is to run again reads was written unseen: its version is another."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: {made_by} that recomputation needs is at version {now}; expected version "
+        f"{expected} instead. It was modified where the budget does not see it. Do that inside "
+        "`with rekindle.budget(...)`"
+    )
 
 
 def _home(storage: Storage) -> torch.UntypedStorage:
@@ -162,11 +186,7 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     memory: Memory = storage.payload
     home = memory.home()
     if home.nbytes() != memory.size:
-        raise Unsupported(
-            f"a tensor of {memory.size} bytes that recomputation needs now has {home.nbytes()}: "
-            "its memory was resized outside (as FSDP does after the forward pass). "
-            "Use reshard_after_forward=False"
-        )
+        raise resized_input(home.nbytes(), memory.size)
     if memory.checksum is not None and memory.checksum != checksum(home):
         raise RuntimeError(
             f"{site(storage)} that recomputation needs lies in memory that others may write "
@@ -175,12 +195,7 @@ def _home(storage: Storage) -> torch.UntypedStorage:
         )
     unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
     if not unchanged and memory.program_tensor_is_at(home):
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {site(storage)} that recomputation needs is at version "
-            f"{memory.current_version()}; expected version {memory.version} instead. It was "
-            "modified where the budget does not see it. Do that inside `with rekindle.budget(...)`"
-        )
+        raise modified_input(site(storage), memory.current_version(), memory.version)
     return home
 
 

@@ -1,0 +1,171 @@
+"""What the two cores cost, side by side. benchmarks/README.md has the claims.
+
+Plain PyTorch, the native core and the core in Python alternate, block by block, in one process. A
+block is some training steps after two that are not timed; ratios are taken within a round. Time is
+that of the process, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from _common import conditions, spread, write
+from tests.pytorch.models import Case, Phase, Workload, next_token_loss, tokens, tree_lstm
+from tests.pytorch.networks import GPT
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rekindle
+
+Core = Literal["native", "python"]
+FRACTIONS = (None, 0.5)  # of the activations; None: no limit
+
+
+class Unrolled(nn.Module):
+    """An LSTM cell in a loop: as many and as small operators as there are."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(width, width)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        hidden = cell = torch.zeros(batch.shape[1], batch.shape[2])
+        for item in batch:
+            hidden, cell = self.cell(item, (hidden, cell))
+        return hidden
+
+
+def lstm() -> Workload:
+    model = Unrolled(64)
+    batch = torch.randn(60, 8, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    phase = Phase(lambda model, batch: model(batch).sum(), optimizer)
+    return Workload(model, lambda number: batch, (phase,))
+
+
+def gpt() -> Workload:
+    model = GPT(vocabulary=64, width=128, heads=4, layers=4, context=64)
+    phase = Phase(next_token_loss, torch.optim.AdamW(model.parameters(), foreach=True))
+    return Workload(model, tokens(64, batch=8, time=64), (phase,))
+
+
+CASES = [
+    Case("lstm", lstm),
+    Case("tree_lstm", lambda: tree_lstm(width=64, sentences=24)),
+    Case("gpt", gpt),
+]
+
+
+class _Count(TorchDispatchMode):
+    operators = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(case: Case) -> int:
+    """In one step."""
+    workload = case.build()
+    workload.step(0)
+    with _Count() as count:
+        workload.step(0)
+    return count.operators
+
+
+def budget_of(case: Case, fraction: float) -> int:
+    """The constants and so much of the activations, as a budget counts them."""
+    workload = case.build()
+    with rekindle.budget.unlimited(core="native") as run:
+        for _ in range(2):
+            workload.step(0)
+        constants = run.memory
+    return constants + int(fraction * (run.peak - constants))
+
+
+class Clock:
+    """Trains on, in blocks, plainly or with one of the cores."""
+
+    def __init__(self, case: Case, steps: int) -> None:
+        self.workload = case.build()
+        self.steps = steps
+
+    def context(self, core: Core | None, budget: int | None) -> AbstractContextManager[Any]:
+        if core is None:
+            return nullcontext()
+        if budget is None:
+            return rekindle.budget.unlimited(core=core)
+        return rekindle.budget(budget, core=core)
+
+    def block(self, core: Core | None, budget: int | None) -> tuple[float, Any]:
+        """Seconds of a step, the median of the block, and the run."""
+        gc.collect()
+        seconds = []
+        with self.context(core, budget) as run:
+            for _ in range(2):
+                self.workload.step(0)
+            for _ in range(self.steps):
+                start = time.process_time()
+                self.workload.step(0)
+                seconds.append(time.process_time() - start)
+        return sorted(seconds)[len(seconds) // 2], run
+
+
+def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) -> dict[str, Any]:
+    budget = None if fraction is None else budget_of(case, fraction)
+    count = operators(case)
+    clock = Clock(case, steps)
+    plain: list[float] = []
+    found: dict[Core, dict[str, Any]] = {}
+    ratios: dict[Core, list[float]] = {"native": [], "python": []}
+    added: dict[Core, list[float]] = {"native": [], "python": []}
+    for _ in range(rounds):
+        base, _ = clock.block(None, None)
+        plain.append(base)
+        for core in ratios:
+            seconds, run = clock.block(core, budget)
+            ratios[core].append(seconds / base)
+            added[core].append((seconds - base) / count * 1e6)
+            found[core] = {
+                "ratio": spread(ratios[core], 3),
+                "added_us_per_operator": spread(added[core], 2),
+                "evictions_per_step": round(run.evictions / (steps + 2), 1),
+                "recomputations_per_step": round(run.recomputations / (steps + 2), 1),
+            }
+    return {
+        "case": case.name,
+        "fraction": fraction,
+        "budget": budget,
+        "operators_per_step": count,
+        "plain_ms": spread([1e3 * each for each in plain], 3),
+        **found,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=15, help="timed in each block")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    results = conditions()
+    rows = []
+    for case in CASES:
+        for fraction in FRACTIONS:
+            row = side_by_side(case, fraction, options.rounds, options.steps)
+            rows.append(row)
+            native, python = (row[core]["ratio"]["median"] for core in ("native", "python"))
+            print(f"{case.name} {fraction}: native {native}, python {python} times plain")
+    write("native", results | {"rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()

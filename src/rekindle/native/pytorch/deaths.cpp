@@ -1,0 +1,88 @@
+#include "deaths.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "../base/slab.h"
+
+namespace rekindle {
+
+namespace {
+
+// Who is to hear. Memory may be freed while the process ends.
+struct Everybody final {
+    SpinLock flag;
+    std::vector<Deaths*> listening;
+};
+
+Everybody& everybody() noexcept {
+    static Everybody& made = immortal<Everybody>();
+    return made;
+}
+
+c10::DeleterFnPtr allocators_own() noexcept {
+    static const c10::DeleterFnPtr found = c10::GetCPUAllocator()->raw_deleter();
+    return found;
+}
+
+void tell_and_free(void* context) {
+    bool late = false;
+    {
+        Everybody& all = everybody();
+        const std::lock_guard<SpinLock> guard(all.flag);
+        for (Deaths* each : all.listening) {
+            each->freed(context);
+            late = late || each->late.load(std::memory_order_relaxed);
+        }
+    }
+    allocators_own()(context);
+    if (late) {
+        settle_late();
+    }
+}
+
+}  // namespace
+
+Deaths::Deaths() {
+    const std::lock_guard<SpinLock> guard(everybody().flag);
+    everybody().listening.push_back(this);
+}
+
+Deaths::~Deaths() {
+    const std::lock_guard<SpinLock> guard(everybody().flag);
+    std::erase(everybody().listening, this);
+}
+
+void Deaths::freed(const void* address) {
+    const std::lock_guard<SpinLock> guard(flag_);
+    addresses_.push_back(address);
+    any_.store(true, std::memory_order_release);
+}
+
+void Deaths::released(Record& record) {
+    const std::lock_guard<SpinLock> guard(flag_);
+    records_.push_back(&record);
+    any_.store(true, std::memory_order_release);
+}
+
+void Deaths::take(std::vector<const void*>& addresses, std::vector<Record*>& records) {
+    const std::lock_guard<SpinLock> guard(flag_);
+    addresses.insert(addresses.end(), addresses_.begin(), addresses_.end());
+    records.insert(records.end(), records_.begin(), records_.end());
+    addresses_.clear();
+    records_.clear();
+    any_.store(false, std::memory_order_release);
+}
+
+bool watch(c10::StorageImpl& home) noexcept {
+    c10::DataPtr& data = home._mutable_data_ptr_no_checks();
+    if (data.get_deleter() == &tell_and_free) {
+        return true;
+    }
+    return data.get_context() == data.get() &&
+           data.compare_exchange_deleter(allocators_own(), &tell_and_free);
+}
+
+}  // namespace rekindle

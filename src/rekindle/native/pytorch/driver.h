@@ -1,0 +1,207 @@
+// Performs the engine's actions on torch's memory, and tells it what became of that memory. Twin of
+// rekindle.pytorch.online._driver.
+//
+// Everything here is about storages; what operators and autograd do with them is for the runtime.
+// All of it needs the core's lock, but for what says otherwise.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../base/slab.h"
+#include "../engine/engine.h"
+#include "../engine/performer.h"
+#include "addresses.h"
+#include "deaths.h"
+#include "memory.h"
+#include "recipe.h"
+
+namespace rekindle {
+
+// There is no room: `who` needs `needed` bytes more.
+struct Shortage final {
+    Bytes needed;
+    Bytes memory;
+    Bytes budget;
+    std::string who;
+};
+
+// Who has memory, for the report and for errors; what they are called is decided in Python.
+struct Holder final {
+    static constexpr int REPLAYABLE = 1;
+    static constexpr int PINNED = 2;
+    static constexpr int HELD = 4;        // the program keeps it as well
+    static constexpr int REFERENCED = 8;  // by autograd
+    static constexpr int CONSUMED = 16;   // recipes read it
+    static constexpr int PARAMETER = 32;
+    static constexpr int COUNTED = 64;  // no recipe and no graph knows it
+
+    Bytes nbytes;
+    const void* address;
+    int flags;
+    const char* site;
+    const void* gradient;  // where a parameter's gradient lies; null: it has none
+};
+
+class Driver final : public c10::intrusive_ptr_target, public Performer {
+public:
+    explicit Driver(Bytes budget);
+    Driver(const Driver&) = delete;
+    Driver& operator=(const Driver&) = delete;
+    Driver(Driver&&) = delete;
+    Driver& operator=(Driver&&) = delete;
+    ~Driver() override;
+
+    // What lives at an address: a record, or what is only counted.
+    struct Resident final {
+        Record* record = nullptr;
+        Bytes nbytes = 0;
+        const Facts* maker = nullptr;
+    };
+
+private:
+    // Before the engine, which disposes of all it knows when it goes.
+    Slab<Record> records_;
+    Slab<Recipe> recipes_;
+    Addresses<Resident> table_;
+    std::vector<const void*> dead_addresses_;
+    std::vector<Record*> dead_handles_;
+    std::vector<Ref<Storage>> gone_;  // what lived where memory is gone
+    std::vector<Ref<Storage>> foreign_;  // nobody tells when their memory goes
+    Bytes uncounted_ = 0;
+    Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
+    Record* last_held_ = nullptr;
+    std::vector<Storage*> bereft_;
+    OpId next_op_ = 0;
+    Ref<Storage> resizing_;
+
+public:
+    Engine engine;
+    Deaths deaths;
+    std::int64_t evictions = 0;  // of what somebody may still ask for
+    std::int64_t recomputations = 0;
+    std::int64_t storages_made = 0;
+    std::int32_t longest_chain = 1'000;  // of calls that hang on each other, before one is kept
+    bool count_again = false;
+    std::vector<const Facts*> again;  // what ran again, if somebody counts
+    int never_recompute = 0;  // depth of `rekindle.never_recompute()`
+    Bytes look_above = 0;     // memory at which what was seen at the peak is out of date
+    Bytes in_flight = 0;      // of results of operators that run just now
+    bool look_due = false;  // who has memory is to be asked: there is more of it than ever
+    std::int64_t look_back_at = 1'000;  // storages made until then
+    bool let_go_of_everything = false;  // before every operator: for tests
+
+    int interrupt_in = -1;  // replays until one fails: for tests
+    bool interrupt_before = false;
+
+    // What Python calls it.
+    std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
+
+    // -- storages -------------------------------------------------------------------------------
+
+    Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
+    // What `call` makes, or what it writes where something else was.
+    Record& new_storage(Call& call, Bytes nbytes);
+    // `call` ran; the engine hears of it.
+    void admit(Recipe& call);
+    // An operator ran that made nothing, or what is only counted.
+    void account(Nanoseconds cost, Bytes nbytes = 0);
+    // `tensor` is how the program has what `record` is.
+    static void remember(Record& record, const c10::TensorImpl& tensor);
+    Resident* resident_at(c10::StorageImpl& home) noexcept;
+    // The record of `tensor`; one never seen, or only counted, becomes a source. Null: no memory.
+    Record* known(const c10::TensorImpl& tensor);
+    // Memory whose bytes are all that counts. Returns them, or 0 if they count already.
+    Bytes count(c10::StorageImpl& home, const Facts* maker);
+    // `record` lives in `home` from now on.
+    void settle_in(Record& record, const Home& home);
+    // The memory of `before` now holds `after`.
+    void succeed(Record& before, Record& after);
+    // Whoever refers to `before` means `after` from now on.
+    void hand_over(Record& before, Record& after);
+    void retain(Record& record, const Home& home);
+    // The program gets `record` in its hands, brought back if need be.
+    void use(Record& record);
+    void pin(Record& record);
+    void seal(Record& record);
+    // `record` is about to be written: what only it can bring back is saved first (R4).
+    void forget(Record& record);
+    // The program may have changed the size, or the place, of what it holds.
+    void resized(Record& record);
+    void keep(const c10::TensorImpl& tensor);
+    // Its memory counts from now on.
+    void meet(const c10::TensorImpl& tensor);
+    // What `tensor` covers is about to be cut off, or to grow. Returns whether it is known.
+    bool about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes);
+    // It has been.
+    void has_been_resized();
+    // Finds out about memory whose end nobody tells of.
+    void look_at_foreign();
+    // What the program carries along from graph to graph is kept, not how it came about.
+    void forget_history();
+    void own(Record& record);
+    // One reason less to keep the memory of `record`: if there is none, it is let go.
+    void disown(Record& record);
+
+    // -- memory ---------------------------------------------------------------------------------
+
+    // Lets go until `needed` bytes fit, or throws `Shortage`.
+    void make_room(Bytes needed, const char* who);
+    // Lets go of all that may be.
+    void let_go_now();
+    // Finds out which values the program has let go of; dead ones have told so themselves.
+    void poll();
+    // Takes what is dead out of the table; it is acted on later. Before anything is looked up there.
+    void collect();
+    // Acts on what happened meanwhile: handles that died, memory that is gone.
+    void settle();
+    void settle_if_needed() {
+        if (deaths.any() || !gone_.empty()) {
+            settle();
+        }
+    }
+    // The context is over: from now on what dies is acted on at once.
+    void close();
+    // Who has memory now. Walks everything: not for every operator.
+    std::vector<Holder> holders();
+    std::size_t bytes_of_bookkeeping() const noexcept;
+    std::size_t alive() const noexcept { return records_.alive() + recipes_.alive(); }
+
+    // -- actions --------------------------------------------------------------------------------
+
+    void compute(Call& call, bool in_place) override;
+    void free(Storage& storage) override;
+    void dispose(Storage& storage) noexcept override;
+    void dispose(Call& call) noexcept override;
+
+private:
+    void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
+    template <class F>
+    void perform(F&& events, const char* who = "");
+    Record& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home);
+    Record& list(Resident counted, const c10::TensorImpl& tensor);
+    Record& become_source(const Facts* maker, const c10::TensorImpl& tensor, Bytes nbytes);
+    static void describe(Record& record, const c10::TensorImpl& tensor);
+    void vacate(Record& record);
+    void release(Record& record);
+    void let_go_of_idle();
+    void maybe_held(Record& record);
+    void not_held(Record& record) noexcept;
+    bool carried_along(Record& record);
+    bool may_forget(Record& record);
+    void gone(Record& record);
+    void note_peak() noexcept;
+
+    unsigned ticks_ = 0;
+};
+
+// Within whose budget this process is; null: in none. Any thread may ask, without the lock.
+c10::intrusive_ptr<Driver> active();
+void set_active(c10::intrusive_ptr<Driver> driver);
+
+}  // namespace rekindle

@@ -1,0 +1,133 @@
+#include "facts.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include "../base/slab.h"
+#include "addresses.h"
+
+namespace rekindle {
+
+namespace {
+
+struct Tables final {
+    std::vector<std::pair<std::string, Traits>> traits;
+    std::vector<std::string> effects;
+    Addresses<Facts*> known;
+    Slab<Facts> facts;
+};
+
+// Operators may still be asked for while the process ends.
+Tables& tables() {
+    static Tables& made = immortal<Tables>();
+    return made;
+}
+
+Traits traits_of(std::string_view name) {
+    for (const auto& [known, traits] : tables().traits) {
+        if (known == name) {
+            return traits;
+        }
+    }
+    return {};
+}
+
+bool has_effects(std::string_view name) {
+    const std::string_view name_space = name.substr(0, name.find("::"));
+    for (const std::string& effect : tables().effects) {
+        if (effect == name_space) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
+    bool first = true;
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        const c10::Argument& argument = schema.arguments()[i];
+        const c10::AliasInfo* alias = argument.alias_info();
+        if (alias == nullptr || !alias->isWrite() || facts.moves) {
+            continue;
+        }
+        if (i < 64) {
+            facts.written |= std::uint64_t{1} << i;
+        } else {
+            facts.opaque = true;
+        }
+        facts.resizes = facts.resizes || argument.kwarg_only();
+        first = false;
+    }
+    facts.writes = !first;
+}
+
+void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
+    std::size_t aliased = 0;
+    facts.returns_written = true;
+    for (const c10::Argument& result : schema.returns()) {
+        const c10::AliasInfo* alias = result.alias_info();
+        aliased += alias != nullptr ? 1 : 0;
+        facts.returns_written = facts.returns_written && alias != nullptr && alias->isWrite();
+    }
+    const bool only_aliases = aliased != 0 && aliased == schema.returns().size();
+    facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
+}
+
+// By name: kernels of these ask for the precision of products.
+bool is_product(std::string_view name) {
+    for (const std::string_view part :
+         {"mm", "mv", "dot", "conv", "linear", "lstm", "gru", "rnn", "attention", "matmul"}) {
+        if (name.find(part) != std::string_view::npos) {
+            return true;
+        }
+    }
+    return !name.starts_with("aten::");
+}
+
+Facts& learn(const c10::OperatorHandle& op) {
+    const c10::FunctionSchema& schema = op.schema();
+    Facts& facts = tables().facts.make();
+    facts.arguments_at = schema.arguments().data();
+    facts.name = schema.name();
+    facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
+    facts.returns = static_cast<std::uint32_t>(schema.returns().size());
+    facts.traits = traits_of(facts.name);
+    facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    facts.moves = facts.name.starts_with("aten::set_");
+    facts.resizes = facts.moves || facts.name.starts_with("aten::resize");
+    read_arguments(facts, schema);
+    read_returns(facts, schema);
+    facts.view = facts.view || facts.name.starts_with("profiler::");
+    facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
+    facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
+    facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;
+    facts.writes = facts.writes || facts.has(Traits::STATISTICS);
+    facts.product = is_product(facts.name);
+    facts.opaque = facts.opaque || has_effects(facts.name) || facts.resizes ||
+                   facts.has(Traits::OPAQUE);
+    return facts;
+}
+
+}  // namespace
+
+void learn_traits(std::string name, const Traits& traits) {
+    tables().traits.emplace_back(std::move(name), traits);
+}
+
+void learn_effects(std::string name_space) {
+    tables().effects.push_back(std::move(name_space));
+}
+
+const Facts& facts_of(const c10::OperatorHandle& op) {
+    const c10::FunctionSchema& schema = op.schema();
+    Facts** found = tables().known.find(&schema);
+    const bool same = found != nullptr && (*found)->arguments_at == schema.arguments().data() &&
+                      (*found)->returns == schema.returns().size();
+    if (same && (*found)->name == schema.name()) {
+        return **found;
+    }
+    Facts& facts = learn(op);  // what was known there before may still be referred to
+    tables().known.put(&schema, &facts);
+    return facts;
+}
+
+}  // namespace rekindle

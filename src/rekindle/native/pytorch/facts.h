@@ -1,0 +1,70 @@
+// What the runtime must know about an operator, learned once for each overload. Twin of
+// rekindle.pytorch.operators._operators.
+//
+// The schema says most of it. Where it is silent or wrong the tables of the twin do: they are told
+// at start, and written down nowhere else.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace rekindle {
+
+// What is special about the content of a memory, so that reading it needs a second look.
+inline constexpr std::uint8_t UNWRITTEN = 2;  // made by `empty`, and no operator has written to it
+inline constexpr std::uint8_t ZEROED = 4;     // made by `zeros`, likewise
+
+// What the tables of the twin say of a name. `statistics`: positions of the running statistics that
+// it writes although the schema denies it, and of the flag that says whether (R6); -1: none.
+struct Traits final {
+    static constexpr std::uint32_t ROUTING = 1;
+    static constexpr std::uint32_t INDEXING = 2;
+    static constexpr std::uint32_t EMPTY = 4;
+    static constexpr std::uint32_t ZEROS = 8;
+    static constexpr std::uint32_t OVERWRITING = 16;
+    static constexpr std::uint32_t SEES_REQUIRES_GRAD = 32;
+    static constexpr std::uint32_t OPAQUE = 64;
+    static constexpr std::uint32_t RANDOM = 128;
+    static constexpr std::uint32_t STATISTICS = 256;
+
+    std::uint32_t flags = 0;
+    std::array<int, 3> statistics{-1, -1, -1};
+};
+
+struct Facts final {
+    const void* arguments_at = nullptr;  // of the schema: another one in its place has others
+    std::string name;
+    std::uint32_t arguments = 0;
+    std::uint32_t returns = 0;
+    std::uint64_t written = 0;  // which of the first 64 arguments are
+    Traits traits;
+    std::uint8_t content = 0;      // of a result until somebody writes to it
+    bool view = false;             // returns views only: no memory, no work
+    bool composed = false;         // of other operators, which come here themselves
+    bool moves = false;            // gives a tensor other memory
+    bool returns_written = false;  // what it writes, and nothing beside
+    bool random = false;
+    bool dynamic = false;  // sizes of results depend on the content of arguments
+    bool resizes = false;  // may change the size of a storage
+    bool writes = false;   // statistics included
+    bool opaque = false;   // never run again
+    bool product = false;  // of matrices or the like: there is a precision to choose
+
+    bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
+};
+
+// The tables as the twin has them. Once, before the first operator.
+void learn_traits(std::string name, const Traits& traits);
+// Operators of these namespaces talk to the outside and are never run again (R9).
+void learn_effects(std::string name_space);
+// The facts of an operator. Not without the core's lock.
+const Facts& facts_of(const c10::OperatorHandle& op);
+
+}  // namespace rekindle

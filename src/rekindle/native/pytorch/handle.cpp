@@ -1,0 +1,164 @@
+#include "handle.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <utility>
+
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
+    return at::Tensor(std::move(impl));
+}
+
+}  // namespace
+
+Handle::~Handle() {
+    if (record_ != nullptr) {
+        driver_->deaths.released(*record_);
+        if (driver_->deaths.late.load(std::memory_order_relaxed)) {
+            settle_late();
+        }
+    }
+}
+
+void Handle::call_pack_hook(const at::Tensor& tensor) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    const bool packed = is_plain(impl) && is_plain_object(impl) &&
+                        in_words(*driver_, [&] { return pack(impl); });
+    if (!packed) {
+        keep_as_it_is(tensor);
+    }
+    if (driver_->look_due) {
+        tell_peak(*driver_);
+    }
+}
+
+bool Handle::pack(const c10::TensorImpl& tensor) {
+    const Locked lock;
+    Driver& driver = *driver_;
+    driver.settle_if_needed();
+    Record* record = driver.known(tensor);
+    if (record == nullptr) {
+        return false;
+    }
+    if ((record->flags & (UNWRITTEN | ZEROED)) != 0) {
+        driver.seal(*record);
+        record->flags = 0;
+    }
+    driver.retain(*record, Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl()));
+    hold(static_cast<Storage&>(*record));
+    record_ = record;
+    if (record->version.expected < 0) {
+        record->version.look();
+    }
+    geometry_.set_sizes(tensor.sizes());
+    geometry_.set_strides(tensor.strides());
+    offset_ = tensor.storage_offset();
+    dtype_ = tensor.dtype();
+    keys_ = tensor.key_set();
+    version_.counter = tensor.version_counter();
+    version_.look();
+    saved_ = WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+        const_cast<c10::TensorImpl*>(&tensor)
+    ));
+    return true;
+}
+
+// An alias of it: a result in its own graph would be a cycle that nobody can collect.
+void Handle::keep_as_it_is(const at::Tensor& tensor) {
+    kept_ = detached(tensor);
+    version_.counter = kept_.unsafeGetTensorImpl()->version_counter();
+    version_.look();
+    dtype_ = tensor.dtype();
+}
+
+at::Tensor Handle::call_unpack_hook() {
+    if (record_ == nullptr) {
+        check_version("a tensor");
+        return kept_;
+    }
+    at::Tensor found = in_words(*driver_, [&] {
+        const Locked lock;
+        Driver& driver = *driver_;
+        driver.settle_if_needed();
+        if (driver.let_go_of_everything) {
+            driver.let_go_now();
+        }
+        Record& record = current(*record_);
+        check_version(record.site());
+        at::Tensor elsewhere = moved(record);
+        if (elsewhere.defined()) {
+            return elsewhere;
+        }
+        if (record.replayable || !record.held) {
+            driver.use(record);
+        }
+        const Home home = record.at();
+        TORCH_CHECK(home, "a value that should be in memory is not; please report this");
+        return in(home);
+    });
+    if (driver_->look_due) {
+        tell_peak(*driver_);
+    }
+    return found;
+}
+
+// Autograd's own check is off under hooks (R7).
+void Handle::check_version(const char* maker) const {
+    if (!version_.moved()) {
+        return;
+    }
+    const auto name = c10::getDtypeNames(c10::typeMetaToScalarType(dtype_)).first;
+    const c10::IntArrayRef sizes = kept_.defined() ? kept_.sizes() : geometry_.sizes_arrayref();
+    TORCH_CHECK(
+        false,
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: [torch.", name, " ", sizes, "], which is output of ", maker,
+        ", is at version ", version_.now(), "; expected version ", version_.expected,
+        " instead. Hint: enable anomaly detection to find the operation that failed to compute its "
+        "gradient, with torch.autograd.set_detect_anomaly(True)."
+    );
+}
+
+// What the program's tensor is now, if `tensor.data = ...` gave it other memory since: plain PyTorch
+// computes with that.
+at::Tensor Handle::moved(const Record& record) const {
+    const auto tensor = saved_.lock();
+    if (!tensor || !tensor->has_storage()) {
+        return {};
+    }
+    const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
+    const Home home = record.at();
+    if (home.get() == there) {  // what is alive is not evicted
+        return {};
+    }
+    return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
+}
+
+at::Tensor Handle::in(const Home& home) const {
+    std::int64_t last = offset_;
+    for (std::size_t i = 0; i < geometry_.size(); ++i) {
+        const std::int64_t size = geometry_.size_at_unchecked(i);
+        last += size == 0 ? 0 : (size - 1) * geometry_.stride_at_unchecked(i);
+    }
+    const std::int64_t reach = (last + 1) * static_cast<std::int64_t>(dtype_.itemsize());
+    TORCH_CHECK(
+        reach <= static_cast<std::int64_t>(home->nbytes()),
+        "a tensor that autograd saved has lost memory since: its storage was resized to ",
+        home->nbytes(), " bytes, and ", reach, " are needed"
+    );
+    at::Tensor made =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys_, dtype_);
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
+    if (version_.counter.enabled()) {  // what a node writes there others are to notice
+        impl.set_version_counter(version_.counter);
+    }
+    return made;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,81 @@
+// The torch side of an engine's storage: where its value lives, and what tells of writes to it.
+// Twin of rekindle.pytorch.tensors._memory.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+
+#include "../base/types.h"
+#include "../engine/graph.h"
+#include "facts.h"
+
+namespace rekindle {
+
+using Home = c10::intrusive_ptr<c10::StorageImpl>;
+using WeakHome = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+inline WeakHome no_home() {
+    return WeakHome(Home());
+}
+
+inline WeakTensor no_tensor() {
+    return WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+}
+
+// A version counter, and what it said when a value was known to be there (R7).
+struct Version final {
+    c10::VariableVersion counter{c10::VariableVersion::DISABLED};
+    std::int64_t expected = -1;  // negative: not known, or there is no counter
+
+    std::int64_t now() const {
+        return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
+    }
+    bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
+    void look() { expected = now(); }
+};
+
+struct Record final : Storage {
+    Record(Graph& graph, StorageId number, Bytes size) : Storage(graph, number, size) {}
+
+    const void* address = nullptr;  // of its memory; null without
+    Home owned;                     // null: the program alone keeps it, or it is evicted
+    WeakHome home = no_home();      // where it lives, whoever keeps it
+    WeakTensor origin = no_tensor();  // a tensor of the program that has that version counter
+    Version version;
+    const Facts* maker = nullptr;  // null: seen first as an argument
+    Ref<Storage> successor;        // whose value now lives where this one did
+    Record* held_before = nullptr;  // among what the program may hold
+    Record* held_after = nullptr;
+    std::int32_t depth = 0;    // how many calls hang on each other, where somebody counts
+    std::uint8_t flags = 0;    // of its content
+    bool maybe_held = false;   // among what the program may hold
+    bool parameter = false;    // a leaf that requires a gradient
+    bool foreign = false;      // not the allocator's: others may write there unseen
+
+    const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
+    // The memory of a value that is there.
+    Home at() const { return owned ? owned : home.lock(); }
+    // Whether the program keeps the memory beside the runtime.
+    bool is_held() const noexcept;
+    // Whether the version counter tells of `there`: not after `x.data = y`.
+    bool origin_is_at(const Home& there) const;
+};
+
+inline Record& record_of(Storage& storage) noexcept {
+    return static_cast<Record&>(storage);
+}
+
+// Where the value of `record`, or what took its place unnoticed, lives now.
+inline Record& current(Record& record) noexcept {
+    Record* found = &record;
+    while (found->successor) {
+        found = static_cast<Record*>(found->successor.get());
+    }
+    return *found;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,516 @@
+// The Python module `_torch`: the native core of the online runtime. METH functions and conversions,
+// nothing else. The twin of what it is asked for is rekindle.pytorch.context._native.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <vector>
+
+#include "driver.h"
+#include "proxy.h"
+#include "python.h"
+#include "runtime.h"
+#include "versions.h"
+
+namespace {
+
+using rekindle::Driver;
+using rekindle::Locked;
+
+constexpr const char* DRIVER = "rekindle.native.Driver";
+
+// -- conversions ----------------------------------------------------------------------------------
+
+class Object final {  // a reference of our own
+public:
+    explicit Object(PyObject* object) : object_(object) {
+        if (object_ == nullptr) {
+            throw_error();
+        }
+    }
+    Object(const Object&) = delete;
+    Object& operator=(const Object&) = delete;
+    Object(Object&&) = delete;
+    Object& operator=(Object&&) = delete;
+    ~Object() { Py_XDECREF(object_); }
+
+    PyObject* get() const noexcept { return object_; }
+    PyObject* give() noexcept { return std::exchange(object_, nullptr); }
+
+    [[noreturn]] static void throw_error() {
+        python_error raised;
+        raised.persist();
+        throw raised;
+    }
+
+private:
+    PyObject* object_;
+};
+
+void must(bool done) {
+    if (!done) {
+        Object::throw_error();
+    }
+}
+
+template <class... Pointers>
+void parse(PyObject* arguments, const char* format, Pointers... pointers) {
+    must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
+}
+
+Driver& driver_of(PyObject* capsule) {
+    void* found = PyCapsule_GetPointer(capsule, DRIVER);
+    must(found != nullptr);
+    return *static_cast<Driver*>(found);
+}
+
+void release_driver(PyObject* capsule) {
+    if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
+        c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found));
+    }
+}
+
+const c10::TensorImpl& tensor_of(PyObject* object) {
+    TORCH_CHECK_TYPE(THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name);
+    return *THPVariable_Unpack(object).unsafeGetTensorImpl();
+}
+
+PyObject* nothing() {
+    Py_RETURN_NONE;
+}
+
+// -- what may be asked for ------------------------------------------------------------------------
+
+// start(answers, tensor, parameter, traits, effects, views) -> why it cannot, or ""
+PyObject* start(PyObject* arguments) {
+    PyObject *answers, *tensor, *parameter, *traits, *effects, *views;
+    parse(arguments, "OOOOOO", &answers, &tensor, &parameter, &traits, &effects, &views);
+    const Object each_trait(PySequence_Fast(traits, "traits: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each_trait.get()); ++i) {
+        const char* name = nullptr;
+        rekindle::Traits made;
+        auto& [mean, variance, training] = made.statistics;
+        parse(
+            PySequence_Fast_GET_ITEM(each_trait.get(), i),
+            "sIiii", &name, &made.flags, &mean, &variance, &training
+        );
+        rekindle::learn_traits(name, made);
+    }
+    const auto texts = [](PyObject* list) {
+        const Object each(PySequence_Fast(list, "names: a list"));
+        std::vector<std::string> found;
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+            const char* text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(each.get(), i));
+            must(text != nullptr);
+            found.emplace_back(text);
+        }
+        return found;
+    };
+    for (const std::string& effect : texts(effects)) {
+        rekindle::learn_effects(effect);
+    }
+    rekindle::meet_python(answers, tensor, parameter);
+    const std::string why_not = rekindle::see_operators(texts(views));
+    if (why_not.empty()) {
+        rekindle::stand_before_autograd();
+    }
+    return PyUnicode_FromString(why_not.c_str());
+}
+
+// new(budget) -> driver; a negative budget is none
+PyObject* make(PyObject* arguments) {
+    long long budget = 0;
+    parse(arguments, "L", &budget);
+    const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
+    auto driver = c10::make_intrusive<Driver>(most);
+    Driver* made = driver.get();
+    Object capsule(PyCapsule_New(made, DRIVER, &release_driver));
+    static_cast<void>(driver.release());
+    return capsule.give();
+}
+
+// number(driver) -> what callbacks call it
+PyObject* number(PyObject* arguments) {
+    PyObject* driver;
+    parse(arguments, "O", &driver);
+    return PyLong_FromSsize_t(driver_of(driver).number());
+}
+
+// see(on): whether operators of this thread are seen
+PyObject* see(PyObject* arguments) {
+    int on = 0;
+    parse(arguments, "p", &on);
+    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, on != 0);
+    return nothing();
+}
+
+// enter(driver): what runs from now on is within its budget
+PyObject* enter(PyObject* arguments) {
+    PyObject* driver;
+    parse(arguments, "O", &driver);
+    rekindle::set_active(c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver)));
+    return nothing();
+}
+
+// leave(driver)
+PyObject* leave(PyObject* arguments) {
+    PyObject* driver;
+    parse(arguments, "O", &driver);
+    rekindle::set_active({});
+    const Locked lock;
+    driver_of(driver).close();
+    return nothing();
+}
+
+// numbers(driver) -> in this order
+PyObject* numbers(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    const Locked lock;
+    driver.settle();
+    driver.look_at_foreign();
+    driver.settle();
+    const rekindle::Engine& engine = driver.engine;
+    return Py_BuildValue(
+        "LLLLLLLLnnn",
+        static_cast<long long>(engine.memory),
+        static_cast<long long>(engine.peak),
+        static_cast<long long>(engine.clock),
+        static_cast<long long>(engine.compute_ns),
+        static_cast<long long>(engine.recompute_ns),
+        static_cast<long long>(driver.evictions),
+        static_cast<long long>(driver.recomputations),
+        static_cast<long long>(engine.unlisted),
+        static_cast<Py_ssize_t>(engine.n_storages()),
+        static_cast<Py_ssize_t>(driver.alive()),
+        static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
+    );
+}
+
+// set_peak(driver, bytes)
+PyObject* set_peak(PyObject* arguments) {
+    PyObject* capsule;
+    long long peak = 0;
+    parse(arguments, "OL", &capsule, &peak);
+    const Locked lock;
+    driver_of(capsule).engine.peak = peak;
+    return nothing();
+}
+
+// look_above(driver, bytes): the peak to be told of next
+PyObject* look_above(PyObject* arguments) {
+    PyObject* capsule;
+    long long bytes = 0;
+    parse(arguments, "OL", &capsule, &bytes);
+    const Locked lock;
+    driver_of(capsule).look_above = bytes;
+    return nothing();
+}
+
+// holders(driver) -> [(bytes, address, flags, site, address of the gradient)]
+PyObject* holders(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    std::vector<rekindle::Holder> found;
+    {
+        const Locked lock;
+        driver_of(capsule).settle();
+        found = driver_of(capsule).holders();
+    }
+    Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const rekindle::Holder& each = found[i];
+        Object entry(Py_BuildValue(
+            "LKisK",
+            static_cast<long long>(each.nbytes),
+            reinterpret_cast<unsigned long long>(each.address),
+            each.flags,
+            each.site,
+            reinterpret_cast<unsigned long long>(each.gradient)
+        ));
+        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), entry.give());
+    }
+    return list.give();
+}
+
+// keep(driver, tensor)
+PyObject* keep(PyObject* arguments) {
+    PyObject *capsule, *object;
+    parse(arguments, "OO", &capsule, &object);
+    Driver& driver = driver_of(capsule);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    rekindle::in_words(driver, [&] {
+        const Locked lock;
+        if (rekindle::has_memory(tensor)) {
+            driver.keep(tensor);
+        }
+    });
+    return nothing();
+}
+
+// meet(driver, tensor): it counts from now on
+PyObject* meet(PyObject* arguments) {
+    PyObject *capsule, *object;
+    parse(arguments, "OO", &capsule, &object);
+    Driver& driver = driver_of(capsule);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    rekindle::in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        if (rekindle::has_memory(tensor)) {
+            driver.meet(tensor);
+        }
+    });
+    return nothing();
+}
+
+// make_room(driver, bytes, who)
+PyObject* make_room(PyObject* arguments) {
+    PyObject* capsule;
+    long long bytes = 0;
+    const char* who = nullptr;
+    parse(arguments, "OLs", &capsule, &bytes, &who);
+    Driver& driver = driver_of(capsule);
+    rekindle::in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        driver.make_room(bytes, who);
+    });
+    return nothing();
+}
+
+// account(driver, nanoseconds, bytes)
+PyObject* account(PyObject* arguments) {
+    PyObject* capsule;
+    long long cost = 0;
+    long long bytes = 0;
+    parse(arguments, "OLL", &capsule, &cost, &bytes);
+    const Locked lock;
+    driver_of(capsule).engine.account(cost, bytes);
+    return nothing();
+}
+
+// about_to_resize(driver, tensor of it all, bytes) -> whether it is known
+PyObject* about_to_resize(PyObject* arguments) {
+    PyObject *capsule, *object;
+    long long bytes = 0;
+    parse(arguments, "OOL", &capsule, &object, &bytes);
+    Driver& driver = driver_of(capsule);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    const bool known = rekindle::in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        return rekindle::has_memory(tensor) && driver.about_to_resize(tensor, bytes);
+    });
+    return PyBool_FromLong(known ? 1 : 0);
+}
+
+// resized(driver): what was about to be
+PyObject* resized(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    driver_of(capsule).has_been_resized();
+    return nothing();
+}
+
+// never_recompute(driver, 1 or -1)
+PyObject* never_recompute(PyObject* arguments) {
+    PyObject* capsule;
+    int more = 0;
+    parse(arguments, "Oi", &capsule, &more);
+    const Locked lock;
+    driver_of(capsule).never_recompute += more;
+    return nothing();
+}
+
+// check(driver): asserts every invariant
+PyObject* check(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    const Locked lock;
+    driver.settle();
+    if (const auto fault = driver.engine.check()) {
+        const auto storage = static_cast<long long>(fault->storage);
+        PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
+        Object::throw_error();
+    }
+    return nothing();
+}
+
+// -- for tests ------------------------------------------------------------------------------------
+
+// let_go_of_everything(driver, on): before every operator
+PyObject* let_go_of_everything(PyObject* arguments) {
+    PyObject* capsule;
+    int on = 0;
+    parse(arguments, "Op", &capsule, &on);
+    const Locked lock;
+    driver_of(capsule).let_go_of_everything = on != 0;
+    return nothing();
+}
+
+// longest_chain(driver, calls)
+PyObject* longest_chain(PyObject* arguments) {
+    PyObject* capsule;
+    int calls = 0;
+    parse(arguments, "Oi", &capsule, &calls);
+    const Locked lock;
+    driver_of(capsule).longest_chain = calls;
+    driver_of(capsule).look_back_at = calls;
+    return nothing();
+}
+
+// count_again(driver): from now on, `again` tells
+PyObject* count_again(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    driver_of(capsule).count_again = true;
+    return nothing();
+}
+
+// again(driver) -> the names of the operators that ran again
+PyObject* again(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const rekindle::Facts* facts : driver_of(capsule).again) {
+        const Object name(PyUnicode_FromString(facts->name.c_str()));
+        must(PyList_Append(list.get(), name.get()) == 0);
+    }
+    return list.give();
+}
+
+// interrupt(driver, after how many replays, before or after it)
+PyObject* interrupt(PyObject* arguments) {
+    PyObject* capsule;
+    int replays = 0;
+    int before = 0;
+    parse(arguments, "Oip", &capsule, &replays, &before);
+    const Locked lock;
+    driver_of(capsule).interrupt_in = replays;
+    driver_of(capsule).interrupt_before = before != 0;
+    return nothing();
+}
+
+// fix_costs(nanoseconds): of every signature; negative: they are measured
+PyObject* fix_costs(PyObject* arguments) {
+    long long cost = 0;
+    parse(arguments, "L", &cost);
+    const Locked lock;
+    rekindle::fix_costs(cost);
+    return nothing();
+}
+
+// open_journal(driver, entries)
+PyObject* open_journal(PyObject* arguments) {
+    PyObject* capsule;
+    Py_ssize_t entries = 0;
+    parse(arguments, "On", &capsule, &entries);
+    const Locked lock;
+    driver_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
+    return nothing();
+}
+
+// journal(driver) -> [(kind, id, number, flags, clock, memory)], oldest first
+PyObject* journal(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    Object list(PyList_New(0));
+    driver_of(capsule).engine.journal.each([&](const rekindle::Entry& entry) {
+        const Object made(Py_BuildValue(
+            "LLLLLL",
+            static_cast<long long>(entry.kind),
+            static_cast<long long>(entry.id),
+            static_cast<long long>(entry.number),
+            static_cast<long long>(entry.flags),
+            static_cast<long long>(entry.clock),
+            static_cast<long long>(entry.memory)
+        ));
+        must(PyList_Append(list.get(), made.get()) == 0);
+    });
+    return list.give();
+}
+
+// forked(): in a child process nothing is within a budget
+PyObject* forked(PyObject* /*arguments*/) {
+    rekindle::forget_owner();
+    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
+    rekindle::set_active({});
+    return nothing();
+}
+
+// -- the module -----------------------------------------------------------------------------------
+
+// No exception crosses C.
+template <PyObject* (*function)(PyObject*)>
+PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
+    try {
+        return function(arguments);
+    } catch (python_error& error) {
+        error.restore();
+    } catch (const c10::TypeError& error) {
+        PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+        PyErr_SetString(PyExc_RuntimeError, "the native core failed; please report this");
+    }
+    return nullptr;
+}
+
+template <PyObject* (*function)(PyObject*)>
+constexpr PyMethodDef method(const char* name) {
+    return {name, &guarded<function>, METH_VARARGS, nullptr};
+}
+
+PyMethodDef methods[] = {
+    method<start>("start"),
+    method<make>("new"),
+    method<number>("number"),
+    method<see>("see"),
+    method<enter>("enter"),
+    method<leave>("leave"),
+    method<numbers>("numbers"),
+    method<set_peak>("set_peak"),
+    method<look_above>("look_above"),
+    method<holders>("holders"),
+    method<keep>("keep"),
+    method<meet>("meet"),
+    method<make_room>("make_room"),
+    method<account>("account"),
+    method<about_to_resize>("about_to_resize"),
+    method<resized>("resized"),
+    method<never_recompute>("never_recompute"),
+    method<check>("check"),
+    method<let_go_of_everything>("let_go_of_everything"),
+    method<longest_chain>("longest_chain"),
+    method<count_again>("count_again"),
+    method<again>("again"),
+    method<interrupt>("interrupt"),
+    method<fix_costs>("fix_costs"),
+    method<open_journal>("open_journal"),
+    method<journal>("journal"),
+    method<forked>("forked"),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_torch", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr
+};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__torch() {
+    return PyModule_Create(&definition);
+}

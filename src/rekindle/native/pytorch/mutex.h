@@ -1,0 +1,91 @@
+// The one lock of the core, and the flag that deaths take. Order: the lock, then the flag; Python's
+// own lock (GIL) before both or not at all.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <stdexcept>
+
+namespace rekindle {
+
+// Held for moments, with nothing inside that may wait.
+class SpinLock final {
+public:
+    void lock() noexcept {
+        while (flag_.test_and_set(std::memory_order_acquire)) {
+        }
+    }
+    void unlock() noexcept { flag_.clear(std::memory_order_release); }
+
+private:
+    std::atomic_flag flag_;
+};
+
+// Not recursive. Who has to wait for it does so without the GIL: an operator that is run again may
+// be written in Python.
+class Mutex final {
+public:
+    void lock() {
+        if (mine()) {
+            throw std::logic_error("the native core was asked for something amid something else");
+        }
+        if (!mutex_.try_lock()) {
+            wait();
+        }
+        mine() = true;
+    }
+    void unlock() noexcept {
+        mine() = false;
+        mutex_.unlock();
+    }
+    // Not if this thread has it, or another one.
+    bool try_lock() noexcept {
+        if (mine() || !mutex_.try_lock()) {
+            return false;
+        }
+        mine() = true;
+        return true;
+    }
+    // Whether this thread has it.
+    static bool& mine() noexcept {
+        thread_local bool has = false;
+        return has;
+    }
+
+private:
+    void wait();
+
+    std::mutex mutex_;
+};
+
+// Of the whole core: contexts do not nest, and what is left of earlier ones has little to do.
+Mutex& the_mutex() noexcept;
+// In a child process nobody has it.
+void forget_owner() noexcept;
+
+class Locked final {
+public:
+    Locked() { the_mutex().lock(); }
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+    Locked(Locked&&) = delete;
+    Locked& operator=(Locked&&) = delete;
+    ~Locked() {
+        if (held_) {
+            the_mutex().unlock();
+        }
+    }
+    void lock() {
+        the_mutex().lock();
+        held_ = true;
+    }
+    void unlock() noexcept {
+        held_ = false;
+        the_mutex().unlock();
+    }
+
+private:
+    bool held_ = true;
+};
+
+}  // namespace rekindle

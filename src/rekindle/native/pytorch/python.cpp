@@ -1,0 +1,146 @@
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "python.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace rekindle {
+
+namespace {
+
+struct Python final {
+    PyObject* answers = nullptr;
+    PyTypeObject* tensor = nullptr;
+    PyTypeObject* parameter = nullptr;
+};
+
+Python& python() noexcept {
+    static Python made;
+    return made;
+}
+
+class Gil final {
+public:
+    Gil() : state_(PyGILState_Ensure()) {}
+    Gil(const Gil&) = delete;
+    Gil& operator=(const Gil&) = delete;
+    Gil(Gil&&) = delete;
+    Gil& operator=(Gil&&) = delete;
+    ~Gil() { PyGILState_Release(state_); }
+
+private:
+    PyGILState_STATE state_;
+};
+
+// Raises the exception that the method `name` of Python's returns.
+template <class... Numbers>
+[[noreturn]] void raise_what(const char* name, const char* format, Numbers... numbers) {
+    python_error raised;
+    {
+        const Gil gil;
+        PyObject* error = PyObject_CallMethod(python().answers, name, format, numbers...);
+        if (error != nullptr) {  // else the call itself raised
+            PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+            Py_DECREF(error);
+        }
+        raised.persist();
+    }
+    throw raised;
+}
+
+}  // namespace
+
+WithoutGil::WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+        saved_ = PyEval_SaveThread();
+    }
+}
+
+WithoutGil::~WithoutGil() {
+    if (saved_ != nullptr) {
+        PyEval_RestoreThread(static_cast<PyThreadState*>(saved_));
+    }
+}
+
+void meet_python(PyObject* answers, PyObject* tensor, PyObject* parameter) {
+    Py_INCREF(answers);  // for good: drivers outlive modules
+    Py_INCREF(tensor);
+    Py_INCREF(parameter);
+    python().answers = answers;
+    python().tensor = reinterpret_cast<PyTypeObject*>(tensor);
+    python().parameter = reinterpret_cast<PyTypeObject*>(parameter);
+}
+
+bool is_plain_object(const c10::TensorImpl& tensor) noexcept {
+    const PyObject* object = tensor.pyobj_slot()->load_pyobj();
+    if (object == nullptr) {
+        return true;
+    }
+    const PyTypeObject* type = Py_TYPE(object);
+    return type == python().tensor || type == python().parameter;
+}
+
+at::Tensor detached(const at::Tensor& tensor) {
+    if (is_plain_object(*tensor.unsafeGetTensorImpl())) {
+        return tensor.detach();
+    }
+    const Gil gil;
+    PyObject* object = THPVariable_Wrap(tensor);
+    PyObject* found = object == nullptr ? nullptr : PyObject_CallMethod(object, "detach", nullptr);
+    Py_XDECREF(object);
+    if (found == nullptr || !THPVariable_Check(found)) {
+        Py_XDECREF(found);
+        python_error raised;
+        raised.persist();
+        throw raised;
+    }
+    at::Tensor made = THPVariable_Unpack(found);
+    Py_DECREF(found);
+    return made;
+}
+
+void tell_peak(Driver& driver) {
+    driver.look_due = false;
+    if (Py_IsInitialized() == 0) {
+        return;
+    }
+    const Gil gil;
+    PyObject* done = PyObject_CallMethod(python().answers, "peak", "n", driver.number());
+    if (done == nullptr) {
+        PyErr_WriteUnraisable(python().answers);
+    }
+    Py_XDECREF(done);
+}
+
+void raise(Driver& driver, const Shortage& shortage) {
+    raise_what(
+        "out_of_budget",
+        "nLLLs",
+        driver.number(),
+        static_cast<long long>(shortage.needed),
+        static_cast<long long>(shortage.memory),
+        static_cast<long long>(shortage.budget),
+        shortage.who.c_str()
+    );
+}
+
+void raise(Driver& /*driver*/, const ChangedSize& change) {
+    const auto now = static_cast<long long>(change.now);
+    const auto before = static_cast<long long>(change.before);
+    raise_what("changed_size", "sLL", change.facts->name.c_str(), now, before);
+}
+
+void raise(Driver& /*driver*/, const ResizedInput& change) {
+    const auto now = static_cast<long long>(change.now);
+    raise_what("resized_input", "LL", now, static_cast<long long>(change.before));
+}
+
+void raise(Driver& /*driver*/, const ModifiedInput& change) {
+    const auto now = static_cast<long long>(change.now);
+    const auto expected = static_cast<long long>(change.expected);
+    raise_what("modified_input", "sLL", change.site, now, expected);
+}
+
+}  // namespace rekindle

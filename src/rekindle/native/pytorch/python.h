@@ -1,0 +1,61 @@
+// What the core asks of Python: errors in words, and who a tensor is. Takes the GIL itself; never
+// with the core's lock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+#include "driver.h"
+
+// As Python.h has it.
+struct _object;
+
+namespace rekindle {
+
+// Gives the GIL up, if this thread has it, until the end.
+class WithoutGil final {
+public:
+    WithoutGil();
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+    WithoutGil(WithoutGil&&) = delete;
+    WithoutGil& operator=(WithoutGil&&) = delete;
+    ~WithoutGil();
+
+private:
+    void* saved_ = nullptr;
+};
+
+// Who answers: an object of Python's whose methods make errors of numbers, and the types of plain
+// tensors. Once.
+void meet_python(_object* answers, _object* tensor, _object* parameter);
+// Whether Python sees nothing but a `Tensor` or a `Parameter` in it.
+bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
+// `tensor.detach()` as Python does it: a subclass stays one.
+at::Tensor detached(const at::Tensor& tensor);
+// Who has memory now, at a new peak: Python writes it down.
+void tell_peak(Driver& driver);
+
+[[noreturn]] void raise(Driver& driver, const Shortage& shortage);
+[[noreturn]] void raise(Driver& driver, const ChangedSize& change);
+[[noreturn]] void raise(Driver& driver, const ResizedInput& change);
+[[noreturn]] void raise(Driver& driver, const ModifiedInput& change);
+
+// Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
+template <class F>
+auto in_words(Driver& driver, F&& f) {
+    try {
+        return std::forward<F>(f)();
+    } catch (const Shortage& error) {
+        raise(driver, error);
+    } catch (const ChangedSize& error) {
+        raise(driver, error);
+    } catch (const ResizedInput& error) {
+        raise(driver, error);
+    } catch (const ModifiedInput& error) {
+        raise(driver, error);
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,114 @@
+// Runs a recorded call again, as the first time, touching nothing that anyone else sees. Twin of
+// rekindle.pytorch.operators._replay.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "../engine/graph.h"
+#include "memory.h"
+#include "random.h"
+#include "signature.h"
+
+namespace rekindle {
+
+// How a call made its results. Its inputs are the tensor arguments, in order, but for those that
+// are left out.
+struct Recipe final : Call {
+    Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
+        : Call(graph, number, price, can_run_again), facts(what) {}
+
+    const Facts* facts;  // null: no operator of the program's
+    c10::intrusive_ptr<Signature> signature;
+
+    // What few calls have.
+    struct Aside final {
+        std::unique_ptr<Random> random;  // before the call
+        std::vector<c10::IValue> extras;
+        std::vector<std::uint32_t> written;  // which of the tensors the operator writes
+        bool statistics = false;             // those are left out: they move only once (R6)
+    };
+
+    std::unique_ptr<Aside> aside;
+
+    const Random* random() const noexcept { return aside ? aside->random.get() : nullptr; }
+    std::span<const c10::IValue> extras() const noexcept {
+        return aside ? std::span<const c10::IValue>(aside->extras) : std::span<const c10::IValue>();
+    }
+    std::span<const std::uint32_t> written() const noexcept {
+        return aside ? std::span<const std::uint32_t>(aside->written)
+                     : std::span<const std::uint32_t>();
+    }
+    bool statistics() const noexcept { return aside && aside->statistics; }
+    const char* name() const noexcept { return facts == nullptr ? "source" : facts->name.c_str(); }
+};
+
+inline Recipe& recipe_of(Call& call) noexcept {
+    return static_cast<Recipe&>(call);
+}
+
+// Below autograd, autocast and modes, where the fallback saw the call; in the grad mode of then.
+class AsTheFirstTime final {
+public:
+    explicit AsTheFirstTime(bool grad_mode);
+    AsTheFirstTime(const AsTheFirstTime&) = delete;
+    AsTheFirstTime& operator=(const AsTheFirstTime&) = delete;
+    AsTheFirstTime(AsTheFirstTime&&) = delete;
+    AsTheFirstTime& operator=(AsTheFirstTime&&) = delete;
+    ~AsTheFirstTime();
+
+private:
+    c10::impl::ForceDispatchKeyGuard keys_;
+    c10::AutogradState before_;
+};
+
+// The program's switches that decide which kernel runs, in one word; part of every signature.
+std::int64_t switches();
+// The precision of products, likewise; part of the signatures of products. Never 0.
+std::int64_t precision();
+
+// Both as they were when the program called, until the end.
+class Switched final {
+public:
+    Switched(std::int64_t switches_then, std::int64_t precision_then);
+    Switched(const Switched&) = delete;
+    Switched& operator=(const Switched&) = delete;
+    Switched(Switched&&) = delete;
+    Switched& operator=(Switched&&) = delete;
+    ~Switched();
+
+private:
+    std::int64_t now_;
+    std::int64_t then_;
+    std::int64_t precision_now_;
+    std::int64_t precision_then_;
+};
+
+// What happened when a call that could be run again was, other than its results.
+struct ChangedSize final {  // it made so many bytes, and before so many
+    const Facts* facts;
+    Bytes now;
+    Bytes before;
+};
+struct ResizedInput final {  // an input has so many bytes, and had so many
+    Bytes now;
+    Bytes before;
+};
+struct ModifiedInput final {  // what one made was written where the budget does not see it
+    const char* site;
+    std::int64_t now;
+    std::int64_t expected;
+};
+
+// The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the memory
+// of the inputs that it overwrites, else copies of them.
+c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place);
+
+}  // namespace rekindle

@@ -1,0 +1,571 @@
+#include "signature.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ScalarOps.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "../base/slab.h"
+#include "addresses.h"
+#include "recipe.h"
+#include "versions.h"
+
+namespace rekindle {
+
+namespace {
+
+// What stands for something in a key, with the bits of a tensor above.
+enum Mark : std::int64_t {
+    TENSOR = 1,
+    UNDEFINED,
+    EXTRA,
+    NOTHING,
+    INTEGER,
+    YES,
+    NO,
+    NUMBER,
+    TEXT,
+    DEVICE,
+    LIST,
+    WRAPPED,
+    OTHER,
+};
+
+constexpr std::size_t MOST_KEPT = 20'000;
+Nanoseconds fixed_cost = -1;
+
+constexpr c10::DispatchKeySet PLAIN_KEYS =
+    c10::DispatchKeySet(c10::DispatchKey::CPU) |
+    c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
+    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
+    c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
+    c10::DispatchKeySet(c10::DispatchKey::Negative) |
+    c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
+
+std::int64_t bits_of(double number) noexcept {
+    return std::bit_cast<std::int64_t>(number);
+}
+
+// Whether the bits of this type are all there is to a number of it.
+bool is_exotic(caffe2::TypeMeta type) noexcept {
+    const c10::ScalarType dtype = c10::typeMetaToScalarType(type);
+    return c10::isQIntType(dtype) || c10::isBitsType(dtype);
+}
+
+}  // namespace
+
+// -- geometries -----------------------------------------------------------------------------------
+
+Geometry Geometry::of(const c10::TensorImpl& tensor) {
+    Geometry made;
+    made.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+    made.strides.assign(tensor.strides().begin(), tensor.strides().end());
+    made.offset = tensor.storage_offset();
+    made.dtype = tensor.dtype();
+    made.conjugate = tensor.is_conj();
+    made.negative = tensor.is_neg();
+    return made;
+}
+
+at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& home) const {
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(home), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype
+    );
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(sizes, strides, offset);
+    if (conjugate) {
+        impl._set_conj(true);
+    }
+    if (negative) {
+        impl._set_neg(true);
+    }
+    if (requires_grad) {
+        impl.set_requires_grad(true);
+    }
+    return made;
+}
+
+Bytes Geometry::reach() const noexcept {
+    std::int64_t last = offset;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        if (sizes[i] == 0) {
+            return 0;
+        }
+        last += (sizes[i] - 1) * strides[i];
+    }
+    return (last + 1) * static_cast<Bytes>(dtype.itemsize());
+}
+
+bool has_memory(const c10::TensorImpl& tensor) noexcept {
+    // First of all: tensors of other kinds, as nested ones, throw when they are asked for more.
+    const std::uint64_t known_keys =
+        PLAIN_KEYS.raw_repr() | c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU).raw_repr();
+    return (tensor.key_set().raw_repr() & ~known_keys) == 0 && tensor.layout() == c10::kStrided &&
+           !tensor.has_symbolic_sizes_strides() && tensor.has_storage() &&
+           tensor.device_type() == c10::DeviceType::CPU;
+}
+
+bool is_plain(const c10::TensorImpl& tensor) noexcept {
+    return has_memory(tensor) && (tensor.key_set().raw_repr() & ~PLAIN_KEYS.raw_repr()) == 0 &&
+           !is_exotic(tensor.dtype());
+}
+
+// -- a call taken apart ---------------------------------------------------------------------------
+
+void Invocation::take(const torch::jit::Stack& stack) {
+    sees_requires_grad_ = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
+    key.push_back(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(&facts)));
+    key.push_back(switches());
+    key.push_back(facts.product ? precision() : 0);
+    const auto given = torch::jit::last(stack, facts.arguments);
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        take_argument(given[i], i);
+    }
+    if (tensors.empty()) {  // arange(0.0, 1.0, 0.1): here they decide the size
+        for (const c10::IValue& extra : extras) {
+            if (extra.isDouble()) {
+                key.push_back(bits_of(extra.toDouble()));
+            }
+        }
+    }
+    if (facts.has(Traits::STATISTICS)) {
+        take_statistics(stack);
+    }
+}
+
+void Invocation::take_argument(const c10::IValue& value, std::uint32_t position) {
+    if (value.isTensor()) {
+        take_tensor(value.toTensor(), position < 64 && (facts.written >> position & 1) != 0);
+    } else if (value.isNone()) {
+        key.push_back(NOTHING);
+    } else if (value.isInt()) {
+        key.push_back(INTEGER);
+        key.push_back(value.toInt());
+    } else if (value.isBool()) {
+        key.push_back(value.toBool() ? YES : NO);
+    } else if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
+        key.push_back(EXTRA);
+        extras.push_back(value);
+    } else if (value.isList()) {
+        take_list(value, position);
+    } else if (value.isString()) {
+        take_text(value.toStringView());
+    } else if (value.isDevice()) {
+        const c10::Device device = value.toDevice();
+        key.push_back(DEVICE | static_cast<std::int64_t>(device.type()) << 8 |
+                      static_cast<std::int64_t>(device.index() + 1) << 24);
+        opaque = opaque || device.type() != c10::DeviceType::CPU;
+    } else {
+        key.push_back(OTHER);
+        opaque = true;
+    }
+}
+
+void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
+    if (!tensor.defined()) {
+        key.push_back(UNDEFINED);
+        return;
+    }
+    c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (impl.is_wrapped_number() && !is_written && take_wrapped(impl)) {
+        return;
+    }
+    if (!is_plain(impl)) {
+        opaque = true;
+        if (!has_memory(impl)) {
+            key.push_back(OTHER);
+            return;
+        }
+    }
+    if (is_written) {
+        written.push_back(static_cast<std::uint32_t>(tensors.size()));
+    }
+    tensors.push_back(&impl);
+    const c10::IntArrayRef sizes = impl.sizes();
+    const c10::IntArrayRef strides = impl.strides();
+    const bool asks = sees_requires_grad_ && impl.requires_grad();
+    key.push_back(
+        TENSOR | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
+        static_cast<std::int64_t>(impl.is_conj()) << 24 |
+        static_cast<std::int64_t>(impl.is_neg()) << 25 | static_cast<std::int64_t>(asks) << 26 |
+        static_cast<std::int64_t>(sizes.size()) << 32
+    );
+    key.append(sizes.begin(), sizes.end());
+    key.append(strides.begin(), strides.end());
+    key.push_back(impl.storage_offset());
+}
+
+// A number of Python's: its value is copied, and no memory counted.
+bool Invocation::take_wrapped(const c10::TensorImpl& tensor) {
+    if (tensor.dim() != 0 || !is_plain(tensor) || tensor.is_conj() || tensor.is_neg()) {
+        return false;
+    }
+    const void* data = tensor.data();
+    switch (c10::typeMetaToScalarType(tensor.dtype())) {
+        case c10::ScalarType::Double:
+            extras.emplace_back(*static_cast<const double*>(data));
+            key.push_back(WRAPPED | 1 << 8);
+            return true;
+        case c10::ScalarType::Long:
+            extras.emplace_back(*static_cast<const std::int64_t*>(data));
+            key.push_back(WRAPPED | 2 << 8);
+            return true;
+        case c10::ScalarType::Bool:
+            extras.emplace_back(*static_cast<const bool*>(data));
+            key.push_back(WRAPPED | 3 << 8);
+            return true;
+        case c10::ScalarType::ComplexDouble:
+            extras.emplace_back(*static_cast<const c10::complex<double>*>(data));
+            key.push_back(WRAPPED | 4 << 8);
+            return true;
+        default:
+            return false;
+    }
+}
+
+void Invocation::take_list(const c10::IValue& value, std::uint32_t position) {
+    const auto items = value.toListRef();
+    key.push_back(LIST | static_cast<std::int64_t>(items.size()) << 8);
+    opaque = opaque || value.isComplexDoubleList();
+    if (value.isDoubleList()) {  // factors of an interpolation: they decide the size
+        for (const c10::IValue& item : items) {
+            key.push_back(NUMBER);
+            key.push_back(bits_of(item.toDouble()));
+        }
+        return;
+    }
+    for (const c10::IValue& item : items) {
+        if (item.isList()) {
+            key.push_back(OTHER);
+            opaque = true;
+        } else {
+            take_argument(item, position);
+        }
+    }
+}
+
+void Invocation::take_text(std::string_view text) {
+    key.push_back(TEXT | static_cast<std::int64_t>(text.size()) << 8);
+    while (!text.empty()) {
+        std::int64_t word = 0;
+        const std::size_t length = std::min(text.size(), sizeof(word));
+        std::memcpy(&word, text.data(), length);
+        key.push_back(word);
+        text.remove_prefix(length);
+    }
+}
+
+// The running statistics that this call writes behind the schema's back (R6).
+void Invocation::take_statistics(const torch::jit::Stack& stack) {
+    written.clear();
+    const auto given = torch::jit::last(stack, facts.arguments);
+    const auto [mean, variance, training] = facts.traits.statistics;
+    const auto n = static_cast<int>(facts.arguments);
+    if (training >= 0 && training < n && given[static_cast<std::size_t>(training)].isBool() &&
+        !given[static_cast<std::size_t>(training)].toBool()) {
+        return;
+    }
+    for (const int position : {mean, variance}) {
+        if (position < 0 || position >= n || !given[static_cast<std::size_t>(position)].isTensor()) {
+            continue;
+        }
+        const at::Tensor& target = given[static_cast<std::size_t>(position)].toTensor();
+        for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+            if (target.defined() && tensors[i] == target.unsafeGetTensorImpl()) {
+                written.push_back(i);
+                break;
+            }
+        }
+    }
+}
+
+// -- signatures -----------------------------------------------------------------------------------
+
+Signature::Signature(
+    const c10::OperatorHandle& what, const Invocation& invocation, const torch::jit::Stack& stack
+)
+    : facts(invocation.facts), op(what), key(invocation.key.begin(), invocation.key.end()),
+      rebuildable_(!invocation.opaque) {
+    const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
+    for (const c10::TensorImpl* tensor : invocation.tensors) {
+        geometries.push_back(Geometry::of(*tensor));
+        geometries.back().requires_grad = asks && tensor->requires_grad();
+    }
+    for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
+        parts_.push_back(part_of(value));
+    }
+    if (fixed_cost >= 0) {
+        cost = fixed_cost;
+        priced = true;
+    }
+}
+
+Signature::Part Signature::part_of(const c10::IValue& value) const {
+    if (value.isTensor()) {
+        const at::Tensor& tensor = value.toTensor();
+        if (!tensor.defined()) {
+            return {Kind::undefined, {}, {}};
+        }
+        const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+        return {wrapped ? Kind::wrapped : Kind::tensor, {}, {}};
+    }
+    if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
+        return {Kind::extra, {}, {}};
+    }
+    if (!value.isList()) {  // a storage, say, would be kept alive
+        const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() || value.isDevice();
+        return {keeps ? Kind::constant : Kind::undefined, {}, keeps ? value : c10::IValue()};
+    }
+    if (value.isDoubleList()) {
+        return {Kind::constant, {}, value};
+    }
+    const auto items = value.toListRef();
+    const auto varies = [](const c10::IValue& item) {
+        return item.isTensor() || item.isDouble() || item.isComplexDouble();
+    };
+    if (std::none_of(items.begin(), items.end(), varies)) {
+        return {Kind::constant, {}, value};
+    }
+    const auto is_tensor = [](const c10::IValue& item) { return item.isTensor(); };
+    const bool of_tensors = std::any_of(items.begin(), items.end(), is_tensor);
+    Part made{of_tensors ? Kind::list : Kind::numbers, {}, {}};
+    for (const c10::IValue& item : items) {
+        made.items.push_back(part_of(item).kind);
+    }
+    if (!of_tensors) {
+        made.constant = value;  // those that do not vary
+    } else if (value.isOptionalTensorList() ||
+               !std::all_of(items.begin(), items.end(), is_tensor)) {
+        made.kind = Kind::optionals;
+    }
+    return made;
+}
+
+void Signature::arguments(
+    torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
+) const {
+    auto tensor = tensors.begin();
+    auto extra = extras.begin();
+    const auto item = [&](Kind kind) -> c10::IValue {
+        switch (kind) {
+            case Kind::tensor:
+                return std::move(*tensor++);
+            case Kind::extra:
+                return *extra++;
+            case Kind::wrapped: {
+                at::Tensor made = c10::scalar_to_tensor((extra++)->toScalar());
+                made.unsafeGetTensorImpl()->set_wrapped_number(true);
+                return made;
+            }
+            case Kind::undefined:
+                return at::Tensor();
+            default:
+                return {};
+        }
+    };
+    for (const Part& part : parts_) {
+        if (part.kind == Kind::constant) {
+            stack.push_back(part.constant);
+        } else if (part.kind == Kind::list) {
+            c10::List<at::Tensor> made;
+            for (const Kind kind : part.items) {
+                made.push_back(item(kind).toTensor());
+            }
+            stack.emplace_back(std::move(made));
+        } else if (part.kind == Kind::optionals) {
+            c10::List<std::optional<at::Tensor>> made;
+            for (const Kind kind : part.items) {
+                c10::IValue value = item(kind);
+                made.push_back(
+                    value.isTensor() ? std::optional(std::move(value).toTensor()) : std::nullopt
+                );
+            }
+            stack.emplace_back(std::move(made));
+        } else if (part.kind == Kind::numbers) {
+            c10::List<c10::Scalar> made;
+            for (std::size_t i = 0; i < part.items.size(); ++i) {
+                const bool fixed = part.items[i] == Kind::constant;
+                made.push_back(
+                    (fixed ? part.constant.toListRef()[i] : item(part.items[i])).toScalar()
+                );
+            }
+            stack.emplace_back(c10::impl::toList(std::move(made)));
+        } else {
+            stack.push_back(item(part.kind));
+        }
+    }
+}
+
+namespace {
+
+at::Tensor meta_of(const Geometry& geometry) {
+    const auto itemsize = static_cast<Bytes>(geometry.dtype.itemsize());
+    const std::int64_t length = geometry.reach() / std::max<Bytes>(1, itemsize);
+    at::Tensor made(at::detail::empty_meta(
+        {length}, c10::typeMetaToScalarType(geometry.dtype), std::nullopt
+    ));
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
+    impl._set_conj(geometry.conjugate);
+    impl._set_neg(geometry.negative);
+    return made;
+}
+
+// The same, but on the meta device.
+void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        const bool where = op.schema().arguments()[i].name() == "device";
+        if (where && !(stack[i].isNone() && facts.arguments > 0 && stack[0].isTensor())) {
+            stack[i] = c10::Device(c10::DeviceType::Meta);
+        } else if (stack[i].isGenerator()) {
+            stack[i] = c10::IValue();
+        }
+    }
+}
+
+}  // namespace
+
+Bytes Signature::predict(std::span<const c10::IValue> extras) const {
+    Bytes most = 0;
+    for (const Geometry& geometry : geometries) {
+        std::int64_t count = 1;
+        for (const std::int64_t size : geometry.sizes) {
+            count *= size;
+        }
+        const auto dimensions = static_cast<std::int64_t>(std::max<std::size_t>(1, geometry.sizes.size()));
+        most = std::max(most, 8 * count * dimensions);
+    }
+    if (!rebuildable_) {
+        return most;
+    }
+    try {
+        const AsTheFirstTime guard(false);
+        std::vector<at::Tensor> metas;
+        Addresses<Bytes> known;
+        for (const Geometry& geometry : geometries) {
+            metas.push_back(meta_of(geometry));
+            const c10::StorageImpl* home = metas.back().storage().unsafeGetStorageImpl();
+            known.put(home, static_cast<Bytes>(home->nbytes()));
+        }
+        const std::vector<at::Tensor> kept = metas;
+        torch::jit::Stack stack;
+        arguments(stack, metas, extras);
+        on_meta(facts, op, stack);
+        op.callBoxed(stack);
+        Bytes total = 0;
+        each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
+            if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
+                return;
+            }
+            const c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
+            const Bytes* before = known.find(home);
+            const auto nbytes = static_cast<Bytes>(home->nbytes());
+            total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
+            known.put(home, nbytes);
+        });
+        return total;
+    } catch (const std::exception&) {  // if the arguments are wrong, the operator itself will say so
+        return most;
+    }
+}
+
+void Signature::learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic) {
+    fresh.emplace(positions.begin(), positions.end());
+    if (!facts.dynamic && !facts.resizes) {
+        needed = nbytes;
+        ordinary = !exotic && !facts.opaque && !facts.has(Traits::STATISTICS);
+    }
+}
+
+void Signature::sample(Nanoseconds elapsed) noexcept {
+    cost = samples_ != 0 ? std::min(cost, elapsed) : elapsed;
+    ++samples_;
+    priced = samples_ >= 3;
+}
+
+// -- all signatures -------------------------------------------------------------------------------
+
+namespace {
+
+struct Signatures final {
+    struct Slot final {
+        std::uint64_t hash = 0;
+        c10::intrusive_ptr<Signature> signature;
+    };
+
+    std::vector<Slot> slots{std::size_t{1} << 12};
+    std::size_t n = 0;
+
+    void place(Slot slot) {
+        std::size_t i = slot.hash & (slots.size() - 1);
+        while (slots[i].signature) {
+            i = (i + 1) & (slots.size() - 1);
+        }
+        slots[i] = std::move(slot);
+    }
+
+    void add(Slot slot) {
+        if (n > MOST_KEPT) {  // ever new shapes or integers: recipes keep those that they need
+            slots.assign(slots.size(), Slot{});
+            n = 0;
+        }
+        if (2 * ++n > slots.size()) {
+            std::vector<Slot> before(2 * slots.size());
+            before.swap(slots);
+            for (Slot& each : before) {
+                if (each.signature) {
+                    place(std::move(each));
+                }
+            }
+        }
+        place(std::move(slot));
+    }
+};
+
+Signatures& signatures() {
+    static Signatures& made = immortal<Signatures>();
+    return made;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Signature> signature_of(
+    const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+) {
+    std::uint64_t hash = 0x243F6A8885A308D3ULL;
+    for (const std::int64_t word : invocation.key) {
+        hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x9E3779B97F4A7C15ULL;
+        hash ^= hash >> 29;
+    }
+    Signatures& all = signatures();
+    const std::size_t mask = all.slots.size() - 1;
+    for (std::size_t i = hash & mask; all.slots[i].signature; i = (i + 1) & mask) {
+        const Signatures::Slot& slot = all.slots[i];
+        if (slot.hash == hash &&
+            std::equal(slot.signature->key.begin(), slot.signature->key.end(),
+                       invocation.key.begin(), invocation.key.end())) {
+            return slot.signature;
+        }
+    }
+    auto made = c10::make_intrusive<Signature>(op, invocation, stack);
+    all.add({hash, made});
+    return made;
+}
+
+std::size_t signatures_known() noexcept {
+    return signatures().n;
+}
+
+void fix_costs(Nanoseconds cost) noexcept {
+    fixed_cost = cost;
+    signatures().slots.assign(signatures().slots.size(), Signatures::Slot{});
+    signatures().n = 0;
+}
+
+}  // namespace rekindle

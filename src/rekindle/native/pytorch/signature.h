@@ -1,0 +1,154 @@
+// Calls that differ only in the content of their tensors share a signature. Twin of
+// rekindle.pytorch.operators._signature.
+//
+// A signature holds the arguments with a geometry in the place of each tensor: enough to know the
+// sizes of the results before the operator runs, to price it, and, with tensors put back, to run it
+// again. Numbers that change from call to call (a double, a generator) stay out of it, as extras.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "../base/types.h"
+#include "facts.h"
+
+namespace rekindle {
+
+// How a tensor lies in its storage.
+struct Geometry final {
+    c10::SmallVector<std::int64_t, 5> sizes;
+    c10::SmallVector<std::int64_t, 5> strides;
+    std::int64_t offset = 0;
+    caffe2::TypeMeta dtype;
+    bool conjugate = false;  // what is in memory is the conjugate
+    bool negative = false;   // what is in memory has the other sign
+    bool requires_grad = false;
+
+    static Geometry of(const c10::TensorImpl& tensor);
+    // The tensor of this geometry in `home`.
+    at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& home) const;
+    // Bytes from the start of the storage to the end of the tensor.
+    Bytes reach() const noexcept;
+};
+
+// Whether a tensor has plain memory on the CPU, so that its geometry says all about it.
+bool is_plain(const c10::TensorImpl& tensor) noexcept;
+// Whether it has memory on the CPU, though perhaps of a kind that cannot be rebuilt.
+bool has_memory(const c10::TensorImpl& tensor) noexcept;
+
+class Invocation;
+
+class Signature final : public c10::intrusive_ptr_target {
+public:
+    Signature(const c10::OperatorHandle& op, const Invocation& invocation,
+              const torch::jit::Stack& stack);
+    Signature(const Signature&) = delete;
+    Signature& operator=(const Signature&) = delete;
+    Signature(Signature&&) = delete;
+    Signature& operator=(Signature&&) = delete;
+    ~Signature() override = default;
+
+    const Facts& facts;
+    const c10::OperatorHandle op;
+    const std::vector<std::int64_t> key;
+    std::vector<Geometry> geometries;  // of the tensor arguments, in order
+    Bytes needed = -1;  // of the storages that a call makes, or an upper bound; negative: unknown
+    std::optional<std::vector<std::uint32_t>> fresh;  // which results have storages of their own
+    bool ordinary = false;  // its bytes are known beforehand, and nothing else to look out for
+    bool priced = false;
+    Nanoseconds cost = 0;
+
+    // Bytes of what a call will make, from the operator's meta kernel: nothing is computed. May run
+    // Python: without the core's lock.
+    Bytes predict(std::span<const c10::IValue> extras) const;
+    // Which of the tensors that a call returned are new, and their bytes.
+    void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic);
+    // Takes one execution into the price: the least of the first three.
+    void sample(Nanoseconds elapsed) noexcept;
+    // The arguments of one call again; a tensor that is not defined is left out as None.
+    void arguments(torch::jit::Stack& stack, std::span<at::Tensor> tensors,
+                   std::span<const c10::IValue> extras) const;
+
+private:
+    enum class Kind : std::uint8_t { constant, tensor, undefined, extra, wrapped, list, optionals, numbers };
+
+    struct Part final {
+        Kind kind;
+        std::vector<Kind> items;  // of a list
+        c10::IValue constant;
+    };
+
+    Part part_of(const c10::IValue& value) const;
+
+    std::vector<Part> parts_;
+    bool rebuildable_;  // all arguments are in the parts, or in extras
+    int samples_ = 0;
+};
+
+// One call of an operator by the program: its arguments, taken apart, and what is known.
+class Invocation final {
+public:
+    explicit Invocation(const Facts& what) : facts(what) {}
+    Invocation(const Invocation&) = delete;
+    Invocation& operator=(const Invocation&) = delete;
+    Invocation(Invocation&&) = delete;
+    Invocation& operator=(Invocation&&) = delete;
+    ~Invocation() = default;
+
+    void take(const torch::jit::Stack& stack);
+
+    const Facts& facts;
+    c10::SmallVector<std::int64_t, 64> key;
+    c10::SmallVector<c10::TensorImpl*, 8> tensors;  // in order
+    c10::SmallVector<c10::IValue, 2> extras;        // what is not in the key
+    c10::SmallVector<std::uint32_t, 2> written;     // which tensors are written
+    bool opaque = false;  // something that cannot be rebuilt is among the arguments
+    c10::intrusive_ptr<Signature> signature;
+
+private:
+    void take_argument(const c10::IValue& value, std::uint32_t position);
+    void take_tensor(const at::Tensor& tensor, bool is_written);
+    bool take_wrapped(const c10::TensorImpl& tensor);
+    void take_list(const c10::IValue& value, std::uint32_t position);
+    void take_text(std::string_view text);
+    void take_statistics(const torch::jit::Stack& stack);
+
+    bool sees_requires_grad_ = false;
+};
+
+// The signature of a call, for as long as nobody asks for too many others.
+c10::intrusive_ptr<Signature> signature_of(const c10::OperatorHandle& op,
+                                           const Invocation& invocation,
+                                           const torch::jit::Stack& stack);
+std::size_t signatures_known() noexcept;
+
+// Tests give every signature the same price; negative: prices are measured.
+void fix_costs(Nanoseconds cost) noexcept;
+
+// Visits the tensors in what an operator returned, in order.
+template <class F>
+void each_tensor(std::span<const c10::IValue> results, F&& visit) {
+    std::uint32_t position = 0;
+    for (const c10::IValue& value : results) {
+        if (value.isTensor()) {
+            visit(position++, value.toTensor());
+        } else if (value.isList()) {
+            for (const c10::IValue& item : value.toListRef()) {
+                if (item.isTensor()) {
+                    visit(position++, item.toTensor());
+                }
+            }
+        }
+    }
+}
+
+}  // namespace rekindle

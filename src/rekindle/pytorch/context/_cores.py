@@ -1,0 +1,69 @@
+"""Which core runs a budget, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle.policies import Policy, Thrifty
+from rekindle.pytorch.native import core as native_core
+from rekindle.pytorch.native import why_not
+
+Core = Literal["auto", "native", "python"]
+
+#: What "auto" takes where both can be had. The native core is younger.
+PREFERRED: Core = "python"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One of the two, and the reason in a few words."""
+
+    native: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{'native' if self.native else 'python'}, {self.reason}"
+
+
+def chosen_core(
+    asked: Core, policy: Policy, device: torch.device, needs_python: Mapping[str, bool]
+) -> Chosen:
+    """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
+    if asked not in ("auto", "native", "python"):
+        raise Unsupported(
+            f'rekindle.budget(..., core={asked!r}): write core="auto", core="native" or '
+            'core="python"'
+        )
+    if asked == "python":
+        return Chosen(False, "as asked for")
+    obstacle = _obstacle(policy, device, needs_python)
+    if asked == "auto" and PREFERRED == "python":
+        return Chosen(False, "the default for now")
+    if not obstacle and native_core() is None:
+        obstacle = why_not()
+    if asked == "auto":
+        return Chosen(not obstacle, obstacle or "the default")
+    if obstacle:
+        raise Unsupported(
+            f'rekindle.budget(..., core="native"): {obstacle}. Write core="auto", which takes the '
+            "core in Python where the native one cannot be had"
+        )
+    return Chosen(True, "as asked for")
+
+
+def _obstacle(policy: Policy, device: torch.device, needs_python: Mapping[str, bool]) -> str:
+    """What the native core does not do, of all that is asked for; empty: nothing."""
+    for option, asked_for in needs_python.items():
+        if asked_for:
+            return f"it does not do {option}"
+    if type(policy) is not Thrifty:
+        return f"it knows no policy but Thrifty(), and {policy!r} is asked for"
+    if device.type != "cpu":
+        return f"it works on the CPU, and the budget is for {device.type}"
+    return ""

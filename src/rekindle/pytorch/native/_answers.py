@@ -1,0 +1,55 @@
+"""What the native core asks of Python: errors in words for its numbers, and a look at each peak."""
+
+from __future__ import annotations
+
+from typing import Any, final
+from weakref import WeakValueDictionary
+
+from rekindle._errors import OutOfBudget, Unsupported
+from rekindle._types import Bytes
+from rekindle.engine import NoRoom
+from rekindle.pytorch.online import out_of_budget
+from rekindle.pytorch.operators import changed_size, modified_input, resized_input
+
+#: By the number that the core knows them by.
+drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+@final
+class Answers:
+    """Its methods are called from any thread, without the core's lock. Errors are returned."""
+
+    def out_of_budget(
+        self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
+    ) -> OutOfBudget:
+        driver = drivers.get(number)
+        shortage = NoRoom(needed, memory, budget, None)
+        if driver is None:  # the context is over, and nobody has its `run` any more
+            return OutOfBudget(
+                str(shortage),
+                needed=needed,
+                budget=budget,
+                held={},
+                smallest_budget=memory + needed,
+                worth_trying=memory + needed,
+                operator=who,
+                where="",
+            )
+        error = out_of_budget(shortage, driver.snapshot(), who)
+        error.__cause__ = None  # as raised from nothing
+        driver.refused = (driver.operators_run, str(error), dict(vars(error)))
+        return error
+
+    def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:
+        return changed_size(name, now, before)
+
+    def resized_input(self, now: Bytes, before: Bytes) -> Unsupported:
+        return resized_input(now, before)
+
+    def modified_input(self, made_by: str, now: int, expected: int) -> RuntimeError:
+        return modified_input(made_by, now, expected)
+
+    def peak(self, number: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None:
+            driver.peak.look()

@@ -1,0 +1,55 @@
+"""Finds or builds the native core, and starts it: once in a process."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch.nn import Parameter
+
+from rekindle.native import extension
+from rekindle.native import why_not as why_not_built
+from rekindle.pytorch.native._answers import Answers
+from rekindle.pytorch.operators import EFFECTS, traits, views
+
+NAME: Final = "_torch"
+_SOURCES: Final = ("engine/*.cpp", "pytorch/*.cpp")
+_OLDEST: Final = (2, 13)
+
+_started: dict[str, Any] = {}  # the module, or why there is none
+
+
+def core(*, build: bool = True) -> ModuleType | None:
+    """The native core, ready to be entered; None: `why_not()`.
+
+    It is compiled on first use, which takes a minute. With `build=False` only one that was compiled
+    before is taken.
+    """
+    if "module" in _started:
+        return _started["module"]
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _OLDEST:
+        _started["why not"] = f"it needs torch 2.13, this is {torch.__version__}"
+        return None
+    module = extension(NAME, _SOURCES, with_torch=True, build=build)
+    if module is None:
+        _started["why not"] = why_not_built(NAME) or "it has not been compiled yet"
+        return None
+    reason = module.start(
+        Answers(), torch.Tensor, Parameter, [tuple(each) for each in traits()], EFFECTS, views()
+    )
+    if reason:
+        _started["why not"] = reason
+        _started["module"] = None
+        return None
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=module.forked)
+    _started["module"] = module
+    return module
+
+
+def why_not() -> str:
+    """Why `core()` returned None the last time, in a few words."""
+    return _started.get("why not", "")

@@ -1,0 +1,245 @@
+"""The native driver as the rest of the house sees a driver: numbers, a report, `keep`."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Final, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.native._answers import drivers
+from rekindle.pytorch.online import (
+    CATEGORIES,
+    GRADIENTS,
+    IN_USE,
+    INPUTS,
+    KEPT,
+    OPTIMIZER,
+    PARAMETERS,
+    PROGRAM,
+    SAVED,
+    Owners,
+    Snapshot,
+    Steps,
+    leaves,
+    users_line,
+)
+from rekindle.pytorch.operators import whole
+
+# Flags of a holder, as in `native/pytorch/driver.h`.
+_REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
+    1 << bit for bit in range(7)
+)
+_KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
+
+
+class _Numbers(NamedTuple):
+    """As the core gives them."""
+
+    memory: Bytes
+    peak: Bytes
+    clock: Nanoseconds
+    compute_ns: Nanoseconds
+    recompute_ns: Nanoseconds
+    evictions: int
+    recomputations: int
+    unlisted: Bytes
+    storages: int
+    alive: int
+    bookkeeping: Bytes
+
+
+class _Holder(NamedTuple):
+    """One piece of memory, as the core knows it."""
+
+    nbytes: Bytes
+    address: int
+    flags: int
+    site: str
+    gradient: int
+
+
+@final
+class NativeEngine:
+    """What may be asked of an engine."""
+
+    host = None  #: nothing is swapped
+
+    def __init__(self, core: ModuleType, handle: Any, budget: Bytes | None) -> None:
+        self._core = core
+        self._handle = handle
+        self.budget: Bytes | float = float("inf") if budget is None else budget
+
+    def now(self) -> _Numbers:
+        return _Numbers(*self._core.numbers(self._handle))
+
+    @property
+    def memory(self) -> Bytes:
+        return self.now().memory
+
+    @property
+    def peak(self) -> Bytes:
+        return self.now().peak
+
+    @peak.setter
+    def peak(self, nbytes: Bytes) -> None:
+        self._core.set_peak(self._handle, nbytes)
+
+    @property
+    def clock(self) -> Nanoseconds:
+        return self.now().clock
+
+    @property
+    def compute_ns(self) -> Nanoseconds:
+        return self.now().compute_ns
+
+    @property
+    def recompute_ns(self) -> Nanoseconds:
+        return self.now().recompute_ns
+
+    @property
+    def unlisted(self) -> Bytes:
+        return self.now().unlisted
+
+    @property
+    def storages(self) -> Iterator[int]:
+        """As many as there are in the graph."""
+        return iter(range(self.now().storages))
+
+    def check(self) -> None:
+        """Asserts every invariant."""
+        self._core.check(self._handle)
+
+
+@final
+class NativePeak:
+    """Who held the memory when there was most of it. The core says when to look."""
+
+    def __init__(self, driver: NativeDriver) -> None:
+        self.now = Snapshot()
+        self._driver = weakref.ref(driver)
+
+    def look(self) -> None:
+        driver = self._driver()
+        if driver is not None:
+            self.now = now = driver.snapshot()
+            driver.core.look_above(driver.handle, int(1.02 * now.memory))
+
+
+@final
+class NativeDriver:
+    """One native engine and the memory that it decides about."""
+
+    # What only the core in Python writes down.
+    recorder = capture = whole = audit = watcher = places = None
+
+    def __init__(self, core: ModuleType, budget: Bytes | None, device: torch.device) -> None:
+        self.core = core
+        self.handle = core.new(-1 if budget is None else budget)
+        self.engine = NativeEngine(core, self.handle, budget)
+        self.device = device
+        self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
+        self.busy = False
+        self.owners = Owners()
+        self.steps = Steps(self.engine)
+        self.peak = NativePeak(self)
+        self.refused: tuple[int, str, dict[str, Any]] | None = None  #: when, and how, the last time
+        drivers[core.number(self.handle)] = self
+        leaves.come_back_for(self)
+
+    @property
+    def operators_run(self) -> int:
+        """What moves with each of them."""
+        return self.engine.clock
+
+    @property
+    def evictions(self) -> int:
+        return self.engine.now().evictions
+
+    @property
+    def recomputations(self) -> int:
+        return self.engine.now().recomputations
+
+    def elsewhere(self) -> str | None:
+        """What to say if the program was on another device: this one is for the CPU."""
+        return None
+
+    def settle(self) -> None:
+        """The core does so whenever it is asked."""
+
+    def keep(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is never evicted."""
+        self.core.keep(self.handle, tensor)
+
+    def meet(self, tensor: Tensor) -> None:
+        """The memory of `tensor` counts from now on."""
+        self.core.meet(self.handle, tensor)
+
+    def make_room(self, needed: Bytes, who: str) -> None:
+        self.core.make_room(self.handle, needed, who)
+
+    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> NativeDriver | None:
+        if home.device.type != "cpu" or not home.nbytes():
+            return None
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            known = self.core.about_to_resize(self.handle, whole(home), nbytes)
+        return self if known else None
+
+    def resized(self, storage: NativeDriver) -> None:
+        self.core.resized(self.handle)
+
+    def close(self) -> None:
+        """The context is over: from now on what dies is acted on at once."""
+        self.core.leave(self.handle)
+
+    def snapshot(self) -> Snapshot:
+        """Who holds memory now. Walks everything: not for every operator."""
+        holders = [_Holder(*each) for each in self.core.holders(self.handle)]
+        gradients = {each.gradient for each in holders if each.gradient}
+        state = _addresses_of_state(self.owners.optimizers)
+        categories: Counter[str] = Counter()
+        sites: Counter[str] = Counter()
+        for each in holders:
+            category = _category(each, gradients, state)
+            categories[category] += each.nbytes
+            if category in (SAVED, PROGRAM, KEPT):
+                sites[each.site] += each.nbytes
+        ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
+        now = self.engine.now()
+        return Snapshot(now.memory, now.clock, users_line(), ordered, sites.most_common(5))
+
+
+def _category(holder: _Holder, gradients: set[int], state: set[int]) -> str:
+    """As `_explain` has it for the core in Python."""
+    flags = holder.flags
+    if holder.address in gradients:
+        return GRADIENTS
+    if holder.address in state:
+        return OPTIMIZER
+    if flags & _COUNTED:
+        return IN_USE
+    if flags & _REPLAYABLE and not flags & _PINNED:
+        if flags & _HELD:
+            return PROGRAM if flags & _REFERENCED else IN_USE
+        return SAVED
+    if flags & _PARAMETER:
+        return PARAMETERS
+    if holder.site == "source":
+        return INPUTS
+    return KEPT if flags & _KEPT else IN_USE
+
+
+def _addresses_of_state(optimizers: weakref.WeakSet[Any]) -> set[int]:
+    return {
+        entry.untyped_storage().data_ptr()
+        for optimizer in optimizers
+        for entries in optimizer.state.values()
+        for entry in entries.values()
+        if isinstance(entry, Tensor) and entry.layout is torch.strided
+    }

@@ -1,0 +1,80 @@
+"""The tables of `_operators` as data, for a core that is not written in Python.
+
+What the schema says of an operator that core reads for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+from rekindle.pytorch.operators._operators import (
+    ALWAYS_WRITTEN_STATISTICS,
+    EMPTY,
+    HIDDEN_STATISTICS,
+    INDEXING,
+    OVERWRITING,
+    ROUTING,
+    SEES_REQUIRES_GRAD,
+    UNTAGGED_RANDOM,
+    WITHOUT_MEMORY,
+    ZEROS,
+)
+
+#: By the bit that stands for it, as in `native/pytorch/facts.h`.
+_KINDS: Final = {
+    1: ROUTING,
+    2: INDEXING,
+    4: EMPTY,
+    8: ZEROS,
+    16: OVERWRITING,
+    32: SEES_REQUIRES_GRAD,
+    64: {WITHOUT_MEMORY},
+    128: UNTAGGED_RANDOM,
+    256: {*HIDDEN_STATISTICS, *ALWAYS_WRITTEN_STATISTICS},
+}
+
+
+class Traits(NamedTuple):
+    """What the tables say of one name."""
+
+    name: str
+    flags: int
+    #: Positions of running statistics that are written (R6), and of the flag that says whether;
+    #: -1: there is none.
+    mean: int
+    variance: int
+    training: int
+
+
+def traits() -> list[Traits]:
+    """Every name that is in a table."""
+    found: list[Traits] = []
+    for name in sorted(set[str]().union(*_KINDS.values())):
+        flags = sum(bit for bit, names in _KINDS.items() if name in names)
+        positions = HIDDEN_STATISTICS.get(name, (-1, -1, -1))
+        if name in ALWAYS_WRITTEN_STATISTICS:
+            positions = (*ALWAYS_WRITTEN_STATISTICS[name], -1)
+        found.append(Traits(name, flags, *positions))
+    return found
+
+
+def views() -> list[str]:
+    """The overloads in torch that return views and nothing else: no memory, no work."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    found: list[str] = []
+    for schema in torch._C._jit_get_all_schemas():
+        aliased = [each.alias_info for each in schema.returns if each.alias_info is not None]
+        only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
+        writes = [each.alias_info for each in schema.arguments if each.alias_info is not None]
+        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        if (
+            only_aliases
+            and schema.name.startswith("aten::")
+            and not any(alias.is_write for alias in writes)
+            and torch._C._dispatch_has_kernel(name)
+            and not has_kernel(name, "CompositeImplicitAutograd")
+        ):
+            found.append(name)
+    return found

@@ -1,0 +1,78 @@
+"""Both cores under the same tests: which one "auto" means, and what only the native one knows."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+
+from rekindle.pytorch.context import _cores
+from rekindle.pytorch.native import NativeDriver, _runtime, core, why_not
+
+Name = Literal["python", "native"]
+BOTH: tuple[Name, ...] = ("python", "native")
+
+_made: list[weakref.ref[NativeDriver]] = []  # since the test began
+_tunings: list[Callable[[NativeDriver], None]] = []
+
+
+@contextmanager
+def taken(name: Name) -> Iterator[None]:
+    """Inside, a budget that does not say has this core; native drivers count what runs again."""
+    if name == "native" and core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_cores, "PREFERRED", name)
+        make = NativeDriver.__init__
+
+        def counted(driver: NativeDriver, *args: object) -> None:
+            make(driver, *args)  # type: ignore[arg-type]
+            driver.core.count_again(driver.handle)
+            _made.append(weakref.ref(driver))
+            for tune in _tunings:
+                tune(driver)
+
+        patch.setattr(NativeDriver, "__init__", counted)
+        try:
+            yield
+        finally:
+            _made.clear()
+            _tunings.clear()
+
+
+def native() -> bool:
+    """Whether a budget that does not say has the native core."""
+    return _cores.PREFERRED == "native"
+
+
+def count_drivers() -> int:
+    """How many native drivers there were so far."""
+    return len(_made)
+
+
+def ran_again(since: int) -> Counter[str]:
+    """The operators that ran again in native drivers made since then, by name."""
+    return Counter(
+        name.removeprefix("aten::")
+        for reference in _made[since:]
+        if (driver := reference()) is not None
+        for name in driver.core.again(driver.handle)
+    )
+
+
+def tune(how: Callable[[NativeDriver], None]) -> None:
+    """Every native driver made from now on, to the end of the test."""
+    _tunings.append(how)
+
+
+def tune_no_more() -> None:
+    _tunings.clear()
+
+
+def entered() -> bool:
+    """Whether operators of this thread are seen by the native core."""
+    return bool(_runtime._key) and _runtime.is_seen()

@@ -1,0 +1,236 @@
+"""What is the native core's own: which core runs, what it counts, errors in threads, no leaks.
+
+That it does the same as the core in Python is for the tests that run under both.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.policies import DTR
+from rekindle.pytorch.native import core, why_not
+from tests.pytorch.allocations import allocated
+from tests.pytorch.harsh import WIDTH, deeper, vector
+
+VECTOR = 4 * WIDTH
+TIGHT = 14 * VECTOR
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    if core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+
+
+def within(amount: str | int) -> rekindle.budget:
+    return rekindle.budget(amount, core="native")
+
+
+def unlimited() -> rekindle.budget:
+    return rekindle.budget.unlimited(core="native")
+
+
+def numbers(run: Any) -> Any:
+    return run._driver.engine.now()
+
+
+# -- which core -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"record": True}, "record=True"),
+        ({"learn": True}, "learn"),
+        ({"swap": "1MiB"}, "swap"),
+        ({"evict": "anything"}, 'evict="anything"'),
+        ({"policy": DTR()}, "no policy but Thrifty"),
+        ({"device": "cuda"}, "works on the CPU"),
+    ],
+)
+def test_what_it_does_not_do_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(rekindle.Unsupported, match=reason) as caught:
+        rekindle.budget("1GiB", core="native", **settings)
+    assert 'core="auto"' in str(caught.value)
+
+
+def test_no_such_core() -> None:
+    with pytest.raises(rekindle.Unsupported, match='write core="auto"'):
+        rekindle.budget("1GiB", core="rust")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["native", "python"])
+def test_the_report_says_which_core_ran(name: Any) -> None:
+    with rekindle.budget("1GiB", core=name) as run:
+        vector(True).sin().sum().backward()
+    assert f"{name}, as asked for" in str(run.report())
+
+
+# -- what it counts -------------------------------------------------------------------------------
+
+
+def test_the_allocator_agrees() -> None:
+    """Judged by the allocator's own events: nothing else that the step allocates is of any size."""
+    weight = vector(True)
+    deeper(weight, 30).sum().backward()  # PyTorch itself allocates the first time
+    weight.grad = None
+
+    def step() -> None:
+        with within(TIGHT) as run:
+            deeper(weight, 30).sum().backward()
+        assert run.recomputations > 20
+
+    step()
+    weight.grad = None
+    assert allocated(step).peak <= TIGHT + VECTOR // 4
+
+
+def test_time_is_told() -> None:
+    with within(TIGHT) as run:
+        deeper(vector(True), 30).sum().backward()
+    assert run.compute_ns > 0
+    assert run.recompute_ns > 0
+    assert 10 * VECTOR < run.peak <= TIGHT
+
+
+def test_bookkeeping_is_small_and_flat() -> None:
+    """Per recorded operator; over steps nothing is left."""
+    weight = vector(True)
+    with unlimited() as run:
+        loss = deeper(weight, 500).sum()
+        assert numbers(run).bookkeeping <= 420 * 2_000
+        del loss
+        deeper(weight, 8).sum().backward()
+        gc.collect()
+        before = numbers(run).alive
+        for _ in range(200):
+            weight.grad = None
+            deeper(weight, 8).sum().backward()
+        assert numbers(run).alive <= before
+
+
+def test_the_same_events_lead_to_the_same_decisions() -> None:
+    """With equal prices the journals of two runs are equal, entry by entry."""
+    module: Any = core()
+
+    def journal() -> list[Any]:
+        torch.manual_seed(20)
+        weight = vector(True)
+        with within(TIGHT) as run:
+            driver: Any = run._driver
+            driver.core.open_journal(driver.handle, 100_000)
+            deeper(nn.functional.dropout(weight, 0.1), 30).sum().backward()
+            found = driver.core.journal(driver.handle)
+        assert run.recomputations > 0
+        return found
+
+    module.fix_costs(1_000)
+    try:
+        journal()  # what signatures need is known from then on
+        first = journal()
+        assert len(first) > 500
+        assert journal() == first
+    finally:
+        module.fix_costs(-1)
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def test_out_of_budget_is_the_same_class_in_a_thread_and_in_a_backward_pass() -> None:
+    caught: list[BaseException] = []
+
+    def hoard() -> None:
+        weight = vector(True)
+        with within(TIGHT):
+            try:
+                kept = [weight.sin() for _ in range(30)]
+                del kept
+            except rekindle.OutOfBudget as error:
+                caught.append(error)
+
+    thread = threading.Thread(target=hoard)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1
+    assert isinstance(caught[0], MemoryError)
+
+    class Wide(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return sum([gradient.repeat(30).view(30, -1)], gradient).sum(0)
+
+    weight = vector(True)
+    with within(TIGHT), pytest.raises(rekindle.OutOfBudget) as raised:
+        Wide.apply(weight).sum().backward()
+    assert raised.value.needed == 30 * VECTOR
+    with within(TIGHT):  # nothing stays
+        deeper(weight).sum().backward()
+
+
+def test_a_replay_that_makes_something_else_is_refused() -> None:
+    sizes = iter([WIDTH, WIDTH + 1, WIDTH + 2])
+    with torch.library._scoped_library("rekindle_native_test", "FRAGMENT") as library:
+        library.define("grows(Tensor x) -> Tensor")
+        library.impl("grows", lambda x: torch.zeros(next(sizes)), "CompositeExplicitAutograd")
+        weight = vector(True)
+        with within(TIGHT):
+            x = torch.ops.rekindle_native_test.grows(weight.detach())
+            loss = (weight.sin().sum() * x[:WIDTH]).square().sum() + deeper(weight, 20).sum()
+            del x
+            with pytest.raises(rekindle.Unsupported, match="when it ran again"):
+                loss.backward()
+
+
+# -- memory that others write ---------------------------------------------------------------------
+
+
+def test_memory_of_numpy_s_is_never_read_again() -> None:
+    """A buffer that is filled again and again; what was made of it first is kept."""
+
+    def gradient() -> Tensor:
+        torch.manual_seed(20)
+        buffer = np.zeros((20, 50), dtype=np.float32)
+        weight = torch.rand(20, 50, requires_grad=True)
+        loss = torch.zeros(())
+        for number in range(5):
+            buffer[:] = number
+            x = torch.from_numpy(buffer) * 2
+            loss = loss + (x * weight).sin().square().sum()
+            del x
+        loss = loss + deeper(weight, 6).sum()
+        loss.backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    wanted = gradient()
+    with within(20 * VECTOR) as run:
+        assert torch.equal(gradient(), wanted)
+    assert run.recomputations > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_is_outside() -> None:
+    weight = vector(True)
+    with within(TIGHT) as run:
+        weight.sin()
+        child = os.fork()
+        if child == 0:
+            kept = [vector() for _ in range(100)]  # more than the budget
+            os._exit(0 if len(kept) == 100 else 1)
+        _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert run.memory >= 0
