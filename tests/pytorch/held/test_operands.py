@@ -103,3 +103,25 @@ def test_an_operator_that_waits_for_a_thread(
     again = harshest(program, evict=evict, policy=rekindle.policies.LRU()).again
     # Of a thread that is within, the budget knows what it ran, so that only this runs again.
     assert again["mul" if started == "before" else "rekindle_tests::doubled_elsewhere"] > 0
+
+
+@pytest.mark.parametrize("first", ["saved", "anything"])
+def test_a_graph_of_an_earlier_budget_runs_again_within_this_one(
+    first: Literal["saved", "anything"],
+) -> None:
+    """What the earlier one brings back is its own: this one does not let go of it."""
+
+    def program() -> Step:
+        weight = torch.rand(1_000, requires_grad=True)
+        with rekindle.budget(_everything.AMPLE, evict=first) as earlier:
+            middle = deeper(weight)
+        _everything.let_go(earlier)
+
+        def step() -> object:
+            loss = deeper(middle).sum() * middle.sum()
+            loss.backward()
+            return weight, loss
+
+        return step
+
+    harshest(program, evict="anything")

@@ -83,7 +83,7 @@ def kept(tensor: Tensor) -> tuple[Tensor, int]:
     if tensor.grad_fn is None:
         return tensor, version_of(tensor)
     alias = tensor.detach()
-    if type(tensor) is not Tensor:
+    if type(alias) is not type(tensor):  # one that dispatches for itself is of its type already
         alias = alias.as_subclass(type(tensor))
         vars(alias).update(vars(tensor))
     return alias, version_of(tensor)

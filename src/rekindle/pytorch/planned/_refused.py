@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import exc
 from torch.utils import _pytree as pytree
 
-from rekindle._errors import InvalidArgument
+from rekindle._errors import InvalidArgument, Unsupported
 
 
 @contextmanager
@@ -28,16 +28,26 @@ def checked(model: Any, example_inputs: Any) -> Generator[None]:
     _check_signature(model, example_inputs)
     try:
         yield
-    except exc.TorchRuntimeError as error:
-        found = re.search(r"got \w+\(['\"](.*?)['\"]\)", str(error), re.DOTALL)
-        reason = found[1] if found else str(error).partition("\n")[0]
-        raise _do_not_fit(model, example_inputs, reason) from error
+    except (exc.TorchRuntimeError, Unsupported) as error:
+        failed = error.__cause__ if isinstance(error, Unsupported) else error
+        if not isinstance(failed, exc.TorchRuntimeError):
+            raise
+        found = re.search(r"got \w+\(['\"](.*?)['\"]\)", str(failed), re.DOTALL)
+        reason = found[1] if found else str(failed).partition("\n")[0]
+        raise _do_not_fit(model, example_inputs, reason.rstrip(".")) from failed
 
 
 def _check_signature(model: nn.Module, example_inputs: Any) -> None:
-    keywords = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
-    values = () if keywords else example_inputs
-    positional = (values,) if isinstance(values, Tensor) else tuple(values)
+    positional: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    if isinstance(example_inputs, Mapping):
+        keywords = dict(example_inputs)
+    elif isinstance(example_inputs, Tensor):
+        positional = (example_inputs,)
+    elif isinstance(example_inputs, list | tuple):
+        positional = tuple(example_inputs)
+    else:
+        return  # what else it is, whoever takes the arguments apart says
     try:
         inspect.signature(model.forward).bind(*positional, **keywords)
     except TypeError as error:
@@ -53,7 +63,7 @@ def _do_not_fit(model: nn.Module, example_inputs: Any, reason: str) -> InvalidAr
         if isinstance(leaf, Tensor)
     ]
     return InvalidArgument(
-        f"rekindle.plan: {type(model).__name__} does not run with these example inputs "
+        f"rekindle.plan: {type(model).__name__} cannot be traced with these example inputs "
         f"({', '.join(shapes)}): {reason}. Write rekindle.plan(model, (batch,), budget=...) with "
-        "what the model is called with"
+        "what the model is called with; if it does run with these, with rekindle.budget(...) around"
     )
