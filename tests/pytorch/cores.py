@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import pytest
+import torch
 
 from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import NativeDriver, _runtime, core, why_not
@@ -76,3 +77,11 @@ def tune_no_more() -> None:
 def entered() -> bool:
     """Whether operators of this thread are seen by the native core."""
     return bool(_runtime._key) and _runtime.is_seen()
+
+
+def let_go_now(driver: NativeDriver) -> None:
+    """Whatever may be evicted now is."""
+    driver.core.let_go_of_everything(driver.handle, True)
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        torch.zeros(())  # before any operator
+    driver.core.let_go_of_everything(driver.handle, False)

@@ -173,7 +173,11 @@ class NativeDriver:
     def settle(self) -> None:
         """The core does so whenever it is asked."""
 
-    def keep(self, tensor: Tensor) -> None:
+    def known(self, tensor: Tensor) -> Tensor:
+        """What the core knows it by."""
+        return tensor
+
+    def pin(self, tensor: Tensor) -> None:
         """The memory of `tensor` is never evicted."""
         self.core.keep(self.handle, tensor)
 
