@@ -40,6 +40,7 @@ from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import is_out_of_memory as is_out_of_memory
 from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form
+from rekindle.pytorch.online._owners import Owners as Owners
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
@@ -51,4 +52,3 @@ from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._users_line import users_line as users_line
-from rekindle.pytorch.online._owners import Owners as Owners

@@ -26,7 +26,11 @@ MOST: Final = 4 * SHOWN * A_STEP
 class Counting(Protocol):
     """What is asked of an engine."""
 
-    peak: Bytes
+    @property
+    def peak(self) -> Bytes: ...
+
+    @peak.setter
+    def peak(self, nbytes: Bytes) -> None: ...
 
     @property
     def memory(self) -> Bytes: ...
