@@ -11,8 +11,10 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "test_rules_foreign::test_a_value_written_from_outside[native-_by_numpy-saved]",
         "test_rules_foreign::test_a_value_written_from_outside[native-_by_array-saved]",
         "test_rules_foreign::test_a_value_written_from_outside[native-_by_another_process-saved]",
-        "test_rules_foreign::test_a_source_written_from_outside_after"
-        "_recipes_read_it[native-saved]",
+        (
+            "test_rules_foreign::test_a_source_written_from_outside_after"
+            "_recipes_read_it[native-saved]"
+        ),
         "test_rules_foreign::test_what_saves_more_bytes_is_done[native]",
         "test_rules_foreign::test_weights_that_others_modify_meanwhile[native-saved]",
     ),
@@ -27,13 +29,17 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     ),
     "sizes that values decide are bounded from above, or not known before": (
         "test_rules_sizes::test_what_values_decide_is_found_out_first[native-unique-saved]",
-        "test_rules_sizes::test_what_values_decide_is_found_out_first"
-        "[native-repeat_interleave-saved]",
+        (
+            "test_rules_sizes::test_what_values_decide_is_found_out_first"
+            "[native-repeat_interleave-saved]"
+        ),
         "test_rules_sizes::test_what_values_decide_is_found_out_first[native-bincount-saved]",
         "test_rules_sizes::test_what_values_decide_is_found_out_first[native-masked_select-saved]",
         "test_rules_sizes::test_what_values_decide_is_found_out_first[native-index-saved]",
         "test_rules_sizes::test_what_nobody_can_know_is_noticed_afterwards[native-to_dense-saved]",
-        "test_rules_sizes::test_what_nobody_can_know_is_noticed_after"
-        "wards[native-a custom operator-saved]",
+        (
+            "test_rules_sizes::test_what_nobody_can_know_is_noticed_after"
+            "wards[native-a custom operator-saved]"
+        ),
     ),
 }
