@@ -48,7 +48,8 @@ def progress(run: Run) -> Generator[None]:
         if live is None:
             click.echo(f"rekindle: {run.status()}", err=True)
         else:
-            live.update(Text(f"rekindle: {run.status()}", overflow="ellipsis"), refresh=True)
+            line = Text(run.status(), no_wrap=True, overflow="ellipsis")  # fits in 80 columns
+            live.update(line, refresh=True)
 
     run.on_step(show)
     with live or nullcontext():
