@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.policies import DTR
+from rekindle.policies import DEFAULT, DTR
+from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import core, why_not
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import WIDTH, deeper, vector
@@ -54,13 +55,17 @@ def numbers(run: Any) -> Any:
         ({"swap": "1MiB"}, "swap"),
         ({"evict": "anything"}, 'evict="anything"'),
         ({"policy": DTR()}, "no policy but Thrifty"),
-        ({"device": "cuda"}, "works on the CPU"),
     ],
 )
 def test_what_it_does_not_do_is_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(rekindle.Unsupported, match=reason) as caught:
         rekindle.budget("1GiB", core="native", **settings)
     assert 'core="auto"' in str(caught.value)
+
+
+def test_other_devices() -> None:
+    with pytest.raises(rekindle.Unsupported, match="works on the CPU, and the budget is for cuda"):
+        _cores.chosen_core("native", DEFAULT, torch.device("cuda"), {})
 
 
 def test_no_such_core() -> None:

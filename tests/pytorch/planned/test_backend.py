@@ -227,11 +227,11 @@ def test_a_plan_after_one_that_was_refused_takes_less_time(monkeypatch: pytest.M
     plan = WarmCuts.plan
     monkeypatch.setattr(WarmCuts, "plan", noted)
     trace = rekindle.capture(lambda: Residual()(torch.randn(8, WIDTH)).backward())
-    plans = _facade._Plans(None, _facade._Progress())
+    plans = _facade._Plans(None, _facade.ProgressLine())
     found = [plans(trace, 1 << 30, refused) for refused in range(4)]
     assert limits == [30.0, 15.0, 7.5, 7.5]
     assert len({plan.cost_ns for plan in found}) == 1
-    plans = _facade._Plans(Cuts(time_limit=2), _facade._Progress())
+    plans = _facade._Plans(Cuts(time_limit=2), _facade.ProgressLine())
     assert plans(trace, 1 << 30, 3).planner == "cuts"  # whoever names a planner says how long
 
 

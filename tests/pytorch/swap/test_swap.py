@@ -429,12 +429,6 @@ def test_the_default_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({"swap": "32"}, None, ""),
         ({"swap": "32 foo"}, rekindle.InvalidBudget, r'rekindle.budget\("6GiB", swap="6GiB"\)'),
         ({"swap": 0}, rekindle.InvalidBudget, r"more than 0 bytes"),
-        ({"swap": "1GiB", "device": "mps"}, rekindle.Unsupported, "on CUDA and on the CPU"),
-        (
-            {"swap": "1GiB", "device": "cuda", "swap_directory": "x"},
-            rekindle.Unsupported,
-            'swap="32GiB"',
-        ),
         ({"swap_directory": "x"}, rekindle.Unsupported, 'swap="32GiB", swap_directory='),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 
 import rekindle
 from rekindle.pytorch.online import Streams
-from rekindle.pytorch.swap import _pinned_store
+from rekindle.pytorch.swap import _pinned_store, host_memory
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
 
@@ -142,3 +142,11 @@ def test_swapping_on_a_device() -> None:
     assert got == wanted
     assert all(torch.equal(a, b) for a, b in zip(same, weights, strict=True))
     assert torch.cuda.max_memory_allocated() <= budget
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("mps", "on CUDA and on the CPU"), ("cuda", 'swap="32GiB"')]
+)
+def test_other_devices(device: str, message: str) -> None:
+    with pytest.raises(rekindle.Unsupported, match=message):
+        host_memory("1GiB", "x", torch.device(device))
