@@ -27,6 +27,7 @@ public:
     ~Deaths();
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }
+
     // Memory at `address` is about to be free.
     void freed(const void* address);
     // A handle of autograd's is gone.

@@ -71,7 +71,7 @@ private:
     Addresses<Resident> table_;
     std::vector<const void*> dead_addresses_;
     std::vector<Record*> dead_handles_;
-    std::vector<Ref<Storage>> gone_;  // what lived where memory is gone
+    std::vector<Ref<Storage>> gone_;     // what lived where memory is gone
     std::vector<Ref<Storage>> foreign_;  // nobody tells when their memory goes
     Bytes uncounted_ = 0;
     Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
@@ -89,9 +89,9 @@ public:
     std::int32_t longest_chain = 1'000;  // of calls that hang on each other, before one is kept
     bool count_again = false;
     std::vector<const Facts*> again;  // what ran again, if somebody counts
-    int never_recompute = 0;  // depth of `rekindle.never_recompute()`
-    Bytes look_above = 0;     // memory at which what was seen at the peak is out of date
-    Bytes in_flight = 0;      // of results of operators that run just now
+    int never_recompute = 0;          // depth of `rekindle.never_recompute()`
+    Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
+    Bytes in_flight = 0;              // of results of operators that run just now
     bool look_due = false;  // who has memory is to be asked: there is more of it than ever
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
@@ -156,20 +156,24 @@ public:
     void let_go_now();
     // Finds out which values the program has let go of; dead ones have told so themselves.
     void poll();
-    // Takes what is dead out of the table; it is acted on later. Before anything is looked up there.
+    // Takes what is dead out of the table; it is acted on later. Before anything is looked up
+    // there.
     void collect();
     // Acts on what happened meanwhile: handles that died, memory that is gone.
     void settle();
+
     void settle_if_needed() {
         if (deaths.any() || !gone_.empty()) {
             settle();
         }
     }
+
     // The context is over: from now on what dies is acted on at once.
     void close();
     // Who has memory now. Walks everything: not for every operator.
     std::vector<Holder> holders();
     std::size_t bytes_of_bookkeeping() const noexcept;
+
     std::size_t alive() const noexcept { return records_.alive() + recipes_.alive(); }
 
     // -- actions --------------------------------------------------------------------------------

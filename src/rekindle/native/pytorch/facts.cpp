@@ -102,8 +102,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
     facts.product = is_product(facts.name);
-    facts.opaque = facts.opaque || has_effects(facts.name) || facts.resizes ||
-                   facts.has(Traits::OPAQUE);
+    facts.opaque =
+        facts.opaque || has_effects(facts.name) || facts.resizes || facts.has(Traits::OPAQUE);
     return facts;
 }
 

@@ -27,8 +27,8 @@ Handle::~Handle() {
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    const bool packed = is_plain(impl) && is_plain_object(impl) &&
-                        in_words(*driver_, [&] { return pack(impl); });
+    const bool packed =
+        is_plain(impl) && is_plain_object(impl) && in_words(*driver_, [&] { return pack(impl); });
     if (!packed) {
         keep_as_it_is(tensor);
     }
@@ -62,9 +62,11 @@ bool Handle::pack(const c10::TensorImpl& tensor) {
     keys_ = tensor.key_set();
     version_.counter = tensor.version_counter();
     version_.look();
-    saved_ = WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-        const_cast<c10::TensorImpl*>(&tensor)
-    ));
+    saved_ = WeakTensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
     return true;
 }
 
@@ -117,15 +119,23 @@ void Handle::check_version(const char* maker) const {
     TORCH_CHECK(
         false,
         "one of the variables needed for gradient computation has been modified by an inplace "
-        "operation: [torch.", name, " ", sizes, "], which is output of ", maker,
-        ", is at version ", version_.now(), "; expected version ", version_.expected,
+        "operation: [torch.",
+        name,
+        " ",
+        sizes,
+        "], which is output of ",
+        maker,
+        ", is at version ",
+        version_.now(),
+        "; expected version ",
+        version_.expected,
         " instead. Hint: enable anomaly detection to find the operation that failed to compute its "
         "gradient, with torch.autograd.set_detect_anomaly(True)."
     );
 }
 
-// What the program's tensor is now, if `tensor.data = ...` gave it other memory since: plain PyTorch
-// computes with that.
+// What the program's tensor is now, if `tensor.data = ...` gave it other memory since: plain
+// PyTorch computes with that.
 at::Tensor Handle::moved(const Record& record) const {
     const auto tensor = saved_.lock();
     if (!tensor || !tensor->has_storage()) {
@@ -149,10 +159,12 @@ at::Tensor Handle::in(const Home& home) const {
     TORCH_CHECK(
         reach <= static_cast<std::int64_t>(home->nbytes()),
         "a tensor that autograd saved has lost memory since: its storage was resized to ",
-        home->nbytes(), " bytes, and ", reach, " are needed"
+        home->nbytes(),
+        " bytes, and ",
+        reach,
+        " are needed"
     );
-    at::Tensor made =
-        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys_, dtype_);
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys_, dtype_);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
     if (version_.counter.enabled()) {  // what a node writes there others are to notice

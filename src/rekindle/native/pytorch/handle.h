@@ -1,5 +1,5 @@
-// What autograd holds in the place of a tensor. Twin of rekindle.pytorch.online._handle, and of what
-// the Python runtime does when autograd saves and asks (R1, R7).
+// What autograd holds in the place of a tensor. Twin of rekindle.pytorch.online._handle, and of
+// what the Python runtime does when autograd saves and asks (R1, R7).
 #pragma once
 
 #include <c10/core/impl/SizesAndStrides.h>
@@ -14,6 +14,7 @@ namespace rekindle {
 class Handle final : public torch::autograd::SavedVariableHooks {
 public:
     explicit Handle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
+
     Handle(const Handle&) = delete;
     Handle& operator=(const Handle&) = delete;
     Handle(Handle&&) = delete;

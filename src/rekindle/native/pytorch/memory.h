@@ -34,31 +34,35 @@ struct Version final {
     std::int64_t now() const {
         return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
     }
+
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
+
     void look() { expected = now(); }
 };
 
 struct Record final : Storage {
     Record(Graph& graph, StorageId number, Bytes size) : Storage(graph, number, size) {}
 
-    const void* address = nullptr;  // of its memory; null without
-    Home owned;                     // null: the program alone keeps it, or it is evicted
-    WeakHome home = no_home();      // where it lives, whoever keeps it
+    const void* address = nullptr;    // of its memory; null without
+    Home owned;                       // null: the program alone keeps it, or it is evicted
+    WeakHome home = no_home();        // where it lives, whoever keeps it
     WeakTensor origin = no_tensor();  // a tensor of the program that has that version counter
     Version version;
-    const Facts* maker = nullptr;  // null: seen first as an argument
-    Ref<Storage> successor;        // whose value now lives where this one did
+    const Facts* maker = nullptr;   // null: seen first as an argument
+    Ref<Storage> successor;         // whose value now lives where this one did
     Record* held_before = nullptr;  // among what the program may hold
     Record* held_after = nullptr;
-    std::int32_t depth = 0;    // how many calls hang on each other, where somebody counts
-    std::uint8_t flags = 0;    // of its content
-    bool maybe_held = false;   // among what the program may hold
-    bool parameter = false;    // a leaf that requires a gradient
-    bool foreign = false;      // not the allocator's: others may write there unseen
+    std::int32_t depth = 0;   // how many calls hang on each other, where somebody counts
+    std::uint8_t flags = 0;   // of its content
+    bool maybe_held = false;  // among what the program may hold
+    bool parameter = false;   // a leaf that requires a gradient
+    bool foreign = false;     // not the allocator's: others may write there unseen
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
+
     // The memory of a value that is there.
     Home at() const { return owned ? owned : home.lock(); }
+
     // Whether the program keeps the memory beside the runtime.
     bool is_held() const noexcept;
     // Whether the version counter tells of `there`: not after `x.data = y`.

@@ -1,8 +1,7 @@
-// The Python module `_torch`: the native core of the online runtime. METH functions and conversions,
-// nothing else. The twin of what it is asked for is rekindle.pytorch.context._native.
+// The Python module `_torch`: the native core of the online runtime. METH functions and
+// conversions, nothing else. The twin of what it is asked for is rekindle.pytorch.context._native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -31,13 +30,16 @@ public:
             throw_error();
         }
     }
+
     Object(const Object&) = delete;
     Object& operator=(const Object&) = delete;
     Object(Object&&) = delete;
     Object& operator=(Object&&) = delete;
+
     ~Object() { Py_XDECREF(object_); }
 
     PyObject* get() const noexcept { return object_; }
+
     PyObject* give() noexcept { return std::exchange(object_, nullptr); }
 
     [[noreturn]] static void throw_error() {
@@ -74,7 +76,9 @@ void release_driver(PyObject* capsule) {
 }
 
 const c10::TensorImpl& tensor_of(PyObject* object) {
-    TORCH_CHECK_TYPE(THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name);
+    TORCH_CHECK_TYPE(
+        THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name
+    );
     return *THPVariable_Unpack(object).unsafeGetTensorImpl();
 }
 
@@ -95,7 +99,12 @@ PyObject* start(PyObject* arguments) {
         auto& [mean, variance, training] = made.statistics;
         parse(
             PySequence_Fast_GET_ITEM(each_trait.get(), i),
-            "sIiii", &name, &made.flags, &mean, &variance, &training
+            "sIiii",
+            &name,
+            &made.flags,
+            &mean,
+            &variance,
+            &training
         );
         rekindle::learn_traits(name, made);
     }

@@ -15,6 +15,7 @@ public:
         while (flag_.test_and_set(std::memory_order_acquire)) {
         }
     }
+
     void unlock() noexcept { flag_.clear(std::memory_order_release); }
 
 private:
@@ -34,10 +35,12 @@ public:
         }
         mine() = true;
     }
+
     void unlock() noexcept {
         mine() = false;
         mutex_.unlock();
     }
+
     // Not if this thread has it, or another one.
     bool try_lock() noexcept {
         if (mine() || !mutex_.try_lock()) {
@@ -46,6 +49,7 @@ public:
         mine() = true;
         return true;
     }
+
     // Whether this thread has it.
     static bool& mine() noexcept {
         thread_local bool has = false;
@@ -66,19 +70,23 @@ void forget_owner() noexcept;
 class Locked final {
 public:
     Locked() { the_mutex().lock(); }
+
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
     Locked(Locked&&) = delete;
     Locked& operator=(Locked&&) = delete;
+
     ~Locked() {
         if (held_) {
             the_mutex().unlock();
         }
     }
+
     void lock() {
         the_mutex().lock();
         held_ = true;
     }
+
     void unlock() noexcept {
         held_ = false;
         the_mutex().unlock();

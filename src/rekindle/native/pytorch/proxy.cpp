@@ -20,6 +20,7 @@ namespace autograd = torch::autograd;
 class Proxy final : public autograd::Engine {
 public:
     explicit Proxy(autograd::Engine& behind) : behind_(behind) {}
+
     Proxy(const Proxy&) = delete;
     Proxy& operator=(const Proxy&) = delete;
     Proxy(Proxy&&) = delete;

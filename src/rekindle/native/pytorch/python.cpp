@@ -1,8 +1,7 @@
 #define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include "python.h"
 
+#include <Python.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -24,10 +23,12 @@ Python& python() noexcept {
 class Gil final {
 public:
     Gil() : state_(PyGILState_Ensure()) {}
+
     Gil(const Gil&) = delete;
     Gil& operator=(const Gil&) = delete;
     Gil(Gil&&) = delete;
     Gil& operator=(Gil&&) = delete;
+
     ~Gil() { PyGILState_Release(state_); }
 
 private:

@@ -23,6 +23,7 @@ public:
 
     // Puts the generator back to where it was then.
     void restore() const;
+
     const at::Generator& generator() const noexcept { return generator_; }
 
 private:

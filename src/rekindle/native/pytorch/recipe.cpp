@@ -62,9 +62,11 @@ at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
     if (recipe.facts->written == 0) {
         return {};
     }
-    at::Tensor made(at::detail::empty_strided_cpu(
-        geometry.sizes, geometry.strides, c10::typeMetaToScalarType(geometry.dtype)
-    ));
+    at::Tensor made(
+        at::detail::empty_strided_cpu(
+            geometry.sizes, geometry.strides, c10::typeMetaToScalarType(geometry.dtype)
+        )
+    );
     std::memset(made.mutable_data_ptr(), 0, made.storage().nbytes());
     return made;
 }
@@ -109,10 +111,12 @@ public:
             random->restore();
         }
     }
+
     Drawing(const Drawing&) = delete;
     Drawing& operator=(const Drawing&) = delete;
     Drawing(Drawing&&) = delete;
     Drawing& operator=(Drawing&&) = delete;
+
     ~Drawing() {
         if (now_) {
             now_->restore();
@@ -225,8 +229,10 @@ std::int64_t precision() {
 }
 
 Switched::Switched(std::int64_t switches_then, std::int64_t precision_then)
-    : now_(switches()), then_(switches_then),
-      precision_now_(precision_then == 0 ? 0 : precision()), precision_then_(precision_then) {
+    : now_(switches()),
+      then_(switches_then),
+      precision_now_(precision_then == 0 ? 0 : precision()),
+      precision_then_(precision_then) {
     if (now_ != then_) {
         set_switches(then_);
     }

@@ -39,14 +39,18 @@ struct Recipe final : Call {
     std::unique_ptr<Aside> aside;
 
     const Random* random() const noexcept { return aside ? aside->random.get() : nullptr; }
+
     std::span<const c10::IValue> extras() const noexcept {
         return aside ? std::span<const c10::IValue>(aside->extras) : std::span<const c10::IValue>();
     }
+
     std::span<const std::uint32_t> written() const noexcept {
         return aside ? std::span<const std::uint32_t>(aside->written)
                      : std::span<const std::uint32_t>();
     }
+
     bool statistics() const noexcept { return aside && aside->statistics; }
+
     const char* name() const noexcept { return facts == nullptr ? "source" : facts->name.c_str(); }
 };
 
@@ -97,18 +101,20 @@ struct ChangedSize final {  // it made so many bytes, and before so many
     Bytes now;
     Bytes before;
 };
+
 struct ResizedInput final {  // an input has so many bytes, and had so many
     Bytes now;
     Bytes before;
 };
+
 struct ModifiedInput final {  // what one made was written where the budget does not see it
     const char* site;
     std::int64_t now;
     std::int64_t expected;
 };
 
-// The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the memory
-// of the inputs that it overwrites, else copies of them.
+// The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the
+// memory of the inputs that it overwrites, else copies of them.
 c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place);
 
 }  // namespace rekindle

@@ -41,8 +41,14 @@ public:
         torch::jit::Stack& stack,
         Locked& lock
     )
-        : driver_(driver), facts_(facts), op_(op), keys_(keys), stack_(stack), lock_(lock),
+        : driver_(driver),
+          facts_(facts),
+          op_(op),
+          keys_(keys),
+          stack_(stack),
+          lock_(lock),
           invocation_(facts) {}
+
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
     Operation(Operation&&) = delete;
@@ -78,6 +84,7 @@ private:
     bool written_over(bool recording);
     void link(Recipe& call, bool statistics);
     bool is_written(std::uint32_t position) const noexcept;
+
     Record* input(std::size_t position) noexcept {
         return static_cast<Record*>(inputs_[position].get());
     }
@@ -161,11 +168,13 @@ void Operation::only_count() {
     call(needed_);
     Bytes made = 0;
     if (!facts_.returns_written) {
-        each_tensor(torch::jit::last(stack_, facts_.returns), [&](std::uint32_t, const at::Tensor& tensor) {
-            if (tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl())) {
-                made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
+        each_tensor(
+            torch::jit::last(stack_, facts_.returns), [&](std::uint32_t, const at::Tensor& tensor) {
+                if (tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl())) {
+                    made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
+                }
             }
-        });
+        );
     }
     driver_.account(invocation_.signature->cost, made);
 }
@@ -341,20 +350,23 @@ void Operation::register_results() {
     c10::SmallVector<Made, 4> made;
     bool exotic = false;
     Bytes nbytes = 0;
-    each_tensor(torch::jit::last(stack_, facts_.returns), [&](std::uint32_t position, const at::Tensor& tensor) {
-        if (!tensor.defined() || !has_memory(*tensor.unsafeGetTensorImpl())) {
-            return;
+    each_tensor(
+        torch::jit::last(stack_, facts_.returns),
+        [&](std::uint32_t position, const at::Tensor& tensor) {
+            if (!tensor.defined() || !has_memory(*tensor.unsafeGetTensorImpl())) {
+                return;
+            }
+            c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
+            const auto same = [&](const Made& other) { return other.home == home; };
+            const bool known = home->_mutable_data_ptr_no_checks().get() == nullptr ||
+                               driver_.resident_at(*home) != nullptr || has_moved(*home);
+            if (!known && std::none_of(made.begin(), made.end(), same)) {
+                made.push_back({position, tensor.unsafeGetTensorImpl(), home});
+                exotic = exotic || !is_plain(*tensor.unsafeGetTensorImpl());
+                nbytes += static_cast<Bytes>(home->nbytes());
+            }
         }
-        c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
-        const auto same = [&](const Made& other) { return other.home == home; };
-        const bool known = home->_mutable_data_ptr_no_checks().get() == nullptr ||
-                           driver_.resident_at(*home) != nullptr || has_moved(*home);
-        if (!known && std::none_of(made.begin(), made.end(), same)) {
-            made.push_back({position, tensor.unsafeGetTensorImpl(), home});
-            exotic = exotic || !is_plain(*tensor.unsafeGetTensorImpl());
-            nbytes += static_cast<Bytes>(home->nbytes());
-        }
-    });
+    );
     c10::SmallVector<std::uint32_t, 4> positions;
     for (const Made& each : made) {
         positions.push_back(each.position);
@@ -370,8 +382,12 @@ void Operation::register_results() {
         }
         // Results beside what was written: the call cannot be run again for them.
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
-    } else if (!std::equal(positions.begin(), positions.end(), signature.fresh->begin(),
-                           signature.fresh->end())) {
+    } else if (!std::equal(
+                   positions.begin(),
+                   positions.end(),
+                   signature.fresh->begin(),
+                   signature.fresh->end()
+               )) {
         recording_ = false;  // not the same as last time: it does not depend on arguments alone
     }
     recording_ = recording_ && !exotic;
@@ -424,7 +440,8 @@ bool Operation::written_over(bool recording) {
     c10::SmallVector<Record*, 2> changed;
     for (const std::uint32_t position : invocation_.written) {  // in order
         Record* record = input(position);
-        if (record == nullptr || std::find(changed.begin(), changed.end(), record) != changed.end()) {
+        if (record == nullptr ||
+            std::find(changed.begin(), changed.end(), record) != changed.end()) {
             continue;
         }
         changed.push_back(record);
@@ -527,7 +544,10 @@ void set_memory(
 }
 
 void run(
-    Driver& driver, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack
+    Driver& driver,
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack
 ) {
     Locked lock;
     const Facts& facts = facts_of(op);

@@ -40,13 +40,12 @@ enum Mark : std::int64_t {
 constexpr std::size_t MOST_KEPT = 20'000;
 Nanoseconds fixed_cost = -1;
 
-constexpr c10::DispatchKeySet PLAIN_KEYS =
-    c10::DispatchKeySet(c10::DispatchKey::CPU) |
-    c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
-    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
-    c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
-    c10::DispatchKeySet(c10::DispatchKey::Negative) |
-    c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
+constexpr c10::DispatchKeySet PLAIN_KEYS = c10::DispatchKeySet(c10::DispatchKey::CPU) |
+                                           c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
+                                           c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
+                                           c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
+                                           c10::DispatchKeySet(c10::DispatchKey::Negative) |
+                                           c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
 
 std::int64_t bits_of(double number) noexcept {
     return std::bit_cast<std::int64_t>(number);
@@ -158,8 +157,10 @@ void Invocation::take_argument(const c10::IValue& value, std::uint32_t position)
         take_text(value.toStringView());
     } else if (value.isDevice()) {
         const c10::Device device = value.toDevice();
-        key.push_back(DEVICE | static_cast<std::int64_t>(device.type()) << 8 |
-                      static_cast<std::int64_t>(device.index() + 1) << 24);
+        key.push_back(
+            DEVICE | static_cast<std::int64_t>(device.type()) << 8 |
+            static_cast<std::int64_t>(device.index() + 1) << 24
+        );
         opaque = opaque || device.type() != c10::DeviceType::CPU;
     } else {
         key.push_back(OTHER);
@@ -272,7 +273,8 @@ void Invocation::take_statistics(const torch::jit::Stack& stack) {
         return;
     }
     for (const int position : {mean, variance}) {
-        if (position < 0 || position >= n || !given[static_cast<std::size_t>(position)].isTensor()) {
+        if (position < 0 || position >= n ||
+            !given[static_cast<std::size_t>(position)].isTensor()) {
             continue;
         }
         const at::Tensor& target = given[static_cast<std::size_t>(position)].toTensor();
@@ -290,7 +292,9 @@ void Invocation::take_statistics(const torch::jit::Stack& stack) {
 Signature::Signature(
     const c10::OperatorHandle& what, const Invocation& invocation, const torch::jit::Stack& stack
 )
-    : facts(invocation.facts), op(what), key(invocation.key.begin(), invocation.key.end()),
+    : facts(invocation.facts),
+      op(what),
+      key(invocation.key.begin(), invocation.key.end()),
       rebuildable_(!invocation.opaque) {
     const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
     for (const c10::TensorImpl* tensor : invocation.tensors) {
@@ -319,7 +323,8 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         return {Kind::extra, {}, {}};
     }
     if (!value.isList()) {  // a storage, say, would be kept alive
-        const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() || value.isDevice();
+        const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() ||
+                           value.isDevice();
         return {keeps ? Kind::constant : Kind::undefined, {}, keeps ? value : c10::IValue()};
     }
     if (value.isDoubleList()) {
@@ -340,8 +345,9 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
     }
     if (!of_tensors) {
         made.constant = value;  // those that do not vary
-    } else if (value.isOptionalTensorList() ||
-               !std::all_of(items.begin(), items.end(), is_tensor)) {
+    } else if (
+        value.isOptionalTensorList() || !std::all_of(items.begin(), items.end(), is_tensor)
+    ) {
         made.kind = Kind::optionals;
     }
     return made;
@@ -407,9 +413,9 @@ namespace {
 at::Tensor meta_of(const Geometry& geometry) {
     const auto itemsize = static_cast<Bytes>(geometry.dtype.itemsize());
     const std::int64_t length = geometry.reach() / std::max<Bytes>(1, itemsize);
-    at::Tensor made(at::detail::empty_meta(
-        {length}, c10::typeMetaToScalarType(geometry.dtype), std::nullopt
-    ));
+    at::Tensor made(
+        at::detail::empty_meta({length}, c10::typeMetaToScalarType(geometry.dtype), std::nullopt)
+    );
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
     impl._set_conj(geometry.conjugate);
@@ -438,7 +444,8 @@ Bytes Signature::predict(std::span<const c10::IValue> extras) const {
         for (const std::int64_t size : geometry.sizes) {
             count *= size;
         }
-        const auto dimensions = static_cast<std::int64_t>(std::max<std::size_t>(1, geometry.sizes.size()));
+        const auto dimensions =
+            static_cast<std::int64_t>(std::max<std::size_t>(1, geometry.sizes.size()));
         most = std::max(most, 8 * count * dimensions);
     }
     if (!rebuildable_) {
@@ -470,7 +477,9 @@ Bytes Signature::predict(std::span<const c10::IValue> extras) const {
             known.put(home, nbytes);
         });
         return total;
-    } catch (const std::exception&) {  // if the arguments are wrong, the operator itself will say so
+    } catch (
+        const std::exception&
+    ) {  // if the arguments are wrong, the operator itself will say so
         return most;
     }
 }
@@ -547,9 +556,12 @@ c10::intrusive_ptr<Signature> signature_of(
     const std::size_t mask = all.slots.size() - 1;
     for (std::size_t i = hash & mask; all.slots[i].signature; i = (i + 1) & mask) {
         const Signatures::Slot& slot = all.slots[i];
-        if (slot.hash == hash &&
-            std::equal(slot.signature->key.begin(), slot.signature->key.end(),
-                       invocation.key.begin(), invocation.key.end())) {
+        if (slot.hash == hash && std::equal(
+                                     slot.signature->key.begin(),
+                                     slot.signature->key.end(),
+                                     invocation.key.begin(),
+                                     invocation.key.end()
+                                 )) {
             return slot.signature;
         }
     }

@@ -49,8 +49,9 @@ class Invocation;
 
 class Signature final : public c10::intrusive_ptr_target {
 public:
-    Signature(const c10::OperatorHandle& op, const Invocation& invocation,
-              const torch::jit::Stack& stack);
+    Signature(
+        const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+    );
     Signature(const Signature&) = delete;
     Signature& operator=(const Signature&) = delete;
     Signature(Signature&&) = delete;
@@ -75,11 +76,21 @@ public:
     // Takes one execution into the price: the least of the first three.
     void sample(Nanoseconds elapsed) noexcept;
     // The arguments of one call again; a tensor that is not defined is left out as None.
-    void arguments(torch::jit::Stack& stack, std::span<at::Tensor> tensors,
-                   std::span<const c10::IValue> extras) const;
+    void arguments(
+        torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
+    ) const;
 
 private:
-    enum class Kind : std::uint8_t { constant, tensor, undefined, extra, wrapped, list, optionals, numbers };
+    enum class Kind : std::uint8_t {
+        constant,
+        tensor,
+        undefined,
+        extra,
+        wrapped,
+        list,
+        optionals,
+        numbers
+    };
 
     struct Part final {
         Kind kind;
@@ -98,6 +109,7 @@ private:
 class Invocation final {
 public:
     explicit Invocation(const Facts& what) : facts(what) {}
+
     Invocation(const Invocation&) = delete;
     Invocation& operator=(const Invocation&) = delete;
     Invocation(Invocation&&) = delete;
@@ -126,9 +138,9 @@ private:
 };
 
 // The signature of a call, for as long as nobody asks for too many others.
-c10::intrusive_ptr<Signature> signature_of(const c10::OperatorHandle& op,
-                                           const Invocation& invocation,
-                                           const torch::jit::Stack& stack);
+c10::intrusive_ptr<Signature> signature_of(
+    const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+);
 std::size_t signatures_known() noexcept;
 
 // Tests give every signature the same price; negative: prices are measured.
