@@ -194,7 +194,7 @@ def test_a_simulated_one_is_the_same_in_a_fresh_process() -> None:
     found = rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)
     program = (
         "import rekindle; from tests.pytorch.context.test_auto import BUDGET, Trainer; "
-        "print(rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True))"
+        "print(int(rekindle.max_batch(Trainer().at, budget=BUDGET, simulated=True)))"
     )
     fresh = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
