@@ -42,7 +42,6 @@ from rekindle.pytorch.online import (
     Runtime,
     Work,
     device_of,
-    dispatch_modes,
     handing_out_seen,
     is_out_of_memory,
     lost_in,
@@ -251,10 +250,11 @@ class budget:
             lessons = lessons_for(self._budget, device)
             learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
             run._learner = runtime.driver.watcher = learner
-        runtime.driver.work.below = dispatch_modes()
+        mode = _Mode(runtime)
+        runtime.driver.work.opens(mode)
         runtime.driver.open()
         with ExitStack() as stack:
-            mode = stack.enter_context(_Mode(runtime))
+            stack.enter_context(mode)
             stack.enter_context(handing_out_seen(runtime.driver))
             held: Anything | None = None
             if given.evict == "anything":

@@ -3,7 +3,6 @@
 from rekindle.pytorch.online._audit import Audit as Audit
 from rekindle.pytorch.online._audit import Site as Site
 from rekindle.pytorch.online._beneath import Work as Work
-from rekindle.pytorch.online._beneath import dispatch_modes as dispatch_modes
 from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._capture import Capture as Capture
 from rekindle.pytorch.online._contents import PutBack as PutBack

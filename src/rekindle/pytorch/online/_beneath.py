@@ -2,15 +2,17 @@
 
 The runtime's mode sees an operator after all modes that were entered later have changed it, and
 those that were entered before see what the runtime runs. Recomputation starts there again: a mode
-that scales, counts or caches (as those of selective checkpointing) acts once.
+that scales, counts or caches (as those of selective checkpointing) acts once. Within a mode it has
+to be: kernels that call other operators (`linalg_pinv`) round differently where there is none.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
@@ -25,12 +27,36 @@ unwatched: Any = _C.DisableTorchFunction
 
 
 @final
+class _Passing(TorchDispatchMode):
+    """Stands where the budget's own mode stood when an operator ran the first time."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+_PASSING: Final = _Passing()
+
+
+@final
 class Work:
     """Which operators are the runtime's own: those that it runs again, and for copies."""
 
     def __init__(self) -> None:
         self.thread = 0  #: the thread that they run in, if they do
-        self.below: Modes = ()  #: dispatch modes around the context
+        self._below: Modes = ()  #: dispatch modes around the context
+        self._own: weakref.ref[TorchDispatchMode] | None = None
+
+    def opens(self, mode: TorchDispatchMode) -> None:
+        """`mode` is the budget's own, and about to be entered."""
+        self._below, self._own = dispatch_modes(), weakref.ref(mode)
 
     @property
     def mine(self) -> bool:
@@ -42,30 +68,31 @@ class Work:
         """Inside they are, and no mode of the program's sees them. With the driver's lock only."""
         before, self.thread = self.thread, get_ident()
         try:
-            with _beneath(self.below):
+            with self._beneath_the_program_s():
                 yield
         finally:
             self.thread = before
+
+    @contextmanager
+    def _beneath_the_program_s(self) -> Iterator[None]:
+        """Inside there are the modes around the context, one that passes everything on, and no
+        others; and no function mode hears of anything."""
+        found = dispatch_modes()
+        with unwatched():
+            own = self._own and self._own()  # passes on what is its runtime's
+            if own is not None and found == (*self._below, own):
+                yield
+                return
+            _exchange((*self._below, _PASSING))
+            try:
+                yield
+            finally:
+                _exchange(found)
 
 
 def dispatch_modes() -> Modes:
     """Those of this thread, the outermost first."""
     return tuple([_C._get_dispatch_stack_at(i) for i in range(_C._len_torch_dispatch_stack())])
-
-
-@contextmanager
-def _beneath(modes: Modes) -> Iterator[None]:
-    """Inside, `modes` are the only dispatch modes, and no function mode hears of anything."""
-    found = dispatch_modes()
-    with unwatched():
-        if found == modes:
-            yield
-            return
-        _exchange(modes)
-        try:
-            yield
-        finally:
-            _exchange(found)
 
 
 def _exchange(modes: Modes) -> None:
