@@ -36,5 +36,15 @@ def test_a_loss(name: str, reduction: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert tracker.peak <= amount
 
 
+def test_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_signature, "_signatures", {})
+    patches = torch.rand(2, 9, 64)
+    amount = patches.nbytes + 2 * 64 * 4 + 100
+    with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount):
+        F.fold(patches, (8, 8), 3, padding=1)
+    assert tracker.peak <= amount
+
+
 def test_all_that_do_so_are_among_them() -> None:
-    assert {f"aten::{name}" for name in LOSSES} >= _operators.REDUCED_IN_PLACE
+    tested = {f"aten::{name}" for name in (*LOSSES, "col2im")}
+    assert tested >= _operators.REDUCED_IN_PLACE

@@ -155,9 +155,10 @@ FUNCTIONAL = {
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
-#: Losses whose sum or mean stays in the memory of what was summed up, element by element.
+#: Sums that stay in memory of the size of what was summed up: losses, overlapping patches.
 REDUCED_IN_PLACE = {
     "aten::binary_cross_entropy",
+    "aten::col2im",
     "aten::mse_loss",
     "aten::smooth_l1_loss",
     "aten::soft_margin_loss",
