@@ -125,3 +125,15 @@ def test_a_graph_of_an_earlier_budget_runs_again_within_this_one(
         return step
 
     harshest(program, evict="anything")
+
+
+def test_the_data_of_an_inference_tensor_is_written() -> None:
+    """Neither has a version counter that the other could share."""
+    x = torch.rand(1_000)
+    with rekindle.budget(4 * x.nbytes, evict="anything") as run, torch.inference_mode():
+        y = x + 1
+        y.data.mul_(2)
+        made = [x.sin() for _ in range(5)]
+    assert torch.equal(y, (x + 1) * 2)
+    assert all(torch.equal(each, x.sin()) for each in made)
+    assert run.evictions > 0

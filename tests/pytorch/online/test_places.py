@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -127,3 +129,20 @@ def test_the_report_of_a_recorded_run_says_where_time_went() -> None:
     totals = [sum(band) for band in zip(*report.timeline.bands.values(), strict=True)]
     assert max(totals) == report.peak == run.peak
     assert report.to_html().count("<section>") >= 6
+
+
+class _Keeping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x.exp()
+        return self.kept.sum()
+
+
+def test_a_module_that_keeps_its_results_does_not_live_for_ever() -> None:
+    """Through the graph it holds what knows places; the collector does not see through graphs."""
+    network = _Keeping()
+    with rekindle.budget.unlimited(record=True):
+        network(torch.rand(8, requires_grad=True))
+    gone = weakref.ref(network)
+    del network
+    gc.collect()
+    assert gone() is None

@@ -110,3 +110,25 @@ def test_what_hooks_inside_make_of_a_leaf_comes_back() -> None:
     with rekindle.budget("1MiB"), twice:
         (found,) = _saved(weight)
     assert torch.equal(found, weight * 2)
+
+
+def test_what_was_made_without_grad_is_no_leaf_that_autograd_knows() -> None:
+    """It requires a gradient and has no graph, but nothing accumulates its gradient."""
+    weight = vector(requires_grad=True)
+
+    def step() -> None:
+        x = weight * 1
+        with torch.no_grad():
+            part = x[:1]
+        assert part.requires_grad
+        assert part.is_leaf
+        found = _saved(x, part, weight)
+        assert torch.equal(found[1], part)
+        assert found[2] is weight
+
+    with rekindle.budget("1MiB") as run:
+        step()
+        unreachable = Saving.apply(weight * 1, weight)  # as long as it lives, leaves come back
+    step()
+    assert run.evictions == 0
+    del unreachable

@@ -266,6 +266,56 @@ def test_other_data_for_what_was_saved(what: str) -> None:
     assert harshest(program).run.recomputations > 0
 
 
+class _Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = x.exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (result,) = ctx.saved_tensors
+        return gradient * result
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+@pytest.mark.parametrize("make", [torch.exp, torch.Tensor.tanh_, _Exponential.apply])
+def test_other_data_for_a_result_that_its_own_node_saved(
+    make: Callable[[Tensor], Tensor], evict: Literal["saved", "anything"]
+) -> None:
+    """What a node saves of its own results is not the variable, in plain PyTorch either."""
+
+    def program() -> Callable[[], dict[str, Tensor]]:
+        x, other = vector(True), vector()
+
+        def step() -> dict[str, Tensor]:
+            h = make(x * 1)
+            loss = deeper(h * h).sum()
+            h.data = other
+            loss = loss + deeper(h * h).sum()
+            loss.backward()
+            assert x.grad is not None
+            return {"x": x.grad, "h": h.detach()}
+
+        return step
+
+    assert harshest(program, evict=evict).run.recomputations > 0
+
+
+@pytest.mark.parametrize("make", [torch.exp, _Exponential.apply])
+def test_other_data_for_a_result_whose_own_node_has_run(make: Callable[[Tensor], Tensor]) -> None:
+    """It has dropped what it saved, and other nodes still compute with what is there now."""
+    x, weight = vector(True), vector(True)
+    with rekindle.budget("1GiB"):
+        h = make(x)
+        used = (h * weight).sum()
+        h.sum().backward()
+        h.data = other = vector()
+        (gradient,) = torch.autograd.grad(used, weight)
+    assert torch.equal(gradient, other)
+
+
 class _Reads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import final
+from collections.abc import Iterator
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Handle:
     def moved(self, storage: Storage) -> Tensor | None:
         """What the program's tensor is now, if `tensor.data = ...` gave it other memory since.
 
-        Plain PyTorch computes with that.
+        Plain PyTorch computes with that, unless the node that made the tensor saved it.
         """
         tensor = self.saved() if self.saved is not None else None
         if tensor is None:
@@ -54,11 +55,25 @@ class Handle:
         watch = storage.payload.watch
         if watch is not None and watch.address == tensor.untyped_storage()._cdata:
             return None
+        if tensor.grad_fn is not None and any(each is self for each in _packed(tensor.grad_fn)):
+            return None
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             return tensor.detach()
 
     def __del__(self) -> None:
         self.released.announce(self.storage)
+
+
+def _packed(node: Any) -> Iterator[object]:
+    """What hooks made of the tensors that `node` saved; nothing once it has run."""
+    for name in dir(node):
+        if name.startswith("_raw_saved_"):
+            try:
+                saved = getattr(node, name)
+            except RuntimeError:  # of a custom function that has dropped them
+                return
+            for each in saved if isinstance(saved, list | tuple) else (saved,):
+                yield each.data
 
 
 def modified(

@@ -14,7 +14,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import get_gradient_edge
 
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.tensors import geometry_of
@@ -55,8 +54,12 @@ def _leaf(tensor: Tensor) -> Tensor:
     """The leaf that was saved and is unpacked as `tensor`; or that, if hooks made it another."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
-    with unwatched(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-        leaf: Any = get_gradient_edge(tensor).node.variable  # type: ignore[attr-defined]
+    with unwatched(), torch._C._DisableTorchDispatch(), torch.enable_grad():  # type: ignore[attr-defined]
+        graph: Any = tensor.view_as(tensor).grad_fn
+    accumulator = graph.next_functions[0][0]
+    if accumulator is None:  # a view that was made without grad: nobody accumulates for it
+        return tensor
+    leaf = accumulator.variable
     same = leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata and geometry_of(
         leaf
     ) is geometry_of(tensor)

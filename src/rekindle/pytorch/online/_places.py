@@ -48,6 +48,8 @@ class Places:
         leaves = register_module_forward_hook(self._leave, always_call=True)
         stack.callback(enters.remove)
         stack.callback(leaves.remove)
+        # A module that holds its results, and they the graph, and that us, would never be gone.
+        stack.callback(self._paths.clear)
 
     def note(self) -> None:
         """One more operator runs, now."""

@@ -155,6 +155,16 @@ FUNCTIONAL = {
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
+#: Sums that stay in memory of the size of what was summed up: losses, overlapping patches.
+REDUCED_IN_PLACE = {
+    "aten::binary_cross_entropy",
+    "aten::col2im",
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    "aten::soft_margin_loss",
+}
+
+
 @final
 class Operator:
     """What is fixed for one overload."""
@@ -174,6 +184,7 @@ class Operator:
         "precise",
         "predicting",
         "random",
+        "reduced_in_place",
         "resizes",
         "results",
         "returns_tensors",
@@ -233,6 +244,7 @@ class Operator:
         self.counted_first = self.name in COUNTED_FIRST
         #: Decides its sizes by a list of numbers that are no integers.
         self.scaled = any(argument.name == "scale_factors" for _, argument in arguments)
+        self.reduced_in_place = self.name in REDUCED_IN_PLACE
         self.routing = self.name in ROUTING
         self.indexing = self.name in INDEXING
         #: What the content of a result is until somebody writes to it; nothing special: 0.

@@ -348,6 +348,9 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
             home = tensor.untyped_storage()
             total += max(0, home.nbytes() - known.get(home._cdata, 0))
             known[home._cdata] = home.nbytes()
+    if signature.operator.reduced_in_place:
+        elements = torch.broadcast_shapes(*(meta.shape for meta in metas)).numel()
+        total = max(total, elements * metas[0].itemsize)
     return total
 
 

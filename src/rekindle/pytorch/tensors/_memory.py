@@ -160,6 +160,8 @@ def share_version(origin: Tensor, target: Tensor) -> bool:
     """
     if target is origin or target._base is origin:
         return True
+    if origin.is_inference() or target.is_inference():  # there is no counter to share
+        return False
     version, before = target._version, origin._version
     torch._C._increment_version([target])  # type: ignore[attr-defined]
     shared = origin._version != before

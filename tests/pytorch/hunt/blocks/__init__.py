@@ -1,0 +1,26 @@
+"""Blocks of networks: each takes `x` of the shape (batch, time, 8) and leaves one of that shape.
+
+`M` stands for the block's own name: `M = ...` becomes an attribute of the network, `M_a = ...`
+another one. Other names are variables of its `forward`, shared with the blocks around.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.pytorch.hunt.blocks.corners import CORNERS
+from tests.pytorch.hunt.blocks.hooks import HOOKS
+from tests.pytorch.hunt.blocks.layers import LAYERS
+from tests.pytorch.hunt.blocks.operations import OPERATIONS
+
+
+class Block(NamedTuple):
+    forward: str
+    build: str = ""
+
+
+BLOCKS = {
+    name: Block(**slots)
+    for rows in (LAYERS, OPERATIONS, HOOKS, CORNERS)
+    for name, slots in rows.items()
+}

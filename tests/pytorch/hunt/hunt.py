@@ -1,0 +1,72 @@
+"""One seed: a loop is drawn, modes are drawn, and the first complaint is what comes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from tests.pytorch.hunt.judge import Complaint, Plain, chosen, complaint, growth
+from tests.pytorch.hunt.known import known as why_known
+from tests.pytorch.hunt.loop import Loop, random_loop
+from tests.pytorch.hunt.modes import MODES, Mode
+
+MOST_DRAWN = 20
+LOOKED_AT_FOR_GROWTH = 20  #: one loop in so many
+
+
+@dataclass
+class Outcome:
+    loop: Loop
+    kind: Literal["same", "different", "undetermined"] = "same"
+    mode: Mode | None = None
+    complaint: Complaint | None = None
+    tightness: float = 1.0
+    drawn_again: int = 0
+    grows: bool = False
+    excepted: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+
+
+def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = False) -> Outcome:
+    """Draws by `seed`, and judges. `known`: what is known to go wrong is a complaint too."""
+    rng = Random(seed)
+    drawn = 0
+    for drawn in range(MOST_DRAWN):  # noqa: B007 - how many were wasted
+        loop = chosen(random_loop(rng))
+        plain = Plain(loop.source())
+        if not plain.error:  # else there is little to compare: loops go wrong at once
+            break
+    outcome = Outcome(loop, drawn_again=drawn)
+    if not plain.determined:
+        outcome.kind = "undetermined"
+        return outcome
+    for mode in _drawn_modes(rng, modes, only):
+        outcome.mode, outcome.tightness = mode, rng.choice((1.0, 1.0, 0.9, rng.random()))
+        outcome.modes[mode.name] += 1
+        outcome.complaint = found = complaint(loop.source(), plain, mode, outcome.tightness)
+        if found is not None:
+            reason = found.text if found.excepted else "" if known else why_known(loop, found.text)
+            if not reason:
+                outcome.kind = "different"
+                return outcome
+            outcome.excepted[reason] += 1
+    if seed % LOOKED_AT_FOR_GROWTH == 0 and loop.place == "loop" and not loop.interrupted:
+        outcome.mode = MODES["unlimited"]
+        outcome.complaint = growth(loop, outcome.mode)
+        if outcome.complaint is not None:
+            outcome.kind = "different"
+            outcome.grows = True
+    return outcome
+
+
+def _drawn_modes(rng: Random, count: int, only: Sequence[str]) -> list[Mode]:
+    possible = [mode for mode in MODES.values() if mode.name in only or not only]
+    drawn: list[Mode] = []
+    while possible and len(drawn) < count:
+        (mode,) = rng.choices(possible, [mode.weight for mode in possible])
+        possible.remove(mode)
+        drawn.append(mode)
+    return drawn

@@ -1,0 +1,257 @@
+"""A program run plainly and in a mode: what differs."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from tests.pytorch.bits import differing
+from tests.pytorch.fuzz.program import NOTICED
+from tests.pytorch.harsh import Watch, everything
+from tests.pytorch.hunt import kit
+from tests.pytorch.hunt.loop import Loop
+from tests.pytorch.hunt.modes import ROOMY, Contexts, Mode, TooLong
+
+MOST_ATTEMPTS = 100
+MOST_AGAIN = 6
+PERIOD = 6
+#: Not interrupted: what makes no memory, and what a program may catch an OutOfBudget of.
+NEVER_FAIL = (
+    "aten.detach.default",
+    "aten.view.default",
+    "aten.t.default",
+    "aten.alias.default",
+    "aten.empty.memory_format",
+)
+
+
+@dataclass
+class Left:
+    """What a run of a program leaves behind, as copies."""
+
+    found: dict[str, Any]
+    error: BaseException | None
+    contexts: Contexts
+    peak: int = 0
+    alive: int = 0
+    dispatched: int = 0
+    operators: list[tuple[str, int]] = field(default_factory=list)
+
+
+def collect_little() -> None:
+    """From now on: garbage is collected after every run, and what there is already is none."""
+    import_module("torch._dynamo")  # as the first optimizer does
+    gc.collect()
+    gc.freeze()
+
+
+def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Left:
+    """Runs `source`, with what `contexts` gives it. `tracked`: below a tracker.
+
+    Raises `OutOfBudget`, which is for the caller to act on.
+    """
+    log: list[Any] = []
+
+    def note(*values: Any) -> None:
+        log.append([_noted(value) for value in values])
+
+    space: dict[str, Any] = {name: value for name, value in vars(kit).items() if name[0] != "_"}
+    given = {**space, "note": note, "mark": contexts.mark}
+    given |= {"budget": contexts.budget, "planned": contexts.planned}
+    space = dict(given)
+    kit.counts.clear()
+    error: BaseException | None = None
+    tracker = Watch()
+    code = compile(source, "<loop>", "exec")
+    try:
+        if tracked:
+            with tracker:
+                exec(code, space)
+                gc.collect()
+        else:
+            exec(code, space)
+    except rekindle.OutOfBudget:
+        raise
+    except Exception as raised:
+        error = raised
+    alive = tracker.alive
+    results = {
+        name: _contents(value)
+        for name, value in sorted(space.items())
+        if name not in given and isinstance(value, (Tensor, nn.Module, list, dict, tuple, *_STATED))
+    }
+    try:
+        found = everything(results)
+    except RuntimeError as unreadable:  # what is left is not there
+        found, error = {}, unreadable
+    found["log"] = log
+    found["error"] = "" if error is None else f"{type(error).__name__}: {_start(error)}"
+    order = space["trip"].order if "trip" in space else []
+    dispatched = tracker.operators.total()
+    return Left(found, error, contexts, tracker.peak, alive, dispatched, order)
+
+
+_STATED = (torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _contents(value: Any) -> Any:
+    if isinstance(value, _STATED):
+        return {k: v for k, v in value.state_dict().items() if not callable(v)}
+    if isinstance(value, nn.Module):
+        kept = {
+            f"{where}.{name}": each
+            for where, module in value.named_modules()
+            for name, each in vars(module).items()
+            if isinstance(each, Tensor)
+        }
+        return [value, kept]
+    if isinstance(value, (list, tuple)):
+        return [
+            _contents(each) for each in value if isinstance(each, (Tensor, list, tuple, *_STATED))
+        ]
+    if isinstance(value, dict):
+        return {str(k): _contents(v) for k, v in value.items() if isinstance(v, Tensor)}
+    return value
+
+
+def _noted(value: Any) -> Any:
+    """As it is now: it may be written later."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    plain = value.detach().clone().as_subclass(Tensor)
+    return str(plain.dtype), tuple(plain.shape), plain.view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _start(error: BaseException) -> str:
+    text = str(error)
+    return NOTICED if NOTICED in text else text.split("\n")[0]
+
+
+class Plain:
+    """How PyTorch alone runs a loop: twice, so as to know whether it does so in one way."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.first = run_program(source, Contexts(None))
+        self.below = run_program(source, Contexts(None), tracked=True)
+        self.peak, self.constants = self.below.peak, self.below.alive
+        self.operators = self.below.dispatched
+        self.determined = True
+        if differing(self.first.found, self.below.found):
+            again = run_program(source, Contexts(None))
+            self.determined = not differing(self.first.found, again.found)
+
+    @property
+    def error(self) -> str:
+        return self.first.found["error"]
+
+    def differing(self, got: Left) -> tuple[list[str], bool]:
+        """Names of what `got` has otherwise; whether it is as below a mode that does nothing."""
+        names = differing(got.found, self.first.found)
+        if names and not differing(got.found, self.below.found):
+            return [], True
+        return names, False
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """excepted: as PyTorch does below a mode that does nothing, which is not as without one; or
+    given up, since it takes too long; or without a plan. That is no complaint."""
+
+    mode: str
+    amount: int
+    text: str
+    excepted: bool = False
+
+
+def complaint(source: str, plain: Plain, mode: Mode, tightness: float) -> Complaint | None:
+    """What is wrong with `source` in `mode`; None if nothing is.
+
+    `tightness` 1.0: the smallest budget that works; 0.0: the plain peak.
+    """
+    amount = ROOMY
+    if mode.amount == "tight":
+        amount = max(1, plain.constants + int((plain.peak - plain.constants) * (1 - tightness)))
+    for attempt in range(MOST_ATTEMPTS):
+        contexts = Contexts(mode, amount)
+        contexts.most_operators = MOST_AGAIN * plain.operators
+        try:
+            with mode.around():
+                got = run_program(source, contexts)
+        except TooLong:
+            return Complaint(mode.name, amount, "given up", excepted=True)
+        except rekindle.OutOfBudget as error:
+            if mode.amount == "roomy":
+                return Complaint(mode.name, amount, f"OutOfBudget: {error}")
+            if contexts.peak > amount and not mode.planned:
+                return Complaint(mode.name, amount, f"refused, with a peak of {contexts.peak}")
+            if error.smallest_budget <= amount:
+                return Complaint(
+                    mode.name, amount, f"refused, and asked for {error.smallest_budget}"
+                )
+            amount = max(error.smallest_budget, int(amount * 1.05) if attempt > 5 else 0)
+            continue
+        return _compared(got, plain, mode, amount)
+    return Complaint(mode.name, amount, f"the smallest budget grew {MOST_ATTEMPTS} times")
+
+
+def _compared(got: Left, plain: Plain, mode: Mode, amount: int) -> Complaint | None:
+    if mode.planned and isinstance(got.error, rekindle.Unsupported):
+        return Complaint(mode.name, amount, "no plan", excepted=True)
+    names, excepted = plain.differing(got)
+    if names:
+        told = [name for name in ("error",) if name in names]
+        which = [f"{name}: {plain.first.found[name]!r} became {got.found[name]!r}" for name in told]
+        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        return Complaint(mode.name, amount, f"differing: {names[:6]}{more} {'; '.join(which)}")
+    if got.contexts.peak > amount:
+        return Complaint(mode.name, amount, f"the peak was {got.contexts.peak}")
+    for run in got.contexts.runs:
+        try:
+            run._driver.engine.check()
+        except AssertionError as error:
+            return Complaint(mode.name, amount, f"the engine's check: {error!r}")
+    if excepted:
+        return Complaint(mode.name, amount, "as below a mode that does nothing", excepted=True)
+    return None
+
+
+def growth(loop: Loop, mode: Mode) -> Complaint | None:
+    """Whether what is remembered grows with every step, where the plain program's memory does not.
+
+    Steps are compared that have the same size: sizes come again after one, two or three steps.
+    """
+    source = replace(loop, steps=PERIOD * 3).source()
+    plain = [run_program(replace(loop, steps=n).source(), Contexts(None), tracked=True).alive
+             for n in (PERIOD, PERIOD * 2)]  # fmt: skip
+    if plain[0] != plain[1]:  # it keeps something of every step itself
+        return None
+    contexts = Contexts(mode, ROOMY, counting=True)
+    with mode.around():
+        run_program(source, contexts)
+    marks = contexts.marks
+    if len(marks) < PERIOD * 3:
+        return None
+    for kind, name in enumerate(("storages", "bytes")):
+        seen = [mark[kind] for mark in marks]
+        if all(seen[i] > seen[i - PERIOD] for i in range(PERIOD, PERIOD * 3)):
+            return Complaint(mode.name, ROOMY, f"{name} grow with every step: {seen}")
+    return None
+
+
+def chosen(loop: Loop) -> Loop:
+    """`loop` with the operator that is interrupted, if one is to be."""
+    if not loop.interrupted or loop.trip is not None:
+        return loop
+    order = run_program(loop.source(), Contexts(None)).operators
+    order = [each for each in order if each[0] not in NEVER_FAIL]
+    if not order:
+        return replace(loop, interrupted=False)
+    return replace(loop, trip=Random(loop.seed).choice(order))

@@ -1,0 +1,51 @@
+"""What is known to go wrong, so that the rest can be hunted: a part of a loop, and what is said.
+
+A row is taken away when it holds no more: `python -m tests.pytorch.hunt --known` complains of these
+too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tests.pytorch.hunt.loop import Loop
+
+
+class Known(NamedTuple):
+    """part: regular expression for one of `Loop.parts`. text: one for the complaint."""
+
+    part: str
+    text: str
+    reason: str
+
+
+PEAK = "peak"
+KNOWN: tuple[Known, ...] = (
+    Known(
+        "block scripted",
+        "TorchScript interpreter",
+        "OutOfBudget inside nested TorchScript is a bare RuntimeError",
+    ),
+    Known("driver (closure|line search)", PEAK, "a step that is undone is over the budget"),
+    Known(
+        "block (lstm|packed)",
+        PEAK,
+        "how large the workspace of oneDNN's LSTM is, oneDNN tells when it runs for the first time",
+    ),
+    Known(
+        "driver rollout|habit (another default type|input from a buffer|best so far|weighted)"
+        "|block (selected|put|listed|numpy|frombuffer|dlpack|pickled|custom_op)",
+        PEAK,
+        "what torch.tensor makes of Python's or NumPy's is there when it is seen first",
+    ),
+    Known("block embedding_bag", PEAK, "its meta kernel makes other offsets than the real one"),
+)
+
+
+def known(loop: Loop, text: str) -> str:
+    """Why `loop` is complained of in this way, if that is known; else nothing."""
+    for row in KNOWN:
+        if re.search(row.text, text) and any(re.match(row.part, part) for part in loop.parts):
+            return row.reason
+    return ""

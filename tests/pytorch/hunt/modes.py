@@ -1,0 +1,161 @@
+"""The ways in which a loop runs within a budget. A row more is a way more."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from zlib import crc32
+
+import torch
+from torch import nn
+
+import rekindle
+from rekindle import policies
+from rekindle.pytorch.operators import _signature
+from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.tracker import Tracker
+
+ROOMY = 1 << 32
+
+
+class TooLong(BaseException):
+    """A run is given up: it says nothing about right and wrong."""
+
+
+class _Watch(Tracker):
+    def __init__(self, contexts: Contexts, *, resized: bool) -> None:
+        super().__init__(resized=resized)
+        self._contexts = contexts
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._contexts.operators += 1
+        if self._contexts.operators > self._contexts.most_operators and self._contexts.inside:
+            raise TooLong
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """arguments: of `rekindle.budget`.
+
+    amount: what is given: so much that nothing needs to be evicted, or as little as works.
+    everything: all that may be evicted is, before each operator and before autograd gets a value.
+    planned: the network is planned, for as little as works; no budget is entered.
+    weight: how often it is drawn, against the others.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    amount: Literal["roomy", "tight"] = "tight"
+    everything: bool = False
+    planned: bool = False
+    weight: float = 1.0
+
+    @property
+    def resized(self) -> bool:
+        return self.arguments.get("evict") == "anything"
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        with fixed_prices(), letting_go_of_everything() if self.everything else nullcontext():
+            yield
+
+
+@contextmanager
+def fixed_prices() -> Iterator[None]:
+    """Operators are met for the first time, and cost what their names say: what is evicted is then
+    the same in every process. Measured, it would not be."""
+    sample = _signature.Signature.sample
+
+    def priced(self: Any, elapsed: int) -> None:
+        sample(self, 1_000 + crc32(self.operator.name.encode()) % 10_000)
+
+    _signature._signatures.clear()
+    _signature.Signature.sample = priced  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _signature.Signature.sample = sample  # type: ignore[method-assign]
+        _signature._signatures.clear()
+
+
+_ANYTHING = {"evict": "anything"}
+MODES = {
+    mode.name: mode
+    for mode in (
+        Mode("unlimited", amount="roomy", weight=0.5),
+        Mode("everything evicted", amount="roomy", everything=True, weight=2),
+        Mode("tight", weight=4),
+        Mode("anything, roomy", _ANYTHING, "roomy", weight=0.3),
+        Mode("anything, everything evicted", _ANYTHING, "roomy", everything=True, weight=2),
+        Mode("anything, tight", _ANYTHING, weight=3),
+        Mode("swap", {"swap": "1GiB"}),
+        Mode("swap, everything evicted", {"swap": "1GiB"}, "roomy", everything=True),
+        Mode("learned", {"learn": "wait"}, weight=1.5),
+        Mode("recorded", {"record": True}, weight=0.5),
+        Mode("LRU", {"policy": policies.LRU()}, weight=0.5),
+        Mode("random", {"policy": policies.Random()}, weight=0.7),
+        Mode("DTR", {"policy": policies.DTR()}, weight=0.7),
+        Mode("largest", {"policy": policies.Largest()}, weight=0.3),
+        Mode("anything, random", {**_ANYTHING, "policy": policies.Random()}, weight=0.5),
+        Mode("planned", planned=True, weight=0.1),
+    )
+}
+
+
+class Contexts:
+    """What `budget` and `planned` mean to a program that runs in a mode, and what was seen."""
+
+    def __init__(self, mode: Mode | None, amount: int = 0, *, counting: bool = False) -> None:
+        #: Recomputations included. With everything evicted they grow with the square of those of
+        #: the program, at the smallest budget sometimes faster.
+        self.most_operators: float = math.inf
+        self.mode, self.amount, self.counting = mode, amount, counting
+        self.peak = 0
+        self.operators = 0
+        self.runs: list[Any] = []
+        self.marks: list[tuple[int, int]] = []
+        self._run: Any = None
+
+    @contextmanager
+    def budget(self) -> Iterator[None]:
+        """Entered by the program wherever it likes."""
+        if self.mode is None or self.mode.planned:
+            yield
+            return
+        tracker = _Watch(self, resized=self.mode.resized)
+        with tracker:
+            try:
+                with rekindle.budget(self.amount, **self.mode.arguments) as run:
+                    self._run = run
+                    self.runs.append(run)
+                    try:
+                        yield
+                    finally:
+                        self._run = None
+                        # Afterwards all comes back, and the budget is over.
+                        self.peak = max(self.peak, tracker.peak, run.peak)
+            finally:
+                if not self.mode.resized:
+                    self.peak = max(self.peak, tracker.peak)
+
+    @property
+    def inside(self) -> bool:
+        """Whether a budget is there."""
+        return self._run is not None
+
+    def planned(self, net: nn.Module, example: torch.Tensor) -> nn.Module:
+        if self.mode is None or not self.mode.planned:
+            return net
+        return rekindle.plan(net, (example,), budget=self.amount).apply()
+
+    def mark(self) -> None:
+        """A step is over: how many storages there are to remember, and their bytes."""
+        if self.counting and self._run is not None:
+            gc.collect()
+            memory = self._run.memory
+            self.marks.append((sum(1 for _ in self._run._driver.engine.storages), memory))

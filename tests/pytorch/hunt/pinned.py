@@ -1,0 +1,48 @@
+"""Programs that once went wrong, as the hunt printed them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAIN = ("everything evicted", "tight", "anything, everything evicted", "anything, tight")
+
+
+class Pinned(NamedTuple):
+    source: str
+    modes: tuple[str, ...] = MAIN
+
+
+PINNED = {
+    "a mean that stays in the memory of all elements": Pinned("""\
+torch.manual_seed(217)
+net = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.02)
+with budget():
+    for step in range(2):
+        x, target = torch.randn(6, 8, 8), torch.randn(6, 8, 8)
+        weights = dict(net.named_parameters())
+        inner = F.mse_loss(functional_call(net, weights, (x,)), target)
+        found = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+        weights = {name: w - 0.05 * g for (name, w), g in zip(weights.items(), found)}
+        loss = functional_call(net, weights, (x,)).square().mean()
+        loss.backward()
+        del weights, found, inner
+        optimizer.step()
+        optimizer.zero_grad()
+        note(loss)
+"""),
+    "other data for a result that its node saved": Pinned("""\
+torch.manual_seed(0)
+net = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 0.02)
+with budget():
+    for step in range(3):
+        x = net(torch.randn(6, 8, 8)).tanh()
+        x.data = x.data * 2
+        loss = x.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(loss)
+"""),
+}
