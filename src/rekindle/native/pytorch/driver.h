@@ -15,6 +15,7 @@
 
 #include "../base/slab.h"
 #include "../engine/engine.h"
+#include "../engine/frame.h"
 #include "../engine/performer.h"
 #include "addresses.h"
 #include "deaths.h"
@@ -203,6 +204,27 @@ private:
 
     unsigned ticks_ = 0;
 };
+
+// Tells the engine of `events`, and keeps what it says nothing can bring back any more.
+template <class F>
+void Driver::perform(F&& events, const char* who) {
+    try {
+        events();
+    } catch (const NoRoom& shortage) {
+        const bool nobody = *who == '\0' && shortage.call;
+        throw Shortage{
+            shortage.needed,
+            shortage.memory,
+            shortage.budget,
+            nobody ? recipe_of(*shortage.call).name() : who,
+        };
+    }
+    engine.take_bereft(bereft_);
+    for (Storage* bereft : bereft_) {  // kept like a source from now on
+        own(record_of(*bereft));
+    }
+    bereft_.clear();
+}
 
 // Within whose budget this process is; null: in none. Any thread may ask, without the lock.
 c10::intrusive_ptr<Driver> active();

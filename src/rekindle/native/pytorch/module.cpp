@@ -1,14 +1,14 @@
 // The Python module `_torch`: the native core of the online runtime. METH functions and
-// conversions, nothing else. The twin of what it is asked for is rekindle.pytorch.context._native.
+// conversions, nothing else. The twin of what it is asked for is rekindle.pytorch.native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
 #include <vector>
 
+#include "conversions.h"
 #include "driver.h"
+#include "for_tests.h"
 #include "proxy.h"
 #include "python.h"
 #include "runtime.h"
@@ -17,74 +17,13 @@
 namespace {
 
 using rekindle::Driver;
+using rekindle::driver_of;
 using rekindle::Locked;
-
-constexpr const char* DRIVER = "rekindle.native.Driver";
-
-// -- conversions ----------------------------------------------------------------------------------
-
-class Object final {  // a reference of our own
-public:
-    explicit Object(PyObject* object) : object_(object) {
-        if (object_ == nullptr) {
-            throw_error();
-        }
-    }
-
-    Object(const Object&) = delete;
-    Object& operator=(const Object&) = delete;
-    Object(Object&&) = delete;
-    Object& operator=(Object&&) = delete;
-
-    ~Object() { Py_XDECREF(object_); }
-
-    PyObject* get() const noexcept { return object_; }
-
-    PyObject* give() noexcept { return std::exchange(object_, nullptr); }
-
-    [[noreturn]] static void throw_error() {
-        python_error raised;
-        raised.persist();
-        throw raised;
-    }
-
-private:
-    PyObject* object_;
-};
-
-void must(bool done) {
-    if (!done) {
-        Object::throw_error();
-    }
-}
-
-template <class... Pointers>
-void parse(PyObject* arguments, const char* format, Pointers... pointers) {
-    must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
-}
-
-Driver& driver_of(PyObject* capsule) {
-    void* found = PyCapsule_GetPointer(capsule, DRIVER);
-    must(found != nullptr);
-    return *static_cast<Driver*>(found);
-}
-
-void release_driver(PyObject* capsule) {
-    if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
-        c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found));
-    }
-}
-
-const c10::TensorImpl& tensor_of(PyObject* object) {
-    TORCH_CHECK_TYPE(
-        THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name
-    );
-    return *THPVariable_Unpack(object).unsafeGetTensorImpl();
-}
-
-PyObject* nothing() {
-    Py_RETURN_NONE;
-}
+using rekindle::must;
+using rekindle::nothing;
+using rekindle::Object;
+using rekindle::parse;
+using rekindle::tensor_of;
 
 // -- what may be asked for ------------------------------------------------------------------------
 
@@ -136,7 +75,7 @@ PyObject* make(PyObject* arguments) {
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     auto driver = c10::make_intrusive<Driver>(most);
     Driver* made = driver.get();
-    Object capsule(PyCapsule_New(made, DRIVER, &release_driver));
+    Object capsule(PyCapsule_New(made, rekindle::DRIVER, &rekindle::release_driver));
     static_cast<void>(driver.release());
     return capsule.give();
 }
@@ -352,103 +291,6 @@ PyObject* check(PyObject* arguments) {
     return nothing();
 }
 
-// -- for tests ------------------------------------------------------------------------------------
-
-// let_go_of_everything(driver, on): before every operator
-PyObject* let_go_of_everything(PyObject* arguments) {
-    PyObject* capsule;
-    int on = 0;
-    parse(arguments, "Op", &capsule, &on);
-    const Locked lock;
-    driver_of(capsule).let_go_of_everything = on != 0;
-    return nothing();
-}
-
-// longest_chain(driver, calls)
-PyObject* longest_chain(PyObject* arguments) {
-    PyObject* capsule;
-    int calls = 0;
-    parse(arguments, "Oi", &capsule, &calls);
-    const Locked lock;
-    driver_of(capsule).longest_chain = calls;
-    driver_of(capsule).look_back_at = calls;
-    return nothing();
-}
-
-// count_again(driver): from now on, `again` tells
-PyObject* count_again(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    const Locked lock;
-    driver_of(capsule).count_again = true;
-    return nothing();
-}
-
-// again(driver) -> the names of the operators that ran again
-PyObject* again(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    const Locked lock;
-    Object list(PyList_New(0));
-    for (const rekindle::Facts* facts : driver_of(capsule).again) {
-        const Object name(PyUnicode_FromString(facts->name.c_str()));
-        must(PyList_Append(list.get(), name.get()) == 0);
-    }
-    return list.give();
-}
-
-// interrupt(driver, after how many replays, before or after it)
-PyObject* interrupt(PyObject* arguments) {
-    PyObject* capsule;
-    int replays = 0;
-    int before = 0;
-    parse(arguments, "Oip", &capsule, &replays, &before);
-    const Locked lock;
-    driver_of(capsule).interrupt_in = replays;
-    driver_of(capsule).interrupt_before = before != 0;
-    return nothing();
-}
-
-// fix_costs(nanoseconds): of every signature; negative: they are measured
-PyObject* fix_costs(PyObject* arguments) {
-    long long cost = 0;
-    parse(arguments, "L", &cost);
-    const Locked lock;
-    rekindle::fix_costs(cost);
-    return nothing();
-}
-
-// open_journal(driver, entries)
-PyObject* open_journal(PyObject* arguments) {
-    PyObject* capsule;
-    Py_ssize_t entries = 0;
-    parse(arguments, "On", &capsule, &entries);
-    const Locked lock;
-    driver_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
-    return nothing();
-}
-
-// journal(driver) -> [(kind, id, number, flags, clock, memory)], oldest first
-PyObject* journal(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    const Locked lock;
-    Object list(PyList_New(0));
-    driver_of(capsule).engine.journal.each([&](const rekindle::Entry& entry) {
-        const Object made(Py_BuildValue(
-            "LLLLLL",
-            static_cast<long long>(entry.kind),
-            static_cast<long long>(entry.id),
-            static_cast<long long>(entry.number),
-            static_cast<long long>(entry.flags),
-            static_cast<long long>(entry.clock),
-            static_cast<long long>(entry.memory)
-        ));
-        must(PyList_Append(list.get(), made.get()) == 0);
-    });
-    return list.give();
-}
-
 // forked(): in a child process nothing is within a budget
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forget_owner();
@@ -502,14 +344,14 @@ PyMethodDef methods[] = {
     method<resized>("resized"),
     method<never_recompute>("never_recompute"),
     method<check>("check"),
-    method<let_go_of_everything>("let_go_of_everything"),
-    method<longest_chain>("longest_chain"),
-    method<count_again>("count_again"),
-    method<again>("again"),
-    method<interrupt>("interrupt"),
-    method<fix_costs>("fix_costs"),
-    method<open_journal>("open_journal"),
-    method<journal>("journal"),
+    method<rekindle::let_go_of_everything>("let_go_of_everything"),
+    method<rekindle::longest_chain>("longest_chain"),
+    method<rekindle::count_again>("count_again"),
+    method<rekindle::again>("again"),
+    method<rekindle::interrupt>("interrupt"),
+    method<rekindle::fix_costs>("fix_costs"),
+    method<rekindle::open_journal>("open_journal"),
+    method<rekindle::journal>("journal"),
     method<forked>("forked"),
     {nullptr, nullptr, 0, nullptr},
 };

@@ -105,38 +105,6 @@ private:
     int samples_ = 0;
 };
 
-// One call of an operator by the program: its arguments, taken apart, and what is known.
-class Invocation final {
-public:
-    explicit Invocation(const Facts& what) : facts(what) {}
-
-    Invocation(const Invocation&) = delete;
-    Invocation& operator=(const Invocation&) = delete;
-    Invocation(Invocation&&) = delete;
-    Invocation& operator=(Invocation&&) = delete;
-    ~Invocation() = default;
-
-    void take(const torch::jit::Stack& stack);
-
-    const Facts& facts;
-    c10::SmallVector<std::int64_t, 64> key;
-    c10::SmallVector<c10::TensorImpl*, 8> tensors;  // in order
-    c10::SmallVector<c10::IValue, 2> extras;        // what is not in the key
-    c10::SmallVector<std::uint32_t, 2> written;     // which tensors are written
-    bool opaque = false;  // something that cannot be rebuilt is among the arguments
-    c10::intrusive_ptr<Signature> signature;
-
-private:
-    void take_argument(const c10::IValue& value, std::uint32_t position);
-    void take_tensor(const at::Tensor& tensor, bool is_written);
-    bool take_wrapped(const c10::TensorImpl& tensor);
-    void take_list(const c10::IValue& value, std::uint32_t position);
-    void take_text(std::string_view text);
-    void take_statistics(const torch::jit::Stack& stack);
-
-    bool sees_requires_grad_ = false;
-};
-
 // The signature of a call, for as long as nobody asks for too many others.
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack

@@ -1,0 +1,80 @@
+// What comes from Python and goes there: conversions of the module's functions.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
+
+#include "driver.h"
+
+namespace rekindle {
+
+inline constexpr const char* DRIVER = "rekindle.native.Driver";
+
+class Object final {  // a reference of our own
+public:
+    explicit Object(PyObject* object) : object_(object) {
+        if (object_ == nullptr) {
+            throw_error();
+        }
+    }
+
+    Object(const Object&) = delete;
+    Object& operator=(const Object&) = delete;
+    Object(Object&&) = delete;
+    Object& operator=(Object&&) = delete;
+
+    ~Object() { Py_XDECREF(object_); }
+
+    PyObject* get() const noexcept { return object_; }
+
+    PyObject* give() noexcept { return std::exchange(object_, nullptr); }
+
+    [[noreturn]] static void throw_error() {
+        python_error raised;
+        raised.persist();
+        throw raised;
+    }
+
+private:
+    PyObject* object_;
+};
+
+inline void must(bool done) {
+    if (!done) {
+        Object::throw_error();
+    }
+}
+
+template <class... Pointers>
+void parse(PyObject* arguments, const char* format, Pointers... pointers) {
+    must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
+}
+
+inline Driver& driver_of(PyObject* capsule) {
+    void* found = PyCapsule_GetPointer(capsule, DRIVER);
+    must(found != nullptr);
+    return *static_cast<Driver*>(found);
+}
+
+inline void release_driver(PyObject* capsule) {
+    if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
+        c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found));
+    }
+}
+
+inline const c10::TensorImpl& tensor_of(PyObject* object) {
+    TORCH_CHECK_TYPE(
+        THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name
+    );
+    return *THPVariable_Unpack(object).unsafeGetTensorImpl();
+}
+
+inline PyObject* nothing() {
+    Py_RETURN_NONE;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,95 @@
+#include "for_tests.h"
+
+#include "mutex.h"
+#include "signature.h"
+
+namespace rekindle {
+
+PyObject* let_go_of_everything(PyObject* arguments) {
+    PyObject* capsule;
+    int on = 0;
+    parse(arguments, "Op", &capsule, &on);
+    const Locked lock;
+    driver_of(capsule).let_go_of_everything = on != 0;
+    return nothing();
+}
+
+PyObject* longest_chain(PyObject* arguments) {
+    PyObject* capsule;
+    int calls = 0;
+    parse(arguments, "Oi", &capsule, &calls);
+    const Locked lock;
+    driver_of(capsule).longest_chain = calls;
+    driver_of(capsule).look_back_at = calls;
+    return nothing();
+}
+
+PyObject* count_again(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    driver_of(capsule).count_again = true;
+    return nothing();
+}
+
+PyObject* again(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const Facts* facts : driver_of(capsule).again) {
+        const Object name(PyUnicode_FromString(facts->name.c_str()));
+        must(PyList_Append(list.get(), name.get()) == 0);
+    }
+    return list.give();
+}
+
+PyObject* interrupt(PyObject* arguments) {
+    PyObject* capsule;
+    int replays = 0;
+    int before = 0;
+    parse(arguments, "Oip", &capsule, &replays, &before);
+    const Locked lock;
+    driver_of(capsule).interrupt_in = replays;
+    driver_of(capsule).interrupt_before = before != 0;
+    return nothing();
+}
+
+PyObject* fix_costs(PyObject* arguments) {
+    long long cost = 0;
+    parse(arguments, "L", &cost);
+    const Locked lock;
+    fix_costs(cost);
+    return nothing();
+}
+
+PyObject* open_journal(PyObject* arguments) {
+    PyObject* capsule;
+    Py_ssize_t entries = 0;
+    parse(arguments, "On", &capsule, &entries);
+    const Locked lock;
+    driver_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
+    return nothing();
+}
+
+PyObject* journal(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    Object list(PyList_New(0));
+    driver_of(capsule).engine.journal.each([&](const Entry& entry) {
+        const Object made(Py_BuildValue(
+            "LLLLLL",
+            static_cast<long long>(entry.kind),
+            static_cast<long long>(entry.id),
+            static_cast<long long>(entry.number),
+            static_cast<long long>(entry.flags),
+            static_cast<long long>(entry.clock),
+            static_cast<long long>(entry.memory)
+        ));
+        must(PyList_Append(list.get(), made.get()) == 0);
+    });
+    return list.give();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,25 @@
+// What only tests ask of the module: to see what happened, and to make it go wrong.
+#pragma once
+
+#include "conversions.h"
+
+namespace rekindle {
+
+// let_go_of_everything(driver, on): before every operator
+PyObject* let_go_of_everything(PyObject* arguments);
+// longest_chain(driver, calls)
+PyObject* longest_chain(PyObject* arguments);
+// count_again(driver): from now on, `again` tells
+PyObject* count_again(PyObject* arguments);
+// again(driver) -> the names of the operators that ran again
+PyObject* again(PyObject* arguments);
+// interrupt(driver, after how many replays, before or after it)
+PyObject* interrupt(PyObject* arguments);
+// fix_costs(nanoseconds): of every signature; negative: they are measured
+PyObject* fix_costs(PyObject* arguments);
+// open_journal(driver, entries)
+PyObject* open_journal(PyObject* arguments);
+// journal(driver) -> [(kind, id, number, flags, clock, memory)], oldest first
+PyObject* journal(PyObject* arguments);
+
+}  // namespace rekindle

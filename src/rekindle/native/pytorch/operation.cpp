@@ -1,0 +1,437 @@
+#include "operation.h"
+
+#include <ATen/ops/count_nonzero.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "recipe.h"
+#include "versions.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr Bytes COUNT_BYTES = 8;  // what it takes to count
+
+Nanoseconds now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+}  // namespace
+
+void Operation::run() {
+    driver_.settle_if_needed();
+    invocation_.take(stack_);
+    invocation_.signature = signature_of(op_, invocation_, stack_);
+    recording_ = c10::GradMode::is_enabled() && !invocation_.opaque && !facts_.opaque &&
+                 driver_.never_recompute == 0;
+    if (driver_.let_go_of_everything) {
+        driver_.let_go_now();
+    }
+    if (!recording_ && may_only_count()) {
+        only_count();
+        return;
+    }
+    forget_history();
+    know_inputs();
+    if (facts_.has(Traits::INDEXING) && recording_) {
+        keep_indices();
+    }
+    save_what_is_overwritten();
+    make_room();
+    draw();
+    own_inputs();
+    call(needed_);
+    register_results();
+}
+
+// -- what is only counted -------------------------------------------------------------------------
+
+// Whether the bytes and the time of a call that is not recorded are all that matters. So it is
+// unless it writes what recipes read or made, or reads what needs a second look. What it makes
+// becomes a source when somebody reads it for a recipe, or saves it.
+bool Operation::may_only_count() {
+    const Signature& signature = *invocation_.signature;
+    if (!signature.ordinary || !signature.priced) {
+        return false;
+    }
+    for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
+        const c10::TensorImpl& tensor = *invocation_.tensors[i];
+        Driver::Resident* found =
+            driver_.resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        Record* record = found == nullptr ? driver_.known(tensor) : found->record;
+        if (record == nullptr) {
+            continue;
+        }
+        if (record->flags != 0) {
+            return false;
+        }
+        if (is_written(i)) {
+            if (record->replayable || record->consumed()) {
+                return false;
+            }
+            record->version.expected = -1;
+        }
+    }
+    return true;
+}
+
+void Operation::only_count() {
+    needed_ = invocation_.signature->needed;
+    if (needed_ > driver_.engine.budget - driver_.engine.memory - driver_.in_flight) {
+        driver_.make_room(needed_, facts_.name.c_str());
+    }
+    call(needed_);
+    Bytes made = 0;
+    if (!facts_.returns_written) {
+        each_tensor(
+            torch::jit::last(stack_, facts_.returns), [&](std::uint32_t, const at::Tensor& tensor) {
+                if (tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl())) {
+                    made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
+                }
+            }
+        );
+    }
+    driver_.account(invocation_.signature->cost, made);
+}
+
+// -- before the operator runs ---------------------------------------------------------------------
+
+void Operation::forget_history() {
+    if (driver_.storages_made > driver_.look_back_at) {
+        driver_.forget_history();
+        const auto known = static_cast<std::int64_t>(driver_.engine.n_storages());
+        driver_.look_back_at =
+            driver_.storages_made + std::max<std::int64_t>(driver_.longest_chain, known);
+    }
+}
+
+void Operation::know_inputs() {
+    for (const c10::TensorImpl* tensor : invocation_.tensors) {
+        Record* record = driver_.known(*tensor);
+        inputs_.push_back(Ref<Storage>(record));
+        if (record == nullptr) {  // it has no memory: nothing is known of it
+            recording_ = false;
+        } else if (record->foreign && !record->parameter && !tensor->requires_grad()) {
+            recording_ = false;  // others write there unseen: what is made from it is kept
+        }
+    }
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        if (inputs_[i] && input(i)->flags != 0) {
+            look_twice(i);
+        }
+    }
+}
+
+bool Operation::is_written(std::uint32_t position) const noexcept {
+    const auto& written = invocation_.written;
+    return std::find(written.begin(), written.end(), position) != written.end();
+}
+
+// What is in there may have come from where nobody saw it (R4).
+void Operation::look_twice(std::uint32_t position) {
+    Record& record = *input(position);
+    const c10::TensorImpl& tensor = *invocation_.tensors[position];
+    const bool written = is_written(position);
+    const bool reads = !written || !facts_.has(Traits::OVERWRITING);
+    const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.nbytes;
+    if ((record.flags & UNWRITTEN) != 0 && (reads || !covers)) {
+        driver_.seal(record);
+    } else if ((record.flags & ZEROED) != 0 && !written) {
+        driver_.seal(record);
+    }
+    record.flags = 0;
+}
+
+// Masks and indices that decide a shape are decided once (R8).
+void Operation::keep_indices() {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const auto dtype = c10::typeMetaToScalarType(invocation_.tensors[i]->dtype());
+        Record* record = input(i);
+        if (record != nullptr && !c10::isFloatingType(dtype) && record->replayable &&
+            !record->pinned) {
+            driver_.pin(*record);
+        }
+    }
+}
+
+void Operation::save_what_is_overwritten() {
+    for (const std::uint32_t position : invocation_.written) {
+        Record* record = input(position);
+        if (record != nullptr && !record->replayable && record->consumed()) {
+            driver_.forget(*record);
+        }
+    }
+}
+
+void Operation::make_room() {
+    needed_ = invocation_.signature->needed;
+    if (needed_ < 0) {
+        lock_.unlock();
+        needed_ = invocation_.signature->predict(invocation_.extras);
+        lock_.lock();
+        driver_.collect();
+    }
+    if (needed_ <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight) {
+        return;
+    }
+    if (facts_.dynamic) {
+        driver_.make_room(COUNT_BYTES, facts_.name.c_str());
+        needed_ = std::min(needed_, bytes_of_dynamic());
+    }
+    driver_.make_room(needed_, facts_.name.c_str());
+}
+
+// The exact size of a result whose size depends on values, where that is quick to know.
+Bytes Operation::bytes_of_dynamic() {
+    if (facts_.name != "aten::nonzero" || invocation_.tensors.size() != 1) {
+        return UNLIMITED;
+    }
+    const at::Tensor& tensor = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
+    const AsTheFirstTime guard(false);
+    return 8 * tensor.dim() * at::count_nonzero(tensor).item<std::int64_t>();
+}
+
+void Operation::draw() {  // R5
+    if (!facts_.random || !recording_) {
+        return;
+    }
+    const at::Generator generator = generator_of(invocation_.extras);
+    if (generator.defined()) {
+        random_ = std::make_unique<Random>(generator);
+    } else {
+        recording_ = false;
+    }
+}
+
+// Sources must stay at all, and those who hold them may let go while the operator runs.
+void Operation::own_inputs() {
+    if (!recording_) {
+        return;
+    }
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        Record& record = *input(i);
+        if (!record.owned && (record.pinned || !record.replayable)) {
+            driver_.own(record);
+            owned_here_.push_back(&record);
+        }
+    }
+}
+
+// -- while it runs --------------------------------------------------------------------------------
+
+void Operation::call(Bytes in_flight) {
+    driver_.in_flight += in_flight;
+    lock_.unlock();
+    try {
+        redispatch();
+    } catch (...) {
+        lock_.lock();
+        driver_.in_flight -= in_flight;
+        driver_.collect();
+        interrupted();
+        throw;
+    }
+    lock_.lock();
+    driver_.in_flight -= in_flight;
+    driver_.collect();
+}
+
+void Operation::redispatch() {
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    if (invocation_.signature->priced) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    const Nanoseconds started = now_ns();
+    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    invocation_.signature->sample(now_ns() - started);
+}
+
+// A part of it happened, maybe: what is there is what counts.
+void Operation::interrupted() {
+    if (!inputs_.empty() && !invocation_.written.empty()) {
+        written_over(false);
+    }
+    for (Record* record : owned_here_) {
+        driver_.disown(*record);
+    }
+}
+
+// -- afterwards -----------------------------------------------------------------------------------
+
+// Tells the engine what the operator made, and how it can be made again.
+void Operation::register_results() {
+    c10::SmallVector<Made, 4> made;
+    bool exotic = false;
+    Bytes nbytes = 0;
+    each_tensor(
+        torch::jit::last(stack_, facts_.returns),
+        [&](std::uint32_t position, const at::Tensor& tensor) {
+            if (!tensor.defined() || !has_memory(*tensor.unsafeGetTensorImpl())) {
+                return;
+            }
+            c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
+            const auto same = [&](const Made& other) { return other.home == home; };
+            const bool known = home->_mutable_data_ptr_no_checks().get() == nullptr ||
+                               driver_.resident_at(*home) != nullptr || has_moved(*home);
+            if (!known && std::none_of(made.begin(), made.end(), same)) {
+                made.push_back({position, tensor.unsafeGetTensorImpl(), home});
+                exotic = exotic || !is_plain(*tensor.unsafeGetTensorImpl());
+                nbytes += static_cast<Bytes>(home->nbytes());
+            }
+        }
+    );
+    c10::SmallVector<std::uint32_t, 4> positions;
+    for (const Made& each : made) {
+        positions.push_back(each.position);
+    }
+    Signature& signature = *invocation_.signature;
+    if (!signature.fresh) {
+        signature.learn(positions, nbytes, exotic);
+    }
+    Nanoseconds cost = signature.cost;
+    if (!invocation_.written.empty()) {
+        if (written_over(recording_)) {
+            cost = 0;  // the engine knows
+        }
+        // Results beside what was written: the call cannot be run again for them.
+        recording_ = recording_ && facts_.has(Traits::STATISTICS);
+    } else if (!std::equal(
+                   positions.begin(),
+                   positions.end(),
+                   signature.fresh->begin(),
+                   signature.fresh->end()
+               )) {
+        recording_ = false;  // not the same as last time: it does not depend on arguments alone
+    }
+    recording_ = recording_ && !exotic;
+    if (!made.empty()) {
+        register_made(made, cost);
+    } else if (cost != 0) {
+        driver_.account(cost);
+    }
+    for (Record* record : owned_here_) {
+        driver_.disown(*record);
+    }
+}
+
+// Whether `home` is that of an input whose memory is elsewhere now, for the operator resized it.
+bool Operation::has_moved(const c10::StorageImpl& home) {
+    if (!facts_.resizes) {
+        return false;
+    }
+    return std::any_of(invocation_.written.begin(), invocation_.written.end(), [&](auto position) {
+        Record* record = input(position);
+        return record != nullptr && record->at().get() == &home;
+    });
+}
+
+void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
+    Recipe& call = driver_.new_call(&facts_, cost, recording_);
+    const Ref<Call> kept(&call);
+    if (recording_) {
+        link(call, !invocation_.written.empty());
+    }
+    for (const Made& each : made) {
+        Record& record = driver_.new_storage(call, static_cast<Bytes>(each.home->nbytes()));
+        record.maker = &facts_;
+        record.flags = facts_.content;
+        driver_.remember(record, *each.tensor);
+        if (facts_.has(Traits::ROUTING) &&
+            !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
+            record.pinned = true;  // R8
+        }
+        driver_.settle_in(record, Home::reclaim_copy(each.home));
+    }
+    driver_.admit(call);
+}
+
+// The values that were written are other values now (R3). A source just stays a source. Handles of
+// what was there mean what is there now: their own version counters tell whether they may (R7).
+// Returns whether the engine was told of a call.
+bool Operation::written_over(bool recording) {
+    c10::SmallVector<std::uint32_t, 2> replaced;
+    c10::SmallVector<Record*, 2> changed;
+    for (const std::uint32_t position : invocation_.written) {  // in order
+        Record* record = input(position);
+        if (record == nullptr ||
+            std::find(changed.begin(), changed.end(), record) != changed.end()) {
+            continue;
+        }
+        changed.push_back(record);
+        if (record->replayable) {
+            replaced.push_back(position);
+            continue;
+        }
+        recording = false;
+        record->version.expected = -1;
+        if (facts_.resizes) {
+            driver_.resized(*record);
+        }
+    }
+    if (replaced.empty()) {
+        return false;
+    }
+    Recipe& call = driver_.new_call(&facts_, invocation_.signature->cost, recording);
+    const Ref<Call> kept(&call);
+    if (recording) {
+        link(call, false);
+        call.aside->written.assign(replaced.begin(), replaced.end());
+    }
+    c10::SmallVector<Overwrite, 2> pairs;
+    for (const std::uint32_t position : replaced) {
+        Record& before = *input(position);
+        Record& after = driver_.new_storage(call, before.nbytes);
+        after.flags = facts_.content;
+        after.origin = before.origin;
+        after.version.counter = before.version.counter;
+        after.maker = &facts_;
+        driver_.succeed(before, after);
+        driver_.hand_over(before, after);
+        pairs.push_back({&after.root, &before.root});
+    }
+    driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
+    driver_.admit(call);
+    if (facts_.resizes) {
+        for (const Overwrite& pair : pairs) {
+            driver_.resized(record_of(*pair.output->storage));
+        }
+    }
+    return true;
+}
+
+// What a recipe reads must stay what it is. `statistics`: what was written is left out (R6).
+void Operation::link(Recipe& call, bool statistics) {
+    call.signature = invocation_.signature;
+    if (random_ || !invocation_.extras.empty() || !invocation_.written.empty()) {
+        call.aside = std::make_unique<Recipe::Aside>();
+        call.aside->random = std::move(random_);
+        call.aside->extras.assign(invocation_.extras.begin(), invocation_.extras.end());
+        call.aside->statistics = statistics;
+        if (statistics) {
+            call.aside->written.assign(invocation_.written.begin(), invocation_.written.end());
+        }
+    }
+    c10::SmallVector<Value*, 6> values;
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        if (statistics && is_written(i)) {
+            continue;
+        }
+        Record& record = *input(i);
+        values.push_back(&record.root);
+        record.last_access = driver_.engine.clock;
+        if (record.version.expected < 0) {
+            record.version.look();
+        }
+    }
+    driver_.engine.graph.reads(call, {values.data(), values.size()});
+}
+
+}  // namespace rekindle

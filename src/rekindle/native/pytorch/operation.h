@@ -1,0 +1,93 @@
+// One operator under a budget: what it needs, what it makes, and how that can be made again.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "driver.h"
+#include "invocation.h"
+#include "mutex.h"
+#include "random.h"
+
+namespace rekindle {
+
+// One call of an operator within a budget. Short-lived: a method for each step.
+class Operation final {
+public:
+    Operation(
+        Driver& driver,
+        const Facts& facts,
+        const c10::OperatorHandle& op,
+        c10::DispatchKeySet keys,
+        torch::jit::Stack& stack,
+        Locked& lock
+    )
+        : driver_(driver),
+          facts_(facts),
+          op_(op),
+          keys_(keys),
+          stack_(stack),
+          lock_(lock),
+          invocation_(facts) {}
+
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+    Operation(Operation&&) = delete;
+    Operation& operator=(Operation&&) = delete;
+    ~Operation() = default;
+
+    void run();
+
+private:
+    struct Made final {
+        std::uint32_t position;
+        c10::TensorImpl* tensor;
+        c10::StorageImpl* home;
+    };
+
+    bool may_only_count();
+    void only_count();
+    void forget_history();
+    void know_inputs();
+    void look_twice(std::uint32_t position);
+    void keep_indices();
+    void save_what_is_overwritten();
+    void make_room();
+    Bytes bytes_of_dynamic();
+    void draw();
+    void own_inputs();
+    void call(Bytes in_flight);
+    void redispatch();
+    void interrupted();
+    void register_results();
+    bool has_moved(const c10::StorageImpl& home);
+    void register_made(std::span<const Made> made, Nanoseconds cost);
+    bool written_over(bool recording);
+    void link(Recipe& call, bool statistics);
+    bool is_written(std::uint32_t position) const noexcept;
+
+    Record* input(std::size_t position) noexcept {
+        return static_cast<Record*>(inputs_[position].get());
+    }
+
+    Driver& driver_;
+    const Facts& facts_;
+    const c10::OperatorHandle& op_;
+    const c10::DispatchKeySet keys_;
+    torch::jit::Stack& stack_;
+    Locked& lock_;
+    Invocation invocation_;
+    c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensors; null: without memory
+    c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
+    bool recording_ = false;
+    Bytes needed_ = 0;
+    std::unique_ptr<Random> random_;
+};
+
+}  // namespace rekindle
