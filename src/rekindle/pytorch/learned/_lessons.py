@@ -10,7 +10,7 @@ import torch
 from rekindle._types import Bytes
 from rekindle.engine import Route
 from rekindle.pytorch.learned._background import SECONDS, Planning
-from rekindle.pytorch.operators import Signature
+from rekindle.pytorch.learned._walk import is_of
 from rekindle.trace import Trace
 
 MOST_LESSONS: Final = 8
@@ -26,7 +26,7 @@ LONGEST_PAUSE: Final = 1024
 class Lesson:
     """One shape of a step: its operators in order, and once it is planned, the route."""
 
-    signatures: list[Signature]
+    met: list[int]
     starts: list[int]
     """How many operators the trace has before each of them runs."""
     numbers: list[int]
@@ -35,10 +35,6 @@ class Lesson:
     """Until it is planned."""
     met_again: bool = False
     route: Route | None = None
-
-    def begins_like(self, signatures: list[Signature]) -> bool:
-        """Whether these operators are the first of this shape."""
-        return self.signatures[: len(signatures)] == signatures
 
 
 @final
@@ -58,13 +54,20 @@ class Lessons:
         """Whether the next step should be written down."""
         return self._tries > 0
 
-    def over(self, signatures: list[Signature], written: Lesson | None) -> None:
+    def beginning_with(self, met: int) -> Lesson | None:
+        """The planned shape, met last, that begins with this operator."""
+        for lesson in self.shapes:
+            if lesson.route is not None and lesson.met[0] == met:
+                return lesson
+        return None
+
+    def over(self, step: list[int], written: Lesson | None) -> None:
         """A step that needed evictions is over; `written`: what was written down of it.
 
         Where no two steps are alike, writing down is given up for longer and longer.
         """
         for lesson in self.shapes:
-            if lesson.signatures == signatures:
+            if is_of(lesson.met, step):
                 lesson.met_again = True
                 self.shapes.remove(lesson)
                 self.shapes.insert(0, lesson)
