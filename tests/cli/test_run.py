@@ -155,6 +155,21 @@ def test_workers_find_the_program(script: Path) -> None:
     assert "__mp_main__" in plain.stdout
 
 
+@pytest.mark.slow
+def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
+    """From its first step on, and not if it is told to know nothing of earlier runs."""
+    longer = TRAIN.replace("return 512", "return 1024")
+    script.write_text(longer)
+    first, again, without = (
+        run("--budget", TIGHT, "--learn-wait", *words, "train.py", cwd=script.parent)
+        for words in ((), (), ("--no-cache",))
+    )
+    assert first.stdout == again.stdout == without.stdout
+    assert "1   followed to the end, 0 left, 3 without a plan" in first.stderr
+    assert "4   followed to the end, 0 left, 0 without a plan" in again.stderr
+    assert "1   followed to the end, 0 left, 3 without a plan" in without.stderr
+
+
 def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
     result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
     assert result.returncode == 1

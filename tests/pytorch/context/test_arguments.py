@@ -280,3 +280,18 @@ def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyP
     assert first == 200
     assert other._at_the_end(100, 200) == 200
     assert TooSmall()._at_the_end(100, 200) == 0
+
+
+def test_switched_off_nothing_is_known_of_earlier_budgets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    TooSmall().beyond(100, 200)
+    TooSmall().beyond(200, 300)
+    assert TooSmall()._at_the_end(100, 200) > 200
+    monkeypatch.setenv("REKINDLE_CACHE", "off")
+    assert TooSmall()._at_the_end(100, 200) == 0
+    TooSmall().beyond(100, 400)
+    assert [path.name for path in tmp_path.iterdir()] == ["too-small.json"]
+    assert not Path("off").exists()

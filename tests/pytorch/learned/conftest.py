@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -23,8 +24,10 @@ class AtOnce:
     """Planning without a process: the schedule of another policy."""
 
     running = False
+    made: ClassVar = 0
 
     def __init__(self, trace: Trace, budget: int, seconds: float) -> None:
+        AtOnce.made += 1
         record = replay(trace, budget=budget, policy=Thrifty())
         cost = record.recompute_ns
         self.route = replace(Route.of(trace, record.schedule), recompute_ns=cost)
@@ -42,6 +45,7 @@ class AtOnce:
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(_lessons, "Planning", AtOnce)
+    monkeypatch.setattr(AtOnce, "made", 0)
     forget_lessons()
     yield
     forget_lessons()

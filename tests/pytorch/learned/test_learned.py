@@ -17,6 +17,7 @@ import rekindle
 from rekindle.pytorch import Run
 from rekindle.pytorch.learned import _lessons
 from rekindle.pytorch.learned._background import Planning
+from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._lessons import MOST_LESSONS, Lessons, forget_lessons, lessons_for
 from rekindle.pytorch.learned._walk import GRAPH
 from rekindle.schedule import verify
@@ -292,7 +293,7 @@ def test_training_goes_on_while_a_plan_is_made(monkeypatch: pytest.MonkeyPatch) 
     with rekindle.budget(budget_of(), learn=True) as run:
         six(training)
         assert not run.wait_for_plan(0.0)
-        (_, planning) = learned(run)._planning or pytest.fail("no plan")
+        (_, planning, _) = learned(run)._planning or pytest.fail("no plan")
         process = planning._process
         forget_lessons()
         assert process.poll() is not None
@@ -356,7 +357,7 @@ def test_bookkeeping_is_flat_over_many_steps() -> None:
 def test_no_more_shapes_than_that_are_remembered() -> None:
     lessons = lessons_for(1, torch.device("cpu"))
     for number in range(3 * MOST_LESSONS):
-        other = _lessons.Lesson([GRAPH] * (number + 1), [], [], None)
+        other = Lesson([GRAPH] * (number + 1), [], [], None)
         lessons.over(other.met, other)
     assert len(lessons.shapes) <= MOST_LESSONS
     for number in range(3 * MOST_LESSONS):
@@ -371,7 +372,7 @@ def test_where_no_two_steps_are_alike_writing_down_is_given_up() -> None:
         met = [number << 2 | GRAPH]
         wanted = lessons.wants_more()
         written += wanted
-        lessons.over(met, _lessons.Lesson(met, [], [], None) if wanted else None)
+        lessons.over(met, Lesson(met, [], [], None) if wanted else None)
     assert 0 < written < 50
 
 

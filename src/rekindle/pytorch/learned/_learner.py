@@ -17,7 +17,8 @@ from typing import Protocol, final
 from rekindle._errors import InvalidTrace
 from rekindle._types import OpId
 from rekindle.engine import Call, Engine, Follower, Host, Storage
-from rekindle.pytorch.learned._lessons import Lesson, Lessons
+from rekindle.pytorch.learned._lesson import Lesson
+from rekindle.pytorch.learned._lessons import Lessons
 from rekindle.pytorch.learned._walk import ASIDE, BACKWARD, GRAPH, LOST, Walk, met_by, places
 from rekindle.pytorch.online import Capture
 from rekindle.pytorch.operators import Invocation
