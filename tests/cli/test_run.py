@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from rekindle.cli import main
+from rekindle.trace import chain
+from rekindle.trace.formats import save
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -235,6 +238,9 @@ def test_accelerate_starts_it(script: Path) -> None:
     ("words", "hint"),
     [
         (("nowhere.py",), "there is no file nowhere.py"),
+        (("weights.pt",), "weights.pt: wanted a program, got a checkpoint of PyTorch"),
+        (("step.jsonl",), "step.jsonl: wanted a program, got a trace"),
+        ((".",), ".: wanted a program, got a folder without a __main__.py"),
         (("-m", "no.such.module"), "no.such.module"),
         (("--budget", "6 Gigs", "train.py"), '--budget "6GiB"'),
         (("--budget", "-5", "train.py"), '--budget "6GiB"'),
@@ -247,6 +253,8 @@ def test_accelerate_starts_it(script: Path) -> None:
 )
 def test_a_wrong_command_line_runs_nothing(folder: Path, words: tuple[str, ...], hint: str) -> None:
     (folder / "train.py").write_text("raise AssertionError('it ran')")
+    torch.save({}, folder / "weights.pt")
+    save(chain(3), folder / "step.jsonl")
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code in (1, 2)
     assert hint in result.stderr
