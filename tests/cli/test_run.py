@@ -234,6 +234,51 @@ def test_accelerate_starts_it(script: Path) -> None:
     assert "recomputations" in result.stderr
 
 
+RANKS = """
+import torch
+from accelerate import Accelerator
+
+torch.manual_seed(0)
+accelerator = Accelerator(cpu=True)
+layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(6)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.randn(1024, 64), batch_size=256)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for batch in data:
+    loss = (model(batch) - batch).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+total = sum(parameter.sum().item() for parameter in model.parameters())
+with open(f"rank{accelerator.process_index}.txt", "w") as file:
+    print(accelerator.num_processes, total, file=file)
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_accelerate_starts_two_ranks(tmp_path: Path) -> None:
+    """Each with a budget and a report, and the weights of plain ranks."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "ranks.py").write_text(RANKS)
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
+
+    def launched(*words: str) -> list[str]:
+        result = python(*launcher, *words, "ranks.py", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return [(tmp_path / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+
+    plain = launched()
+    words = ("--budget", "900KiB", "--report", "json", "run.json")
+    assert launched("-m", "rekindle", "run", *words) == plain
+    assert plain[0].startswith("2 ")
+    for rank in (0, 1):
+        report = json.loads((tmp_path / f"run-rank{rank}.json").read_text())
+        assert 0 < report["peak"] <= 900 * 1024
+        assert report["recomputations"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
