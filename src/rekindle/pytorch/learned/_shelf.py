@@ -60,15 +60,16 @@ class Shelf:
         self._folder = None if folder is None else folder / "lessons"
         self._budget = budget
         self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
-        self._unread = self._names()
+        #: Names of files, by how they start.
+        self._unread: dict[str, list[str]] = {}
+        for name in self._names():
+            self._unread.setdefault(name.partition("-")[0], []).append(name)
 
     def beginning_with(self, met: int) -> list[Lesson]:
         """Those that begin with this operator and were not taken before, the best fit first."""
         if not self._unread:
             return []
-        start = self._start(met)
-        found = [name for name in self._unread if name.startswith(start)]
-        self._unread.difference_update(found)
+        found = self._unread.pop(self._start(met), [])
         fitting = [name for name in found if self._fits(_budget_in(name))]
         fitting.sort(key=_budget_in, reverse=True)
         return [lesson for name in fitting if (lesson := self._read(name)) is not None]
@@ -111,19 +112,18 @@ class Shelf:
             return Claim(None)
         return Claim(path, descriptor)
 
-    def _names(self) -> set[str]:
-        if self._folder is None:
-            return set()
-        with suppress(OSError):
-            return {name for name in os.listdir(self._folder) if name.endswith(ENDING)}
-        return set()
+    def _names(self) -> list[str]:
+        if self._folder is not None:
+            with suppress(OSError):
+                return [name for name in os.listdir(self._folder) if name.endswith(ENDING)]
+        return []
 
     def _name(self, lesson: Lesson) -> str:
         graph = [met for met in lesson.met if met & GRAPH]
-        return f"{self._start(lesson.met[0])}{_digest(repr(graph))}-{self._budget}{ENDING}"
+        return f"{self._start(lesson.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
 
     def _start(self, met: int) -> str:
-        return f"{_digest(f'{self._about} {met}')}-"
+        return _digest(f"{self._about} {met}")
 
     def _fits(self, budget: Bytes) -> bool:
         return LESS * self._budget <= budget <= self._budget
