@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rekindle
-from rekindle import _progress
+from rekindle import _progress, _route
 from rekindle.planners import KeepAll, Problem, Status
 from rekindle.trace import chain
 from rekindle.trace.formats import native
@@ -96,3 +96,13 @@ def test_what_takes_long_says_so_on_a_terminal(
     now[0] += 60
     progress("the next")
     assert capsys.readouterr().err == ""
+
+
+def test_a_search_ends_when_its_plan_is_proven(tmp_path: Path) -> None:
+    """Or it would go on for longer than a test may."""
+    pytest.importorskip("highspy")
+    trace = chain(6, nbytes=1000)
+    with (tmp_path / "trace.jsonl").open("w") as file:
+        file.writelines(native.write(trace))
+    _route.main(tmp_path, 8000, 1000.0)
+    assert [path.name for path in tmp_path.glob("route-*")] == ["route-1.json"]

@@ -15,12 +15,26 @@ RekindleError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rekindle._types import Bytes
 
 
 class RekindleError(Exception):
-    """The base of all errors of this library."""
+    """The base of all errors of this library. They go from process to process as they are."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[RekindleError], arguments: tuple[object, ...]) -> RekindleError:
+    """Without `__init__`, which makes the message and wants what it is made of."""
+    builtin: Any = kind
+    while builtin.__module__ != "builtins":  # whose memory this class has: not always the last base
+        builtin = builtin.__base__
+    error = builtin.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class InvalidArgument(RekindleError, ValueError):

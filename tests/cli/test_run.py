@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from rekindle.cli import main
+from rekindle.trace import chain
+from rekindle.trace.formats import save
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,6 +158,21 @@ def test_workers_find_the_program(script: Path) -> None:
     assert "__mp_main__" in plain.stdout
 
 
+@pytest.mark.slow
+def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
+    """From its first step on, and not if it is told to know nothing of earlier runs."""
+    longer = TRAIN.replace("return 512", "return 1024")
+    script.write_text(longer)
+    first, again, without = (
+        run("--budget", TIGHT, "--learn-wait", *words, "train.py", cwd=script.parent)
+        for words in ((), (), ("--no-cache",))
+    )
+    assert first.stdout == again.stdout == without.stdout
+    assert "1   followed to the end, 0 left, 3 without a plan" in first.stderr
+    assert "4   followed to the end, 0 left, 0 without a plan" in again.stderr
+    assert "1   followed to the end, 0 left, 3 without a plan" in without.stderr
+
+
 def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
     result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
     assert result.returncode == 1
@@ -216,10 +234,58 @@ def test_accelerate_starts_it(script: Path) -> None:
     assert "recomputations" in result.stderr
 
 
+RANKS = """
+import torch
+from accelerate import Accelerator
+
+torch.manual_seed(0)
+accelerator = Accelerator(cpu=True)
+layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(6)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.randn(1024, 64), batch_size=256)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for batch in data:
+    loss = (model(batch) - batch).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+total = sum(parameter.sum().item() for parameter in model.parameters())
+with open(f"rank{accelerator.process_index}.txt", "w") as file:
+    print(accelerator.num_processes, total, file=file)
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_accelerate_starts_two_ranks(tmp_path: Path) -> None:
+    """Each with a budget and a report, and the weights of plain ranks."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "ranks.py").write_text(RANKS)
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
+
+    def launched(*words: str) -> list[str]:
+        result = python(*launcher, *words, "ranks.py", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return [(tmp_path / f"rank{rank}.txt").read_text() for rank in (0, 1)]
+
+    plain = launched()
+    words = ("--budget", "900KiB", "--report", "json", "run.json")
+    assert launched("-m", "rekindle", "run", *words) == plain
+    assert plain[0].startswith("2 ")
+    for rank in (0, 1):
+        report = json.loads((tmp_path / f"run-rank{rank}.json").read_text())
+        assert 0 < report["peak"] <= 900 * 1024
+        assert report["recomputations"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
         (("nowhere.py",), "there is no file nowhere.py"),
+        (("weights.pt",), "weights.pt: wanted a program, got a checkpoint of PyTorch"),
+        (("step.jsonl",), "step.jsonl: wanted a program, got a trace"),
+        ((".",), ".: wanted a program, got a folder without a __main__.py"),
         (("-m", "no.such.module"), "no.such.module"),
         (("--budget", "6 Gigs", "train.py"), '--budget "6GiB"'),
         (("--budget", "-5", "train.py"), '--budget "6GiB"'),
@@ -232,6 +298,8 @@ def test_accelerate_starts_it(script: Path) -> None:
 )
 def test_a_wrong_command_line_runs_nothing(folder: Path, words: tuple[str, ...], hint: str) -> None:
     (folder / "train.py").write_text("raise AssertionError('it ran')")
+    torch.save({}, folder / "weights.pt")
+    save(chain(3), folder / "step.jsonl")
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code in (1, 2)
     assert hint in result.stderr

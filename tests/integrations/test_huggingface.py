@@ -85,6 +85,25 @@ def test_figures_are_of_the_time_since_the_last_log(tmp_path: Path) -> None:
     assert logged[1]["rekindle_recomputations"] < trainer.run.recomputations
 
 
+def test_all_options_pass(tmp_path: Path) -> None:
+    roomy = train(tmp_path, "1TiB")
+    budget = roomy.run.peak * 6 // 10
+    options = {"learn": "wait", "policy": "lru", "record": True, "cache": False}
+    learned = train(tmp_path, rekindle.budget(budget, **options))
+    assert learned.run.policy == rekindle.policies.LRU()
+    assert learned.run.record.actions
+    assert "steps planned" in str(learned.run.report())
+    swapped = train(tmp_path, rekindle.budget(budget, swap="1GiB", swap_directory=tmp_path))
+    assert swapped.run.report().swapped is not None
+    anything = train(tmp_path, rekindle.budget(budget, evict="anything"))
+    runs = (learned, swapped, anything)
+    expected = train(tmp_path, None).model.state_dict()
+    for each in runs:
+        assert each.run.budget == budget >= each.run.peak
+        found = each.model.state_dict()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_out_of_budget_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(rekindle.OutOfBudget):
         train(tmp_path, "64KiB")

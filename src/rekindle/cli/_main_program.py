@@ -20,6 +20,13 @@ from typing import final
 
 import click
 
+from rekindle._files import what_is
+
+#: How they are told by `what_is`. Anything else the interpreter judges.
+_NO_PROGRAMS = (
+    "a checkpoint", "a picture", "a PDF", "a gzip", "an array", "an HDF5", "compiled", "a pickle",
+    "a zip file", "a report", "a trace", "a web page",
+)  # fmt: skip
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
@@ -42,7 +49,9 @@ class MainProgram:
                 f"there is no file {self.place}; write rekindle run SCRIPT.py, or rekindle run -m "
                 "MODULE"
             )
-        elif not self._is_archive:
+        else:
+            self._refuse_what_is_no_program()
+        if not (self.is_module or self._is_archive):
             self._enter_folder(str(Path(self.place).resolve().parent))
         sys.argv = [self.place, *self.arguments]
         sys.stdout.flush()
@@ -64,6 +73,19 @@ class MainProgram:
             or self.place.endswith(".pyc")
             or zipfile.is_zipfile(self.place)
         )
+
+    def _refuse_what_is_no_program(self) -> None:
+        """Nor a folder or an archive with one."""
+        path = Path(self.place)
+        if path.is_dir():
+            kind = None if (path / "__main__.py").exists() else "a folder without a __main__.py"
+        else:
+            kind = what_is(path)
+            kind = kind if kind.startswith(_NO_PROGRAMS) and path.suffix != ".pyc" else None
+        if kind is not None:
+            raise click.UsageError(
+                f"{self.place}: wanted a program, got {kind}; write rekindle run SCRIPT.py"
+            )
 
     def _enter_folder(self, folder: str) -> None:
         """Where imports are looked for first, in the place of where this command itself lies."""

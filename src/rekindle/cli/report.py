@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rekindle._errors import InvalidFile
+from rekindle._files import what_is
 from rekindle.cli._options import examples
 
 
@@ -34,7 +35,9 @@ def command(file: Path, html: Path | None, as_json: bool) -> None:
     except InvalidFile as error:
         raise click.ClickException(str(error.at(str(file)))) from None
     except UnicodeDecodeError:
-        raise click.ClickException(f"{file}: expected a report as JSON, got no text") from None
+        raise click.ClickException(
+            f"{file}: expected a report as JSON, got {what_is(file)}"
+        ) from None
     if html is not None:
         html.write_text(report.to_html(), encoding="utf-8")
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rekindle._cache import OFF
 from rekindle._errors import InvalidArgument, OutOfBudget
 from rekindle._types import Bytes
 from rekindle.cli._main_program import MainProgram, show
@@ -46,6 +47,11 @@ Reports = tuple[tuple[str, Path], ...]
 @click.option("--policy", metavar="NAME", callback=policy_name, help="What decides what to evict.")
 @click.option("--learn", "learn", flag_value="learn", help="Plan steps that come again.")
 @click.option("--learn-wait", "learn", flag_value="wait", help="The same, and wait for the plans.")
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Keep nothing of what is learned for later runs, and use nothing of earlier ones.",
+)
 @click.option("--swap", metavar="SIZE", callback=size, help="Of the host's memory, to swap to.")
 @click.option("--swap-directory", metavar="FOLDER", help="Where the file for that is made.")
 @click.option(
@@ -88,6 +94,7 @@ def command(
     budget: str | Bytes | None,
     policy: str | None,
     learn: str | None,
+    no_cache: bool,
     swap: Bytes | None,
     swap_directory: str | None,
     evict: Any,
@@ -110,6 +117,8 @@ def command(
     from rekindle.pytorch import budget as within
     from rekindle.pytorch import device_of_program
 
+    if no_cache:
+        os.environ["REKINDLE_CACHE"] = OFF
     if measured and learn:
         raise click.UsageError("--profile and --learn both write steps down: leave one out")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -280,3 +281,40 @@ def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyP
     assert first == 200
     assert other._at_the_end(100, 200) == 200
     assert TooSmall()._at_the_end(100, 200) == 0
+
+
+def test_switched_off_nothing_is_known_of_earlier_budgets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    TooSmall().beyond(100, 200)
+    TooSmall().beyond(200, 300)
+    assert TooSmall()._at_the_end(100, 200) > 200
+    monkeypatch.setenv("REKINDLE_CACHE", "off")
+    assert TooSmall()._at_the_end(100, 200) == 0
+    TooSmall().beyond(100, 400)
+    assert [path.name for path in tmp_path.iterdir()] == ["too-small.json"]
+    assert not Path("off").exists()
+
+
+def test_the_status_fits_a_progress_bar() -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    optimizer, shown = torch.optim.SGD(MODEL.parameters(), lr=0.0), io.StringIO()
+    with rekindle.budget("600KiB") as run, tqdm(range(3), file=shown, ascii=True, ncols=160) as bar:
+        for _ in bar:
+            MODEL(torch.ones(256, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            bar.set_postfix_str(run.status())
+    assert "of 600.0 KiB" in shown.getvalue()
+    assert "step 3: " in shown.getvalue()
+
+
+def test_without_a_policy_it_is_the_same_everywhere() -> None:
+    trace = rekindle.capture(step)
+    with rekindle.budget("600KiB") as run:
+        step()
+    with_default = rekindle.simulate(trace, budget="600KiB")
+    assert with_default.made_by == repr(run.policy)
+    assert with_default == rekindle.simulate(trace, budget="600KiB", policy=type(run.policy)())

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rekindle
+from rekindle._predict import _on_noise
 from rekindle.cli import _demo_training as demo
 from rekindle.pytorch.observed._undo import Undo
-from rekindle.report import Profile
+from rekindle.report import Choice, Profile
 from tests.pytorch.models import Case
 from tests.pytorch.test_models import each_case
 from tests.pytorch.tracker import Tracker, measure
@@ -206,3 +207,12 @@ def test_undo_fails_to_see_nothing() -> None:
     assert not same(before, state(model, optimizer))
     undo.restore()
     assert same(before, state(model, optimizer))
+
+
+@pytest.mark.parametrize(("plain_ns", "told"), [(3_000, True), (1_000, False)])
+def test_a_prediction_below_one_is_called_noise(plain_ns: int, told: bool) -> None:
+    """As on a machine that was busy while the plain step was timed, and idle afterwards."""
+    choices = tuple(Choice(100 - n, 2_000 + n, (2_000 + n) / plain_ns, n, n) for n in range(3))
+    advice = _on_noise(choices, 0.4)
+    assert ("such as 0.67 x, is noise, not speed" in "".join(advice)) is told
+    assert ("40% longer" in "".join(advice)) is told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
 import rekindle
-from rekindle import _facade
+from rekindle import _facade, _progress
 from rekindle._planners import WarmCuts
 from rekindle.planners import Cuts, KeepAll, Plan, RecomputeAll
 from rekindle.pytorch.planned._boxed import boxed
@@ -164,6 +165,24 @@ def test_inductor_computes_the_same_within_rounding() -> None:
     for name, value in wanted.items():
         if name != "generator":
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_a_long_compilation_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, and the line is gone when it is over."""
+    monkeypatch.setattr(_progress, "SECONDS", 0.05)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    runs = torch.compile(model, backend=rekindle.backend("1GB", planner=KeepAll()))
+    runs(batch()).sum().backward()
+    shown = capsys.readouterr().err
+    assert "rekindle: compiling by Inductor: " in shown
+    assert shown.endswith("\r\x1b[K")
 
 
 class Residual(nn.Module):

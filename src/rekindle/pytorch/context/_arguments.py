@@ -33,6 +33,7 @@ class Arguments:
     swap_directory: str | os.PathLike[str] | None
     evict: Literal["saved", "anything"]
     core: Core = "auto"
+    cache: bool = True
 
     def __post_init__(self) -> None:
         if self.amount is not None and not is_auto(self.amount):
@@ -42,6 +43,11 @@ class Arguments:
             raise InvalidArgument(
                 f"rekindle.budget(..., learn={self.learn!r}): write learn=True, learn=False, or "
                 'learn="wait", which waits for schedules at the end of a step'
+            )
+        if not isinstance(self.cache, bool):
+            raise InvalidArgument(
+                f"rekindle.budget(..., cache={self.cache!r}): write cache=False, which keeps what "
+                "is learned in this process, or cache=True"
             )
         self._check_evict()
         self.host(device_of(self.device))

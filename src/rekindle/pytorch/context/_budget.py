@@ -149,6 +149,8 @@ class budget:
     learn: follow a schedule made in the background once the same step was met twice. When it comes
         depends on time, and so does what is evicted, never what is computed; "wait" waits for it at
         the end of a step, so that the same events lead to the same decisions.
+    cache: what `learn` came to is kept for the processes after this one, and shared with those
+        beside it, in `~/.cache/rekindle` or where `REKINDLE_CACHE` says ("off": nowhere).
 
     evict: "saved" evicts what autograd alone holds, "anything" what your variables hold as well,
         with and without autograd; it is brought back when it is touched, and all of
@@ -179,9 +181,10 @@ class budget:
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "anything"] = "saved",
         core: Core = "auto",
+        cache: bool = True,
     ) -> None:
         self._arguments = Arguments(
-            amount, policy, device, record, learn, swap, swap_directory, evict, core
+            amount, policy, device, record, learn, swap, swap_directory, evict, core, cache
         )
         self._stack: ExitStack | None = None
 
@@ -247,7 +250,7 @@ class budget:
         runtime.driver.assumed = given.device is None
         run = Run(runtime.driver, self._budget, policy, record=given.record)
         if given.learn and self._budget is not None:
-            lessons = lessons_for(self._budget, device)
+            lessons = lessons_for(self._budget, device, cache=given.cache)
             learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
             run._learner = runtime.driver.watcher = learner
         mode = _Mode(runtime)

@@ -1,6 +1,7 @@
 """Learned schedules: from the second step on, the future is known.
 
-A step (from one optimizer's step to the next) is written down while it runs within the budget, and
+A step begins with the first operator of the graph after an optimizer's step, and ends with the next
+one; what comes in between belongs to none. It is written down while it runs within the budget, and
 when its like was met again, planned in the background. A step that begins like a planned one then
 follows the route, operator by operator, until it ends or does otherwise; then the online policy
 decides alone again. A route is advice: nothing but time depends on it.
@@ -15,10 +16,12 @@ from typing import Protocol, final
 
 from rekindle._errors import InvalidTrace
 from rekindle._types import OpId
-from rekindle.engine import Call, Engine, Follower, Host, Route, Storage
-from rekindle.pytorch.learned._lessons import Lesson, Lessons
+from rekindle.engine import Call, Engine, Follower, Host, Storage
+from rekindle.pytorch.learned._lesson import Lesson
+from rekindle.pytorch.learned._lessons import Lessons
+from rekindle.pytorch.learned._walk import ASIDE, BACKWARD, GRAPH, LOST, Walk, met_by, places
 from rekindle.pytorch.online import Capture
-from rekindle.pytorch.operators import Signature
+from rekindle.pytorch.operators import Invocation
 from rekindle.schedule import Action
 
 
@@ -45,11 +48,15 @@ class Driver(Host, Protocol):
 class Learner:
     """Watches the steps of one run."""
 
+    LONGEST = 1 << 20
+    """Operators of a step that are remembered: a program without an optimizer never ends its."""
+
     def __init__(self, driver: Driver, lessons: Lessons, *, wait: bool) -> None:
         self.lessons = lessons
         self.followed = 0  #: steps that went along a route from beginning to end
         self.left = 0  #: steps that left their route
-        self.why = ""  #: the last one did
+        self.unplanned = 0  #: steps for which there was none
+        self.why = ""  #: the last one left its route
         self.optimizing = False  #: an optimizer's step runs, by which a step of the program ends
         self._driver = driver
         self._wait = wait
@@ -57,90 +64,124 @@ class Learner:
         self._follower: Follower | None = None
         self._begin()
 
+    @property
+    def remembered(self) -> int:
+        """Operators of the step that runs, as far as they are remembered."""
+        return len(self._met)
+
     # -- during a step --------------------------------------------------------------------------
 
-    def meets(self, signature: Signature) -> None:
+    def meets(self, invocation: Invocation) -> None:
         """The program is about to run an operator."""
-        if self.optimizing:  # nobody may see those of the next time
+        self._makes = None
+        if self.optimizing or self._too_long:  # nobody may see those of the next time
             return
-        at = len(self._signatures)
-        self._signatures.append(signature)
+        met = met_by(invocation)
+        if not self._met:
+            if not met & GRAPH or met & BACKWARD:
+                return  # between steps
+            self._write_down()
+        elif len(self._met) >= self.LONGEST:
+            self._give_up()
+            return
+        self._met.append(met)
         self._made.append(self._driver.storages_made)
-        follower, lesson = self._follower, self._lesson
-        if follower is not None and lesson is not None:
-            if at < len(lesson.signatures) and lesson.signatures[at] is signature:
-                op = lesson.starts[at]
-                if follower.position < follower.route.stops[op]:
-                    self._perform(follower.before(OpId(op)))
-            else:
-                self._leave(lesson)
+        if self._lesson is not None:
+            place = self._walk.meets(met)
+            if place >= 0:
+                self._go_to(self._lesson, place)
+            elif place == LOST:
+                self._leave(invocation.operator.name)
+        elif met & GRAPH:
+            self._may_begin(met)
         if self._capture is not None:
             self._starts.append(self._capture.operators)
             self._numbers.append(self._capture.storages)
 
     def made(self, call: Call) -> None:
         """The program ran an operator, or showed something that it had already."""
-        follower, lesson = self._follower, self._lesson
-        if follower is not None and lesson is not None and self._made:
-            number = lesson.numbers[len(self._made) - 1] - self._made[-1]
+        if self._makes is not None and self._follower is not None and call.replayable:
             for storage in call.made:
-                follower.made(number + storage.id, storage)
+                self._follower.made(self._makes + storage.id, storage)
 
     def wanting(self, storage: Storage) -> None:
         """The program asks for `storage`, which is gone."""
         follower, lesson = self._follower, self._lesson
         if follower is not None and lesson is not None:
-            at = len(self._signatures)
+            at = self._walk.at
             op = lesson.starts[at] if at < len(lesson.starts) else len(follower.route.stops) - 1
             self._perform(follower.wanting(storage, OpId(op)))
+
+    def _go_to(self, lesson: Lesson, place: int) -> None:
+        """The operator that is about to run is number `place` of the lesson."""
+        follower, op = self._follower, lesson.starts[place]
+        assert follower is not None
+        if follower.position < follower.route.stops[op]:
+            self._perform(follower.before(OpId(op)))
+        self._makes = lesson.numbers[place] - self._driver.storages_made
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """What fails here has not been asked for yet: when it is, it fails then."""
         try:
             self._driver.perform(actions)
         except Exception as error:
-            self._stop(f"{type(error).__name__} while something was brought back early")
+            self.why = f"{type(error).__name__} while something was brought back early"
+            self._let_go()
 
-    def _leave(self, lesson: Lesson) -> None:
-        """The step does otherwise than `lesson`: perhaps as another one."""
+    def _leave(self, name: str) -> None:
+        """The step does otherwise than its lesson: perhaps as another one, or it begins anew."""
         for other in self.lessons.shapes:
-            if other.route is not None and other.begins_like(self._signatures):
-                self._take(other, other.route)
-                return
-        at = len(self._signatures) - 1
-        if at < len(lesson.signatures):
-            name = self._signatures[at].operator.name
-            self._stop(f"operator {at} of the step was {name}, not as recorded")
-        else:
-            self._stop(f"the step went on after the {at} operators of the record")
-
-    def _stop(self, why: str) -> None:
-        self.left += 1
-        self.why = why
+            if other.route is not None and other is not self._lesson:
+                found = places(other.met, self._met)
+                if found is not None and found[-1] >= 0:
+                    self._take(other, found)
+                    return
+        complete = self._walk.complete
         self._let_go()
+        number = len(self._met) - 1
+        if complete:
+            self.why = f"the step went on after the {number} operators of the record"
+        else:
+            self.why = f"operator {number} of the step was {name}, not as recorded"
+        self._may_begin(self._met[-1])
+
+    def _may_begin(self, met: int) -> None:
+        """A step of a known shape begins here, if any does with this operator."""
+        lesson = self.lessons.beginning_with(met)
+        if lesson is not None:
+            self._take(lesson, [ASIDE] * (len(self._met) - 1) + [0])
 
     def _let_go(self) -> None:
         follower = self._follower
-        self._follower = self._lesson = None
+        self._follower = self._lesson = self._makes = None
         if follower is not None:
             self._driver.perform(follower.end())
 
-    def _take(self, lesson: Lesson, route: Route) -> None:
-        """Follows `lesson` from here on."""
+    def _take(self, lesson: Lesson, found: list[int]) -> None:
+        """Follows `lesson` from here on; `found`: what the operators so far are in it."""
+        assert lesson.route is not None
         self._let_go()
         driver = self._driver
+        self._taken = True
         self._lesson = lesson
-        self._follower = follower = Follower(driver.engine, route, driver)
-        if self._made:
-            for storage in driver.engine.storages:
-                if storage.id >= self._made[0]:
-                    run = bisect_right(self._made, storage.id) - 1
-                    follower.made(lesson.numbers[run] + storage.id - self._made[run], storage)
-            self._perform(follower.skip(OpId(lesson.starts[len(self._signatures) - 1])))
+        self._walk = Walk(lesson.met)
+        self._walk.at = found[-1] + 1
+        self._follower = follower = Follower(driver.engine, lesson.route, driver)
+        for storage in driver.engine.storages:
+            if storage.id >= self._made[0] and storage.replayable:
+                run = bisect_right(self._made, storage.id) - 1
+                if found[run] >= 0:
+                    number = lesson.numbers[found[run]] + storage.id - self._made[run]
+                    follower.made(number, storage)
+        self._perform(follower.skip(OpId(lesson.starts[found[-1]])))
+        if self._lesson is lesson:
+            self._makes = lesson.numbers[found[-1]] - driver.storages_made
 
     def told(self) -> str:
         """Lines of a report."""
-        lines = [f"steps planned   {self.followed:>11}   followed to the end, {self.left} left"]
+        share = self.followed / max(1, self.followed + self.left + self.unplanned)
+        told = f"steps planned   {self.followed:>11}   followed to the end, {self.left} left"
+        lines = [f"{told}, {self.unplanned} without a plan: {share:.0%} of the steps followed"]
         lines += [f"  {note}" for note in (self.why, self.lessons.note) if note]
         return "\n".join(lines)
 
@@ -150,36 +191,51 @@ class Learner:
         """A step is over, and another one begins."""
         with self._driver.lock:
             self._driver.settle()
-            self._end()
+            self._end(over=True)
             self._begin()
 
     def close(self) -> None:
         """The run is over."""
         with self._driver.lock:
-            self._end()
+            self._end(over=False)
 
     def _begin(self) -> None:
-        driver = self._driver
-        self._signatures: list[Signature] = []
+        self._met: list[int] = []
         self._starts: list[int] = []
         self._numbers: list[int] = []
         self._made: list[int] = []  # storages before each operator, in the whole run
-        self._evictions = driver.evictions
+        self._makes: int | None = None  # what numbers of the lesson have more than those of the run
+        self._taken = self._too_long = False
+        self._walk = Walk(())
+        self._evictions = self._driver.evictions
         self._capture: Capture | None = None
-        if self.lessons.wants_more():
-            self._capture = driver.also_capture()
-        for lesson in self.lessons.shapes:
-            if lesson.route is not None:
-                self._take(lesson, lesson.route)
-                break
 
-    def _end(self) -> None:
-        if self._lesson is not None:
-            self.followed += len(self._signatures) == len(self._lesson.signatures)
+    def _write_down(self) -> None:
+        """The step begins: if it should be, it is written down from here on."""
+        if self.lessons.wants_more():
+            self._driver.poll()  # a trace says when the program lets go, not when somebody asks
+            self._capture = self._driver.also_capture()
+
+    def _give_up(self) -> None:
         self._let_go()
         self._driver.capture_no_more()
-        if self._driver.evictions > self._evictions:
-            self.lessons.over(self._signatures, self._written())
+        self._begin()
+        self._too_long = True
+
+    def _end(self, *, over: bool) -> None:
+        """`over`: by an optimizer's step."""
+        if self._lesson is not None and self._walk.complete:
+            self.followed += 1
+        elif self._lesson is not None and over:
+            self.why = f"the step ended after {len(self._met)} operators of {len(self._lesson.met)}"
+            self.left += 1
+        else:
+            self.left += self._taken
+            self.unplanned += over and not self._taken
+        self._let_go()
+        self._driver.capture_no_more()
+        if self._met and self._driver.evictions > self._evictions:
+            self.lessons.over(self._met, self._written())
         self.lessons.plan(wait=self._wait)
 
     def _written(self) -> Lesson | None:
@@ -191,4 +247,4 @@ class Learner:
         except InvalidTrace as error:
             self.why = f"a step could not be written down: {error}"
             return None
-        return Lesson(self._signatures, self._starts, self._numbers, trace)
+        return Lesson(self._met, self._starts, self._numbers, trace)

@@ -112,7 +112,7 @@ class Runtime:
             )
             if not recording and self._may_only_count(invocation):
                 if driver.watcher is not None:
-                    driver.watcher.meets(signature)
+                    driver.watcher.meets(invocation)
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
                 if operator.random:
@@ -136,7 +136,7 @@ class Runtime:
                 special |= storage.payload.flags
                 invocation.inputs.append(storage)
             if driver.watcher is not None:
-                driver.watcher.meets(signature)
+                driver.watcher.meets(invocation)
             if operator.writes:
                 find_written(invocation, args, kwargs)
             if special:

@@ -69,14 +69,13 @@ class TooSmall:
 
     def _keep(self) -> None:
         """For the next process. A file that cannot be written is no reason to fail."""
-        program = _program()
-        if not program:
+        program, path = _program(), _path()
+        if not program or path is None:
             return
         with suppress(OSError):
             known = _read()
             met = {each.budget: each for each in known.pop(program, [])} | self._met
             known[program] = list(met.values())[-self.MOST :]
-            path = _path()
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(f".{os.getpid()}")
             content = {name: known[name] for name in list(known)[-self.MOST :]}
@@ -84,8 +83,9 @@ class TooSmall:
             unfinished.replace(path)
 
 
-def _path() -> Path:
-    return cache_folder() / "too-small.json"
+def _path() -> Path | None:
+    folder = cache_folder()
+    return None if folder is None else folder / "too-small.json"
 
 
 def _program() -> str:
@@ -95,8 +95,11 @@ def _program() -> str:
 
 
 def _read() -> dict[str, list[Shortage]]:
+    path = _path()
+    if path is None:
+        return {}
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        content = json.loads(_path().read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         return {name: [Shortage(*map(int, row)) for row in rows] for name, rows in content.items()}
     return {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rekindle.engine import Call, Storage
-from rekindle.pytorch.operators import Signature
+from rekindle.pytorch.operators import Invocation
 
 
 class Watcher(Protocol):
@@ -13,7 +13,7 @@ class Watcher(Protocol):
 
     optimizing: bool  #: an optimizer's step runs, by which a step of the program ends
 
-    def meets(self, signature: Signature) -> None:
+    def meets(self, invocation: Invocation) -> None:
         """The program is about to run an operator."""
         ...
 

@@ -8,6 +8,7 @@ again. Numbers that change from call to call (a float, a generator) stay out of 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -56,6 +57,9 @@ _HASHABLE = (
     torch.layout,
     torch.memory_format,
 )
+
+#: Whose repr is the same in every process.
+_TOLD = {int, float, bool, *_HASHABLE}
 
 
 @final
@@ -165,7 +169,17 @@ class Invocation:
 class Signature:
     """What calls of one operator with equal geometries and plain arguments have in common."""
 
-    __slots__ = ("_samples", "cost", "fresh", "key", "needed", "operator", "ordinary", "priced")
+    __slots__ = (
+        "_number",
+        "_samples",
+        "cost",
+        "fresh",
+        "key",
+        "needed",
+        "operator",
+        "ordinary",
+        "priced",
+    )
 
     def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
         self.operator = operator
@@ -179,6 +193,15 @@ class Signature:
         self.cost: Nanoseconds = 0
         self.priced = False
         self._samples = 0
+        self._number = -1
+
+    @property
+    def number(self) -> int:
+        """60 bits that are the same in every process for the same operator and geometries."""
+        if self._number < 0:
+            told = _told(self.key).encode()
+            self._number = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 4
+        return self._number
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
         """Bytes of what a call will make, from the operator's meta kernel: nothing is computed."""
@@ -218,6 +241,16 @@ class Signature:
 
 # Functions of the module, not closures: one that names itself is a cycle, and keeps what it closes
 # over (here: memory) until the garbage collector comes by.
+
+
+def _told(part: Any) -> str:
+    """The content of a key, or of a part of it, without anything of this process."""
+    if type(part) is Geometry:
+        marks = part.negative, part.conjugate, part.requires_grad
+        return f"{tuple(part.size)}{part.stride}{part.offset}{part.dtype}{marks}"
+    if type(part) is tuple:
+        return f"({','.join(map(_told, part))})"
+    return repr(part) if part is None or type(part) in _TOLD else getattr(part, "name", "")
 
 
 def _size_of_opaque(extra: Any) -> object:

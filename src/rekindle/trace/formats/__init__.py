@@ -12,11 +12,13 @@ from types import ModuleType
 from typing import Final
 
 from rekindle._errors import InvalidFile
+from rekindle._files import what_is
 from rekindle.trace._model import Trace
 from rekindle.trace.formats import checkmate, dtr, native
 
 # Each has NAME, recognizes(first line), read(lines, name) and write(trace) -> lines.
 FORMATS: Final[tuple[ModuleType, ...]] = (native, dtr, checkmate)
+_KNOWN: Final = " or ".join(module.NAME for module in FORMATS)
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -33,7 +35,9 @@ def load(path: str | Path) -> Trace:
     except InvalidFile as error:
         raise error.at(str(path)) from None
     except UnicodeDecodeError:
-        raise InvalidFile(1, "", "text in UTF-8", "bytes", path=str(path)) from None
+        raise InvalidFile(
+            1, "", f"a trace in the format {_KNOWN}", what_is(path), path=str(path)
+        ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         message = "a damaged one: it was cut off"
         raise InvalidFile(1, "", "a gzip file", message, path=str(path)) from None
@@ -67,11 +71,10 @@ def _read(lines: Iterator[str], name: str) -> Trace:
     for module in FORMATS:
         if module.recognizes(first):
             return module.read(_again(first, lines), name)
-    known = " or ".join(module.NAME for module in FORMATS)
     got = repr(first.strip()[:40]) if first.strip() else "an empty line or file"
     if '"rekindle report"' in first + next(lines, ""):  # as `Report.to_json` writes it
         got = "a report, which `rekindle report` shows: `rekindle capture` writes traces"
-    raise InvalidFile(1, "", f"a trace in the format {known}", got)
+    raise InvalidFile(1, "", f"a trace in the format {_KNOWN}", got)
 
 
 def _again(first: str, rest: Iterator[str]) -> Iterator[str]:

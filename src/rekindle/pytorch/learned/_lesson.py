@@ -1,0 +1,50 @@
+"""One shape of a step, as it is remembered: numbers, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from rekindle.engine import Route
+from rekindle.trace import Trace
+
+
+@final
+@dataclass(eq=False)
+class Lesson:
+    """One shape of a step: its operators in order, and once it is planned, the route."""
+
+    met: list[int]
+    starts: list[int]
+    """How many operators the trace has before each of them runs."""
+    numbers: list[int]
+    """How many storages: those that it makes follow."""
+    trace: Trace | None
+    """Until it is planned."""
+    met_again: bool = False
+    route: Route | None = None
+    finished: bool = False
+    """The search for the route is over: there will be no better one."""
+    again: bool = False
+    """The search was broken off, in another process: it is to be made again."""
+
+    def as_numbers(self) -> dict[str, Any]:
+        """For a file; `from_numbers` makes it a lesson again. It has a route."""
+        assert self.route is not None
+        return {
+            "met": self.met,
+            "starts": self.starts,
+            "numbers": self.numbers,
+            "route": self.route.as_numbers(),
+            "finished": self.finished,
+        }
+
+    @staticmethod
+    def from_numbers(numbers: Mapping[str, Any]) -> Lesson:
+        """The inverse of `as_numbers`."""
+        route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
+        return Lesson(
+            numbers["met"], numbers["starts"], numbers["numbers"], None,
+            route=route, finished=finished, again=not finished,
+        )  # fmt: skip

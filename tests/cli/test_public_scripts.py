@@ -1,0 +1,95 @@
+"""Scripts in the style of public ones, nobody of whom knows of a budget: they do not notice one.
+
+The plain classifier goes by PyTorch's own first example, the image model by timm's `train.py`, the
+language model by `run_clm.py` of transformers, the module by Lightning's; small, and offline.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cli.test_run import python, run
+
+SCRIPTS = Path(__file__).parent / "scripts"
+FOR_TRAINER = (
+    "--output_dir=out --num_train_epochs=2 --per_device_train_batch_size=16 "
+    "--per_device_eval_batch_size=4 --logging_steps=2 --eval_strategy=steps --eval_steps=4 "
+    "--save_steps=4 --report_to=none --disable_tqdm=true --use_cpu=true"
+)
+#: Of what is printed, what the clock decides.
+CLOCK = re.compile(r"'?\w*(runtime|per_second)'?\s*[=:] *[^,}\n]*|/\S*/checkpoints/")
+
+
+@dataclass(frozen=True)
+class Script:
+    """`share`: of the plain peak, the budget; `weights`: a file that it leaves."""
+
+    name: str
+    words: tuple[str, ...]
+    share: float
+    weights: str
+    needs: str = "torch"
+
+
+ALL = [
+    Script("plain", ("--save-model",), 0.85, "weights.pt"),
+    Script("vision", (), 0.6, "weights.pt"),
+    Script("vision", ("--amp", "--channels-last", "--workers=1"), 0.6, "weights.pt"),
+    Script("language", tuple(FOR_TRAINER.split()), 0.4, "out/model.safetensors", "transformers"),
+    Script("lit", ("3",), 0.75, "weights.pt", "lightning"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", ALL, ids=lambda script: "-".join((script.name, *script.words))[:24]
+)
+@pytest.mark.parametrize("options", [(), ("--learn-wait",)], ids=["online", "learned"])
+def test_a_public_script_does_not_notice(
+    script: Script, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The same output, exit code, weights and other files."""
+    pytest.importorskip(script.needs)
+    plain, free, tight = (tmp_path / name for name in ("plain", "free", "tight"))
+    for folder in (plain, free, tight):
+        folder.mkdir()
+    words = (SCRIPTS / f"{script.name}.py", *script.words)
+    report = ("--report", "json", "run.json")
+    expected = python(*words, cwd=plain)
+    assert expected.returncode == 0, expected.stderr
+    assert run("--budget", "none", *report, *words, cwd=free).returncode == 0
+    budget = int(script.share * json.loads((free / "run.json").read_text())["peak"])
+    found = run("--budget", budget, *report, *options, *words, cwd=tight)
+    assert found.returncode == 0, found.stderr
+    assert CLOCK.sub("", found.stdout) == CLOCK.sub("", expected.stdout)
+    told = json.loads((tight / "run.json").read_text())
+    assert told["peak"] <= budget
+    assert told["recomputations"] > 0
+    differing = [name for name, value in weights(plain / script.weights).items()
+                 if not torch.equal(value, weights(tight / script.weights)[name])]  # fmt: skip
+    assert differing == []
+    assert files(tight) == files(plain)
+    if options:
+        assert "followed to the end" in "".join(told["advice"])
+
+
+def weights(path: Path) -> dict[str, Any]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    state = torch.load(path)
+    return state.get("state_dict", state)
+
+
+def files(folder: Path) -> set[str]:
+    """By name, without the report."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return names - {"run.json"}

@@ -1,0 +1,58 @@
+"""Plans are waited for, so that each test sees the same; but for a few, "planned" here is what
+another policy would have done, at once. What was learned before, nobody here knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from rekindle.engine import Route
+from rekindle.policies import Thrifty
+from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned._background import Planning
+from rekindle.pytorch.learned._lessons import forget_lessons
+from rekindle.simulator import replay
+from rekindle.trace import Trace
+
+
+class AtOnce:
+    """Planning without a process: the schedule of another policy."""
+
+    running = False
+    made: ClassVar = 0
+
+    def __init__(self, trace: Trace, budget: int, seconds: float) -> None:
+        AtOnce.made += 1
+        record = replay(trace, budget=budget, policy=Thrifty())
+        cost = record.recompute_ns
+        self.route = replace(Route.of(trace, record.schedule), recompute_ns=cost)
+
+    def newest(self) -> Route:
+        return self.route
+
+    def wait(self, timeout: float | None) -> bool:
+        return True
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(_lessons, "Planning", AtOnce)
+    monkeypatch.setattr(AtOnce, "made", 0)
+    forget_lessons()
+    yield
+    forget_lessons()
+
+
+@pytest.fixture
+def for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made as they are outside of tests, but quickly."""
+    monkeypatch.setattr(_lessons, "Planning", Planning)
+    monkeypatch.setattr(_lessons, "SECONDS", 1.0)

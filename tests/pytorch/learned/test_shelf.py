@@ -1,0 +1,261 @@
+"""What one process learned, the next one knows: in another process each, or as if it were."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.engine import Route
+from rekindle.pytorch import Run
+from rekindle.pytorch.learned import _lessons, _shelf
+from rekindle.pytorch.learned._lesson import Lesson
+from rekindle.pytorch.learned._lessons import forget_lessons, lessons_for
+from rekindle.pytorch.learned._shelf import Shelf
+from rekindle.pytorch.learned._walk import GRAPH
+from tests.pytorch.learned.conftest import AtOnce
+from tests.pytorch.learned.test_learned import Training, budget_of, six
+
+ROOT = Path(__file__).resolve().parents[3]
+CPU = torch.device("cpu")
+
+
+def another_process(
+    budget: int,
+    steps: Callable[[Training], object] = six,
+    *,
+    cache: bool = True,
+    learn: bool | Literal["wait"] = "wait",
+) -> Run:
+    """The training, from its beginning, as if this process had just started."""
+    forget_lessons()
+    training = Training()
+    with rekindle.budget(budget, learn=learn, cache=cache) as run:
+        steps(training)
+    return run
+
+
+def files() -> list[Path]:
+    return sorted(Path(os.environ["REKINDLE_CACHE"]).glob("lessons/*"))
+
+
+def test_the_second_process_follows_from_its_first_step() -> None:
+    budget = budget_of()
+    plain = Training()
+    six(plain)
+    first = another_process(budget)
+    assert (first.steps_followed, AtOnce.made) == (3, 1)
+    forget_lessons()
+    training = Training()
+    with rekindle.budget(budget, learn="wait") as second:
+        six(training)
+    assert (second.steps_followed, second.steps_left, AtOnce.made) == (6, 0, 1)
+    assert second.peak <= budget
+    pairs = zip(training.left_behind(), plain.left_behind(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_each_shape_is_kept() -> None:
+    def steps(training: Training) -> None:
+        for number in range(12):
+            training.step(number, depth=(None, 6)[number % 2])
+
+    budget = budget_of(0.4, steps)
+    another_process(budget, steps)
+    assert len(files()) == AtOnce.made == 2
+    second = another_process(budget, steps)
+    assert (second.steps_followed, second.steps_left, AtOnce.made) == (12, 0, 2)
+
+
+def test_a_budget_that_is_a_little_larger_has_the_plan_too() -> None:
+    """As "auto" is a little different each time. A smaller one has none, nor one far larger."""
+    budget = budget_of()
+    another_process(budget)
+    assert another_process(budget + budget // 50).steps_followed == 6
+    assert another_process(budget - 64).steps_followed == 3
+    assert another_process(budget + budget // 10).steps_followed == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FORMAT", "another"), ("_name_of", lambda device: "another device")],
+)
+def test_plans_of_another_device_or_version_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    budget = budget_of()
+    another_process(budget)
+    monkeypatch.setattr(_shelf, name, value)
+    assert another_process(budget).steps_followed == 3
+    assert AtOnce.made == 2
+
+
+def test_off_keeps_nothing_and_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = budget_of()
+    assert another_process(budget, cache=False).steps_followed == 3
+    assert files() == []
+    another_process(budget)
+    (kept,) = files()
+    assert another_process(budget, cache=False).steps_followed == 3
+    monkeypatch.setenv("REKINDLE_CACHE", "off")
+    assert another_process(budget).steps_followed == 3
+    assert not Path("off").exists()
+    assert kept.exists()
+
+
+def test_a_cache_that_is_no_switch() -> None:
+    with pytest.raises(rekindle.InvalidArgument, match="cache=False"):
+        rekindle.budget("1GiB", cache="no")  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", os.devnull)
+    assert another_process(budget_of()).steps_followed == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: b"\xff" + content,
+        lambda content: content.replace(b"7", b"8"),
+    ],
+)
+def test_broken_files_are_none(damage: Callable[[bytes], bytes]) -> None:
+    budget = budget_of()
+    another_process(budget)
+    (kept,) = files()
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert another_process(budget).steps_followed == 3
+    assert another_process(budget).steps_followed == 6  # it was written again
+
+
+def test_a_step_of_another_kind_is_not_taken_for_it() -> None:
+    budget = budget_of()
+    another_process(budget)
+
+    def shallow(training: Training) -> None:
+        for number in range(3):
+            training.step(number, depth=5)
+
+    run = another_process(budget, shallow)
+    assert (run.steps_followed, run.steps_left) == (0, 3)
+
+
+def test_a_search_that_was_broken_off_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had found by then is followed meanwhile."""
+    budget = budget_of()
+    monkeypatch.setattr(AtOnce, "running", True)
+    assert another_process(budget, learn=True).steps_followed == 3
+    monkeypatch.setattr(AtOnce, "running", False)
+    assert another_process(budget).steps_followed == 6
+    assert AtOnce.made == 2
+    assert another_process(budget).steps_followed == 6
+    assert AtOnce.made == 2
+
+
+def lesson(number: int, route: Route) -> Lesson:
+    return Lesson([number << 2 | GRAPH], [0], [0], None, route=route, finished=True)
+
+
+def test_what_was_of_no_use_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shelf, "MOST_FILES", 8)
+    route = Route((0, 0), (), ())
+    shelf = Shelf(_lessons.cache_folder(), 1000, CPU)
+    for number in range(20):
+        shelf.keep(lesson(number, route))
+        for old, path in enumerate(files()):
+            os.utime(path, (old, old))  # not all in one instant
+        assert shelf.same(lesson(0, route)) is not None  # is of use
+    assert len(files()) <= 8
+    nbytes = files()[0].stat().st_size
+    monkeypatch.setattr(_shelf, "MOST_BYTES", 3 * nbytes + 10)
+    shelf.keep(lesson(21, route))
+    assert 1 <= len(files()) <= 3
+
+
+def test_a_claim_is_one_processes_at_a_time() -> None:
+    pytest.importorskip("fcntl")
+    shelf, other = (Shelf(_lessons.cache_folder(), 1000, CPU) for _ in range(2))
+    wanted = Lesson([GRAPH], [0], [0], None)
+    claim = shelf.claim(wanted)
+    assert claim is not None
+    assert other.claim(wanted) is None
+    claim.release()
+    claim.release()  # once more is as good as once
+    again = other.claim(wanted)
+    assert again is not None
+    again.release()
+    assert files() == []
+
+
+def test_who_waits_for_another_search_takes_what_it_found() -> None:
+    pytest.importorskip("fcntl")
+    budget = budget_of()
+    another_process(budget)
+    (kept,) = files()
+    content = kept.read_bytes()
+    kept.unlink()
+    forget_lessons()
+    training = Training()
+    with rekindle.budget(budget, learn=True) as run:
+        training.step(0)
+        training.step(1)
+        lessons = lessons_for(budget, CPU)
+        claim = Shelf(_lessons.cache_folder(), budget, CPU).claim(lessons.shapes[0])
+        training.step(2)
+        assert not run.wait_for_plan(0.1)
+        kept.write_bytes(content)
+        assert claim is not None
+        claim.release()
+        assert run.wait_for_plan(10.0)
+        training.step(3)
+    assert (run.steps_followed, AtOnce.made) == (1, 1)
+
+
+SCRIPT = """
+import sys
+import rekindle
+from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned._background import Planning
+from tests.pytorch.learned.test_learned import Training, six
+
+def counted(*arguments):
+    print("searched")
+    return Planning(*arguments)
+
+_lessons.Planning, _lessons.SECONDS = counted, 1.0
+with rekindle.budget(int(sys.argv[1]), learn="wait") as run:
+    six(Training())
+print("followed", run.steps_followed, "left", run.steps_left)
+"""
+
+
+@pytest.mark.slow
+def test_processes_at_once_share_one_search_and_later_ones_make_none() -> None:
+    """As the ranks of one job."""
+    pytest.importorskip("fcntl")
+    paths = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(budget_of())]
+
+    def together(count: int) -> list[str]:
+        started = [
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(count)
+        ]
+        return [process.communicate()[0] for process in started]
+
+    first = together(2)
+    assert sum(output.count("searched") for output in first) == 1
+    assert all("followed 3 left 0" in output for output in first)
+    assert together(1) == ["followed 6 left 0\n"]
+    assert [path.suffix for path in files()] == [".lesson"]

@@ -1,0 +1,33 @@
+"""Errors reach another process as they are."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from rekindle import _errors
+from rekindle._errors import RekindleError
+
+SOME = [
+    _errors.InvalidArgument("no"),
+    _errors.InvalidFile(3, "cost", "a number", "'x'", path="step.jsonl"),
+    _errors.InvalidTrace("order", "it is not so"),
+    _errors.InvalidSchedule(2, "Free(3)", "it is free"),
+    _errors.OutOfBudget("too little", needed=3, budget=2, held={"a": 1}, smallest_budget=4),
+    _errors.SwapFailed("the disk"),
+    _errors.Unsupported("not so"),
+    _errors.VerificationFailed("a table"),
+]
+
+
+@pytest.mark.parametrize("error", SOME, ids=lambda error: type(error).__name__)
+def test_errors_go_from_process_to_process(error: RekindleError) -> None:
+    error.add_note("and more")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.args == error.args
+        assert vars(again) == vars(error)
+        assert again.__notes__ == ["and more"]
