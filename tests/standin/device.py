@@ -29,7 +29,9 @@ def install(extension: Path) -> ModuleType:
 
     import torch
 
+    standin.capturing = False
     vars(torch.cuda).update(_functions(standin))
+    torch.backends.cuda.is_built = lambda: True
     torch.UntypedStorage.resize_ = _resizing(standin, torch.UntypedStorage.resize_)
     torch.UntypedStorage.__new__ = _making(torch.UntypedStorage.__new__)
     return standin
@@ -120,7 +122,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
         "init": lambda: None,
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: standin.capturing,
         "is_initialized": lambda: True,
         "manual_seed": lambda seed: generators[at()].manual_seed(seed),
         "manual_seed_all": lambda seed: [each.manual_seed(seed) for each in generators],

@@ -81,6 +81,37 @@ def transformer() -> tuple[Any, Step]:
     return _training(nn.ModuleList([model, embedding]), loss, foreach=True)
 
 
+def sums_by_atomics() -> tuple[Any, Step]:
+    """Neighbors added up, as in a graph network, and a running sum."""
+    blocks = _blocks()
+    there = torch.randint(256, (2, 512), device="cuda")
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        for block in blocks:
+            x = block(x)
+            x = torch.zeros_like(x).index_add(0, there[0], x[there[1]]).tanh()
+        return x.cumsum(0).tanh().pow(2).mean()
+
+    return _training(blocks, loss)
+
+
+def by_way_of_the_host() -> tuple[Any, Step]:
+    """Something small goes to the host, is computed with there, and comes back."""
+    model = _blocks()
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        for block in model:
+            x = block(x)
+            row = x.mean(0).to("cpu", non_blocking=True)
+            torch.cuda.synchronize()
+            x = x * (row.sin() + 1).to("cuda", non_blocking=True).cos()
+        return x.pow(2).mean()
+
+    return _training(model, loss)
+
+
 def mixed_precision() -> tuple[Any, Step]:
     model = _blocks()
 
@@ -153,6 +184,8 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         a_staging_buffer,
         convolutions,
         transformer,
+        sums_by_atomics,
+        by_way_of_the_host,
         mixed_precision,
         a_side_stream,
         streams_in_turn,

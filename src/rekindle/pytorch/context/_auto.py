@@ -10,6 +10,7 @@ import torch
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
 #: Left alone: temporaries inside of operators, fragmentation, the program's other memory.
@@ -41,9 +42,8 @@ def available(device: torch.device) -> Bytes:
     On CUDA, what its allocator has reserved counts as tensors' own. On a CPU the free memory is
     that of the machine or of the control group, whichever is less.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int((1 - MARGIN) * (free + torch.cuda.memory_reserved(device)))
+    if is_accelerator(device):
+        return int((1 - MARGIN) * accelerator.obtainable(device))
     if device.type != "cpu":
         raise Unsupported(
             f'rekindle.budget("auto") on {device.type}, which does not say how much memory it has; '

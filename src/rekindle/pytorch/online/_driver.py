@@ -16,6 +16,7 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._storages import Storages
@@ -89,8 +90,8 @@ class Driver(Storages):
         for nbytes in (self.engine.memory // 2, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if is_accelerator(self.device):
+                accelerator.empty_cache()
             try:
                 return again()
             except torch.OutOfMemoryError as error:
@@ -120,7 +121,7 @@ class Driver(Storages):
     def _ask_allocator(self) -> None:
         if self._outside is not None:
             known = self.engine.memory - self._outside.nbytes
-            given_out = torch.cuda.memory_allocated(self.device)
+            given_out = accelerator.allocated(self.device)
             self.engine.resize(self._outside, max(0, given_out - known))
 
     def settle(self) -> None:

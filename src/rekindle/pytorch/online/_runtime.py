@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
+from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
@@ -49,7 +50,6 @@ from rekindle.pytorch.operators import (
     Signature,
     bytes_of_dynamic,
     check_higher_order,
-    generator_of,
     region_of,
     signature_of,
     tensors_in,
@@ -76,7 +76,7 @@ class Runtime:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         leaves.come_back_for(self)
-        self._events = EventPrices() if driver.device.type == "cuda" else None
+        self._events = EventPrices() if is_accelerator(driver.device) else None
         self._look_back_at = LONGEST_CHAIN  #: storages made until then
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
         #: While an optimizer's step runs unseen: what is to be called if it failed.
@@ -109,6 +109,7 @@ class Runtime:
                 and not invocation.opaque
                 and not operator.opaque
                 and not self.never_recompute
+                and not (operator.doubt and operator.may_differ(args, invocation.tensors))
             )
             if not recording and self._may_only_count(invocation):
                 if driver.watcher is not None:
@@ -116,7 +117,9 @@ class Runtime:
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
                 if operator.random:
-                    invocation.random = _generator(invocation, kwargs)
+                    invocation.random = operator.drawn(
+                        invocation.tensors, invocation.extras, kwargs
+                    )
                 try:
                     result = func(*args, **kwargs)
                 except torch.OutOfMemoryError as out:
@@ -161,7 +164,7 @@ class Runtime:
                     needed = min(needed, bytes_of_dynamic(operator, args))
                 driver.make_room(needed, operator.name)
             if operator.random:  # R5
-                invocation.random = _generator(invocation, kwargs)
+                invocation.random = operator.drawn(invocation.tensors, invocation.extras, kwargs)
             try:
                 try:
                     if signature.priced:
@@ -280,8 +283,7 @@ class Runtime:
             raise out
 
         def again() -> Any:
-            if invocation.random is not None:
-                generator, state = invocation.random
+            for generator, state in invocation.random:
                 generator.set_state(state)
             return func(*args, **kwargs)
 
@@ -375,12 +377,6 @@ class Runtime:
         if noticed or (handle.version >= 0 and now not in (-1, handle.version)):
             geometry = handle.geometry
             raise modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
-
-
-def _generator(invocation: Invocation, kwargs: dict[str, Any]) -> tuple[torch.Generator, Tensor]:
-    """What a random operator draws from, and its state before."""
-    generator = generator_of(invocation.tensors, invocation.extras, kwargs.get("device"))
-    return generator, generator.get_state()
 
 
 def _has_attributes(tensor: Tensor) -> bool:

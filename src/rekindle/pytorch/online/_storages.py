@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, Storage
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
@@ -49,7 +50,7 @@ class Storages(ABC):
         self.owners = Owners()
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
-        self.streams = Streams(device) if device.type == "cuda" else None
+        self.streams = Streams(device) if is_accelerator(device) else None
         self.peak = Peak(self.engine, self.table, self.owners)
         self.steps = Steps(self.engine)
         self.assumed = False  #: the device is the one that was in use, nobody said so
@@ -63,9 +64,9 @@ class Storages(ABC):
 
     def open(self) -> None:
         """The context begins: what the device's allocator has given out already counts."""
-        if self.device.type == "cuda":
+        if is_accelerator(self.device):
             call = self.new_call("source", 0, False)
-            self._outside = self.new_storage(call, torch.cuda.memory_allocated(self.device))
+            self._outside = self.new_storage(call, accelerator.allocated(self.device))
             self.admit(call)
 
     def also_capture(self) -> Capture:
@@ -216,7 +217,7 @@ class Storages(ABC):
         """Bytes of `home` as far as they are on the device that the budget is for."""
         device = home.device
         if device not in self._counts:  # once: the name of its type is made anew each time
-            self._counts[device] = device.type == self.device.type
+            self._counts[device] = device == self.device
             if self.assumed:
                 same_device(self.device, device)
         return home.nbytes() if self._counts[device] else 0

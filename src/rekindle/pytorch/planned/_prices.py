@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from rekindle._cache import cache_folder
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.devices import accelerator, is_accelerator
 
 FEWEST_RUNS, MOST_RUNS = 2, 6  #: warm and cold
 ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
@@ -169,8 +170,8 @@ def signature_of(node: fx.Node) -> tuple[str, str]:
 
 
 def _name_of(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if is_accelerator(device):
+        return accelerator.name_of(device)
     return f"{device.type}-{platform.machine()}-{platform.processor()}"
 
 
@@ -221,8 +222,8 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanoseconds:
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if is_accelerator(device):
+        start, end = accelerator.event(), accelerator.event()
         start.record()
         _call(node, args, kwargs)
         end.record()
@@ -271,6 +272,5 @@ def _guess(node: fx.Node) -> Price:
 
 @contextmanager
 def _undisturbed_generators() -> Iterator[None]:
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if in_use else []):
+    with torch.random.fork_rng(range(accelerator.count()) if accelerator.in_use() else []):
         yield

@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import Streams
 from rekindle.pytorch.operators import whole
 from rekindle.pytorch.swap._store import Lost, Store, Transfer
@@ -28,8 +29,8 @@ class PinnedStore(Store):
         self.streams = streams
         self._device = device
         self._used: Bytes = 0
-        self._out: Any = torch.cuda.Stream(device)
-        self._back: Any = torch.cuda.Stream(device)
+        self._out: Any = accelerator.new_stream(device)
+        self._back: Any = accelerator.new_stream(device)
 
     @property
     def used(self) -> Bytes:
@@ -40,7 +41,7 @@ class PinnedStore(Store):
         if self._used + nbytes > self.limit:
             return None
         try:
-            host = _pinned(nbytes)
+            host = accelerator.pinned(nbytes)
         except RuntimeError:  # the machine has less to pin than the limit says
             return None
         self._used += nbytes
@@ -66,7 +67,7 @@ class PinnedStore(Store):
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
         self.streams.wait_on(stream)  # it was written there, and may be read there still
-        with torch.cuda.stream(stream):
+        with accelerator.on_stream(stream):
             start = _now()
             into.copy_(source, non_blocking=True)
             end = _now()
@@ -106,13 +107,9 @@ class _Copy(Transfer):
         self._home = None
 
 
-def _pinned(nbytes: Bytes) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
-
 def _now() -> Any:
     """An event of the current stream."""
-    event = torch.cuda.Event(enable_timing=True)
+    event = accelerator.event()
     event.record()
     return event
 
