@@ -19,6 +19,7 @@ PROGRAMS = (
     "convolutions",
     "transformer",
     "sums_by_atomics",
+    "captured_in_between",
     "by_way_of_the_host",
     "mixed_precision",
     "a_side_stream",
@@ -43,6 +44,7 @@ def _trains_the_same(extension: Path, programs: tuple[str, ...]) -> None:
     assert {q: a for q, a in found.items() if a["peak over budget"] > 1.02} == {}
     evicted = [answer["evictions"] for answer in found.values()]
     assert min(evicted) > 0
+    assert {answer["states set"] for answer in found.values()} == {0}
 
 
 def test_a_program_trains_the_same(extension: Path) -> None:

@@ -81,7 +81,7 @@ MUTANTS: dict[str, tuple[Any, Any]] = {
     "may_differ": (Operator, lambda *_: False),
 }
 
-_plain: dict[str, tuple[list[torch.Tensor], int, int]] = {}
+_plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
 
 
 def answer(question: str) -> dict[str, Any]:
@@ -89,9 +89,10 @@ def answer(question: str) -> dict[str, Any]:
     name, mode, streams, *mutants = question.split(", ")
     if name not in _plain:
         STANDIN.late(*SCHEDULES["prompt"])
+        before = STANDIN.states_set()
         values, peak, _ = _trained(name)
-        _plain[name] = values, peak, torch.cuda.memory_allocated()
-    expected, most, constant = _plain[name]
+        _plain[name] = values, peak, torch.cuda.memory_allocated(), STANDIN.states_set() - before
+    expected, most, constant, states_set = _plain[name]
     least, fraction = constant, MORE.get(f"{name}, {mode}", FRACTION)
     if name in FRACTIONS:
         least, fraction = 0, FRACTIONS[name]
@@ -101,10 +102,12 @@ def answer(question: str) -> dict[str, Any]:
         for mutant in mutants:
             where, instead = MUTANTS[mutant]
             stack.enter_context(patch.object(where, mutant, instead))
-        values, peak, run = _trained(name, amount=amount, **MODES[mode])
+        before = STANDIN.states_set()
+    values, peak, run = _trained(name, amount=amount, **MODES[mode])
     return {
         "equal": all(map(torch.equal, values, expected)),
         "peak over budget": peak / amount,
+        "states set": STANDIN.states_set() - before - states_set,
         "evictions": run.evictions,
         "recomputations": run.recomputations,
     }

@@ -96,6 +96,22 @@ def sums_by_atomics() -> tuple[Any, Step]:
     return _training(blocks, loss)
 
 
+def captured_in_between() -> tuple[Any, Step]:
+    """Some blocks of each step run while a graph is written, forward and backward."""
+    import _standin
+
+    before, inside, after = _blocks(), _blocks(depth=1, dropout=0.0), _blocks()
+
+    def loss() -> Tensor:
+        x = before(torch.randn(256, 64, device="cuda"))
+        _standin.capture(True)
+        y = inside(x.detach().requires_grad_())
+        _standin.capture(False)
+        return after(x + y).pow(2).mean()
+
+    return _training(nn.ModuleList([before, inside, after]), loss)
+
+
 def by_way_of_the_host() -> tuple[Any, Step]:
     """Something small goes to the host, is computed with there, and comes back."""
     model = _blocks()
@@ -185,6 +201,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         convolutions,
         transformer,
         sums_by_atomics,
+        captured_in_between,
         by_way_of_the_host,
         mixed_precision,
         a_side_stream,

@@ -12,6 +12,7 @@ namespace standin {
 using at::Tensor;
 
 inline std::atomic<int64_t> states_set{0};  // each makes CUDA's next RNN with dropout seed itself anew
+inline std::atomic<bool> capturing{false};  // a graph is written: what happens now may not be asked
 struct Position { uint64_t seed = 0, offset = 0; };
 struct Generator final : c10::GeneratorImpl {
   std::shared_ptr<Position> at = std::make_shared<Position>();
@@ -22,12 +23,14 @@ struct Generator final : c10::GeneratorImpl {
   uint64_t current_seed() const override { return at->seed; }
   uint64_t seed() override { auto s = c10::detail::getNonDeterministicRandom(false); set_current_seed(s); return s; }
   void set_state(const c10::TensorImpl& t) override {
+    TORCH_CHECK(!capturing, "set_state while a graph is captured");
     TORCH_CHECK(t.numel() == 16, "RNG state is wrong size");
     memcpy(&at->seed, t.data(), 8);
     memcpy(&at->offset, (const char*)t.data() + 8, 8);
     if (this == the_default(device().index())) states_set++;
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    TORCH_CHECK(!capturing, "get_state while a graph is captured");
     auto t = at::detail::empty_cpu({16}, at::kByte);
     memcpy(t.mutable_data_ptr(), &at->seed, 8);
     memcpy((char*)t.mutable_data_ptr() + 8, &at->offset, 8);

@@ -91,7 +91,8 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         if not home.resizable():  # PyTorch did not allocate it
             recording, foreign = False, FOREIGN
     if signature.fresh is None:
-        nbytes = sum(home.nbytes() for _, _, home in made)
+        counted = torch.UntypedStorage.nbytes if driver.streams is None else driver.counted
+        nbytes = sum(counted(home) for _, _, home in made)
         signature.learn(positions, nbytes, exotic=bool(exotic))
     cost = signature.cost
     if invocation.written:

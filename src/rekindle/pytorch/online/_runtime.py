@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
-from rekindle.pytorch.devices import is_accelerator
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
@@ -28,6 +28,7 @@ from rekindle.pytorch.online._handle import (
     count_from,
     kept,
     modified,
+    recomputed_in_a_graph,
     unpack_kept,
     with_counter_of,
 )
@@ -92,6 +93,8 @@ class Runtime:
         engine = driver.engine
         with self.driver.lock:
             if driver.streams is not None:
+                if accelerator.is_capturing():
+                    return operator.func(*args, **kwargs)
                 driver.streams.see()
             if driver.table.deaths or driver.table.released:
                 driver.settle()
@@ -103,7 +106,8 @@ class Runtime:
             if operator.foreign:
                 func = partial(let_others_act, driver.lock, func)
             invocation = Invocation(operator, args, kwargs)
-            signature = invocation.signature = signature_of(operator, invocation.key)
+            place = None if driver.streams is None else driver.place_of(invocation.tensors)
+            signature = invocation.signature = signature_of(operator, invocation.key, place)
             recording = (
                 (torch.is_grad_enabled() or (self.without_grad and invocation.outside_grad_mode()))
                 and not invocation.opaque
@@ -122,7 +126,7 @@ class Runtime:
                     )
                 try:
                     result = func(*args, **kwargs)
-                except torch.OutOfMemoryError as out:
+                except RuntimeError as out:
                     result = self._rescued(invocation, func, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
@@ -171,7 +175,7 @@ class Runtime:
                         result = func(*args, **kwargs)
                     else:
                         result = self._priced(signature, func, args, kwargs)
-                except torch.OutOfMemoryError as out:
+                except RuntimeError as out:
                     result = self._rescued(invocation, func, args, kwargs, out)
             except BaseException:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
@@ -276,10 +280,11 @@ class Runtime:
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: torch.OutOfMemoryError,
+        out: RuntimeError,
     ) -> Any:
-        """What the operator gives when it is called once more, with less in memory."""
-        if not invocation.operator.starts_anew:
+        """What the operator gives when it is called once more, with less in memory, if that is
+        what it is short of."""
+        if not (is_out_of_memory(out) and invocation.operator.starts_anew):
             raise out
 
         def again() -> Any:
@@ -287,7 +292,7 @@ class Runtime:
                 generator.set_state(state)
             return func(*args, **kwargs)
 
-        return self.driver.rescue(again, out)
+        return self.driver.rescue(again, out, invocation.signature.needed)
 
     # -- autograd -------------------------------------------------------------------------------
 
@@ -297,6 +302,8 @@ class Runtime:
             self.interrupted()
         with self.driver.lock, unwatched():
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+                return kept(tensor)
+            if self._is_capturing():
                 return kept(tensor)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -349,6 +356,8 @@ class Runtime:
             if moved is not None:
                 return moved
             if storage.replayable or not storage.held:
+                if not storage.resident and self._is_capturing():
+                    raise recomputed_in_a_graph(site(storage))
                 self.driver.use(storage)
             if handle.kept is not None:
                 return handle.kept
@@ -367,6 +376,10 @@ class Runtime:
                 lent = counted.detach()
                 lent.data = alias
                 return lent
+
+    def _is_capturing(self) -> bool:
+        """Whether the device writes a graph: nothing that it is told happens now."""
+        return self.driver.streams is not None and accelerator.is_capturing()
 
     def _check_version(self, handle: Handle, storage: Storage) -> None:
         """Autograd's own check is off under hooks (R7)."""

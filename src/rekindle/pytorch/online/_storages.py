@@ -24,7 +24,7 @@ from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
-from rekindle.pytorch.operators import STRIDED, is_plain, tensors_in
+from rekindle.pytorch.operators import STRIDED, Place, is_plain, tensors_in
 from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
@@ -42,6 +42,7 @@ class Storages(ABC):
         self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
+        self._rescues = 0  #: how often the device had less than the budget says
         self.recorder: Recorder | None = None
         self.capture: Capture | Captures | None = None
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
@@ -51,6 +52,7 @@ class Storages(ABC):
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if is_accelerator(device) else None
+        self._places = (device, False), (device, True)
         self.peak = Peak(self.engine, self.table, self.owners)
         self.steps = Steps(self.engine)
         self.assumed = False  #: the device is the one that was in use, nobody said so
@@ -221,6 +223,10 @@ class Storages(ABC):
             if self.assumed:
                 same_device(self.device, device)
         return home.nbytes() if self._counts[device] else 0
+
+    def place_of(self, tensors: list[Tensor]) -> Place:
+        """Whether an operator on them runs on the device, or where nothing is counted."""
+        return self._places[any(tensor.device == self.device for tensor in tensors)]
 
     def elsewhere(self) -> str | None:
         """What to say if the program was on another device all the time."""

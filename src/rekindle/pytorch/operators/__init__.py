@@ -31,11 +31,13 @@ from rekindle.pytorch.operators._replay import run_again as run_again
 from rekindle.pytorch.operators._signature import PLAIN_TENSORS as PLAIN_TENSORS
 from rekindle.pytorch.operators._signature import STRIDED as STRIDED
 from rekindle.pytorch.operators._signature import Invocation as Invocation
+from rekindle.pytorch.operators._signature import Place as Place
 from rekindle.pytorch.operators._signature import Signature as Signature
 from rekindle.pytorch.operators._signature import is_plain as is_plain
 from rekindle.pytorch.operators._signature import signature_of as signature_of
 from rekindle.pytorch.operators._signature import takes_itself_apart as takes_itself_apart
 from rekindle.pytorch.operators._signature import tensors_in as tensors_in
 from rekindle.pytorch.operators._signature import written_by as written_by
+from rekindle.pytorch.operators._switches import kernels_in_words as kernels_in_words
 from rekindle.pytorch.operators._traits import traits as traits
 from rekindle.pytorch.operators._traits import views as views

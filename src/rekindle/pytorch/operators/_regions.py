@@ -29,9 +29,16 @@ COMPILED = "inductor_compiled_code"
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """What is compiled inside shows itself to dispatch modes from then on."""
+    """What is compiled inside shows itself to dispatch modes from then on.
+
+    Not in torch 2.10, where it would come without its graph: there it is as if compiled outside.
+    """
+    from torch._higher_order_ops import wrap
     from torch._inductor import config  # takes a second, which any optimizer's first line takes too
 
+    if not hasattr(wrap, "InductorCompiledCallable"):
+        yield
+        return
     with config.patch(wrap_inductor_compiled_regions=True):
         yield
 

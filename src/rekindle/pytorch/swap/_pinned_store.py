@@ -13,15 +13,18 @@ from typing import Any, final
 import torch
 
 from rekindle._types import Bytes, Nanoseconds
-from rekindle.pytorch.devices import accelerator
+from rekindle.pytorch.devices import accelerator, is_out_of_memory
 from rekindle.pytorch.online import Streams
 from rekindle.pytorch.operators import whole
-from rekindle.pytorch.swap._store import Lost, Store, Transfer
+from rekindle.pytorch.swap._store import Store, Transfer
 
 
 @final
 class PinnedStore(Store):
     """At most `limit` bytes of pinned host memory for what is on `device`."""
+
+    probe = 64 * 1024**2  # less tells of latency
+    latency_ns = 20_000  # events are the device's own
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
         """`streams`: those of the program on `device`."""
@@ -42,8 +45,10 @@ class PinnedStore(Store):
             return None
         try:
             host = accelerator.pinned(nbytes)
-        except RuntimeError:  # the machine has less to pin than the limit says
-            return None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None  # the machine has less to pin than the limit says
         self._used += nbytes
         return host, self._copy(host, whole(home), self._out, home)
 
@@ -98,12 +103,9 @@ class _Copy(Transfer):
 
     def wait(self) -> None:
         """The program's streams wait, on the device; the host goes on."""
-        try:
-            before = _now()
-            self._streams.wait_for(self._end)
-            self._wait = (before, _now())
-        except RuntimeError as error:
-            raise Lost(str(error)) from None
+        before = _now()
+        self._streams.wait_for(self._end)
+        self._wait = (before, _now())
         self._home = None
 
 
