@@ -44,6 +44,7 @@ ALLOWED = {
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
+    "distributed": {"pytorch"},  # the public names of a room there
     # What joins parts that know nothing of each other: planners that begin with a simulated run,
     # a process that plans while a program runs, predictions of real runs, the public functions.
     "_planners": SHARED | {"trace", "schedule", "policies", "engine", "simulator", "planners"},
@@ -79,6 +80,7 @@ ROOMS = {
             "native",
         },
         "observed": {"devices", "tensors", "operators", "online", "chains", "context"},
+        "distributed": {"devices", "online", "context", "observed"},
     }
 }
 

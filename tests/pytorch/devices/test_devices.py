@@ -38,4 +38,15 @@ def test_pieces_of_blocks_in_use_are_not_to_be_had(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: pieces)
-    assert accelerator.obtainable(torch.device("cuda")) == 800
+    assert accelerator.obtainable(torch.device("cuda")) == (600, 200)
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown", "expected"), [(8, "", 1), (4, "", 2), (1, "", 8), (1, "3", 1), (3, "", 3)]
+)
+def test_eight_ranks_share_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, devices: int, shown: str, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert accelerator.ranks_beside(8) == expected

@@ -7,6 +7,7 @@ their places.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -24,10 +25,8 @@ _current: Callable[[int], tuple[int, int, int]] | None = getattr(
     torch._C, "_cuda_getCurrentStream", None
 )
 
-#: What a library says in the place of `torch.OutOfMemoryError`: cuBLAS, the driver, NCCL, the CPU's
-#: allocator.
+#: What a library says in the place of `torch.OutOfMemoryError`: cuBLAS, the driver, NCCL.
 _OUT_OF_MEMORY = (
-    "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -41,7 +40,15 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory to be had: of PyTorch's allocators, or of a library's own."""
+    """Whether there was no memory to be had, of the device or of the host.
+
+    On a host that gives out more than it has, an allocation fails only for being absurd.
+    """
+    return is_full(error) or (type(error) is RuntimeError and "can't allocate memory" in str(error))
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the device has no more memory: for PyTorch's allocator, or for a library's own."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     kinds = (RuntimeError, getattr(torch, "AcceleratorError", RuntimeError))
@@ -86,15 +93,30 @@ def allocated(device: torch.device) -> Bytes:
     return torch.cuda.memory_allocated(device)
 
 
-def obtainable(device: torch.device) -> Bytes:
-    """Bytes that tensors have, and those that they could still have.
+def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
+    """Bytes that are free, and those that this process has for tensors already.
 
     Pieces of blocks that are partly in use are of use only to what fits there, and do not count.
     """
     free, _ = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats(device)
     pieces: Bytes = stats.get("inactive_split_bytes.all.current", 0)
-    return free + torch.cuda.memory_reserved(device) - pieces
+    return free, torch.cuda.memory_reserved(device) - pieces
+
+
+def ranks_beside(ranks: int) -> int:
+    """How many of `ranks` processes on this machine share a device, each of which has one.
+
+    A process to which a single device is shown may be the only one that sees it.
+    """
+    if torch.cuda.device_count() == 1 and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return 1
+    return -(-ranks // max(1, torch.cuda.device_count()))
+
+
+def identity(device: torch.device) -> str:
+    """Tells it from all others of this machine, whatever number it has in this process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def allocator_figures(device: torch.device) -> Mapping[str, Any]:

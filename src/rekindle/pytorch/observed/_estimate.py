@@ -77,6 +77,11 @@ class Estimate:
     def peak(self) -> Bytes:
         return max(phase.peak for phase in self.phases)
 
+    @property
+    def least(self) -> Bytes:
+        """What no eviction can take away: all but activations, in the phase with the most of it."""
+        return max(phase.peak - phase.held.get(ACTIVATIONS, 0) for phase in self.phases)
+
     def fits(self, amount: str | int) -> bool:
         """Whether a step without any recomputation stays within `amount` bytes."""
         return self.peak <= parse_bytes(amount, line="estimate.fits({})")

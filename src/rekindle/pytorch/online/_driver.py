@@ -15,7 +15,7 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
-from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._storages import Storages
@@ -99,7 +99,7 @@ class Driver(Storages):
             try:
                 return again()
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                if not is_full(error):
                     raise
                 out = error
         out.add_note(out_of_memory(self.engine, self.table, self.owners))
@@ -308,7 +308,7 @@ class Driver(Storages):
                     tensors = again()
                 except RuntimeError as out:
                     half_done = in_place and not call.payload.signature.operator.starts_anew
-                    if half_done or not is_out_of_memory(out):
+                    if half_done or not is_full(out):
                         raise
                     tensors = self.rescue(again, out, call.nbytes)
         except BaseException:

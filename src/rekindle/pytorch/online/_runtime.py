@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
-from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
@@ -284,7 +284,7 @@ class Runtime:
     ) -> Any:
         """What the operator gives when it is called once more, with less in memory, if that is
         what it is short of."""
-        if not (is_out_of_memory(out) and invocation.operator.starts_anew):
+        if not (is_full(out) and invocation.operator.starts_anew):
             raise out
 
         def again() -> Any:

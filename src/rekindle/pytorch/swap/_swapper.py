@@ -27,7 +27,7 @@ import torch
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 from rekindle.engine import Engine, Storage
-from rekindle.pytorch.devices import accelerator, is_out_of_memory
+from rekindle.pytorch.devices import accelerator, is_full
 from rekindle.pytorch.swap._bandwidth import Pace
 from rekindle.pytorch.swap._store import Bandwidth, Lost, Store, Transfer
 from rekindle.pytorch.tensors import Memory, Table, site
@@ -278,7 +278,7 @@ class Swapper:
         try:
             self._read(storage)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not is_full(error):
                 raise
             self.wait_for(sys.maxsize)
             if accelerator.in_use():
@@ -304,7 +304,7 @@ class Swapper:
             except Lost:  # who asks for it will be told
                 return
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                if not is_full(error):
                     raise
                 return  # it was to come early, not to displace anything
 
