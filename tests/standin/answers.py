@@ -103,7 +103,7 @@ def answer(question: str) -> dict[str, Any]:
             where, instead = MUTANTS[mutant]
             stack.enter_context(patch.object(where, mutant, instead))
         before = STANDIN.states_set()
-    values, peak, run = _trained(name, amount=amount, **MODES[mode])
+        values, peak, run = _trained(name, amount=amount, **MODES[mode])
     return {
         "equal": all(map(torch.equal, values, expected)),
         "peak over budget": peak / amount,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._handle import with_counter_of
 from rekindle.pytorch.operators import (
     STRIDED,
     UNTAGGED_RANDOM,
@@ -176,6 +177,10 @@ def changed_unseen(driver: Driver, name: str, old: Storage) -> Storage:
     new = driver.new_storage(call, old.nbytes)
     call.overwrites = [(new.values[0], old.values[0])]
     move(driver, old, new, None, hidden=True)
+    memory: Memory = new.payload
+    origin = memory.program_tensor()
+    if new.references and memory.witness is None and origin is not None:
+        memory.witness = with_counter_of(origin)  # who writes there next may put the counter back
     driver.admit(call)
     return new
 
