@@ -63,6 +63,13 @@ def test_programs_train_the_same(extension: Path, program: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_plan_trains_the_same(extension: Path) -> None:
+    found = asked(extension, *(f"mlp, planned, {streams}" for streams in STREAMS))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert max(answer["peak over plain"] for answer in found.values()) < 0.97
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "program", "mode"),
     [

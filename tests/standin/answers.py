@@ -23,7 +23,7 @@ import torch  # noqa: E402
 import rekindle  # noqa: E402
 from rekindle.pytorch.online import Streams  # noqa: E402
 from rekindle.pytorch.operators import Operator  # noqa: E402
-from tests.standin.programs import PROGRAMS, STEPS  # noqa: E402
+from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
     "online": {},
@@ -84,9 +84,37 @@ MUTANTS: dict[str, tuple[Any, Any]] = {
 _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
 
 
+def _planned(streams: str) -> dict[str, Any]:
+    """A model by its plan, against the model itself."""
+    torch.manual_seed(0)
+    model, state = blocks(), blocks().state_dict()
+
+    def trained(network: torch.nn.Module) -> tuple[list[torch.Tensor], int]:
+        model.load_state_dict(state)
+        torch.manual_seed(1)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            network(torch.randn(256, 64, device="cuda")).pow(2).mean().backward()
+            optimizer.step()
+        values = [value.detach().cpu() for value in model.state_dict().values()]
+        return values, torch.cuda.max_memory_allocated()
+
+    STANDIN.late(*SCHEDULES["prompt"])
+    expected, most = trained(model)
+    plan = rekindle.plan(model, (torch.randn(256, 64, device="cuda"),), budget=int(0.8 * most))
+    STANDIN.late(*SCHEDULES[streams])
+    values, peak = trained(plan.apply())
+    return {"equal": all(map(torch.equal, values, expected)), "peak over plain": peak / most}
+
+
 def answer(question: str) -> dict[str, Any]:
     """Whether the bits are those without a budget, and the allocator's peak over the budget."""
     name, mode, streams, *mutants = question.split(", ")
+    if mode == "planned":
+        return _planned(streams)
     if name not in _plain:
         STANDIN.late(*SCHEDULES["prompt"])
         before = STANDIN.states_set()
