@@ -45,6 +45,7 @@ ALLOWED = {
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
+    "distributed": {"pytorch"},  # the public names of a room there
     # What joins parts that know nothing of each other: planners that begin with a simulated run,
     # a process that plans while a program runs, predictions of real runs, the public functions.
     "_planners": SHARED | {"trace", "schedule", "policies", "engine", "simulator", "planners"},
@@ -59,17 +60,28 @@ ALLOWED_EVERYTHING = {"__init__", "__main__", "cli"}  # which nobody imports
 # front door (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).
 ROOMS = {
     "pytorch": {
-        "tensors": set[str](),
-        "operators": {"tensors"},
-        "online": {"tensors", "operators"},
+        "devices": set[str](),
+        "tensors": {"devices"},
+        "operators": {"devices", "tensors"},
+        "online": {"devices", "tensors", "operators"},
         "held": {"tensors", "operators", "online"},
-        "swap": {"tensors", "operators", "online"},
+        "swap": {"devices", "tensors", "operators", "online"},
         "learned": {"operators", "online"},
         "native": {"operators", "online"},
-        "planned": {"operators"},
+        "planned": {"devices", "operators"},
         "chains": {"tensors"},
-        "context": {"tensors", "operators", "online", "held", "swap", "learned", "native"},
-        "observed": {"tensors", "operators", "online", "chains", "context"},
+        "context": {
+            "devices",
+            "tensors",
+            "operators",
+            "online",
+            "held",
+            "swap",
+            "learned",
+            "native",
+        },
+        "observed": {"devices", "tensors", "operators", "online", "chains", "context"},
+        "distributed": {"devices", "online", "context", "observed"},
     }
 }
 
@@ -220,6 +232,17 @@ def cycles(package: Path) -> Iterator[str]:
         yield "import cycle: " + " -> ".join(reversed(error.args[1]))
 
 
+def devices_named(package: Path) -> Iterator[str]:
+    """Only one file names what there is for CUDA alone."""
+    for path in sorted(package.rglob("*.py")):
+        if path.parent.name == "devices":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if name in ("torch.cuda", "torch.backends.cuda", "torch.backends.cudnn"):
+                yield f"{path.relative_to(package)}:{node.lineno}: {name}"
+
+
 def long_files(root: Path) -> Iterator[str]:
     for folder in ("src", "tests", "benchmarks", "examples"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -241,7 +264,7 @@ def heavy_imports(path: Path | None = None) -> list[str]:
 # The real tree keeps them.
 
 
-@pytest.mark.parametrize("rule", [layering, rooms, cycles])
+@pytest.mark.parametrize("rule", [layering, rooms, cycles, devices_named])
 def test_the_package_keeps(rule) -> None:
     assert list(rule(ROOT / "src" / "rekindle")) == []
 
@@ -357,6 +380,16 @@ def test_layering_complains(tmp_path: Path, name: str, text: str, complaint: str
         f"{part}/__init__.py": "" for part in ("engine", "cli", "planners", "simulator", "pytorch")
     }
     assert list(layering(plant(tmp_path, others | {name: text}))) == [complaint]
+
+
+def test_naming_a_device_is_noticed(tmp_path: Path) -> None:
+    files = {
+        "pytorch/devices/a.py": "import torch\ntorch.cuda.synchronize()",
+        "pytorch/online/a.py": "import torch\n'torch.cuda'\ntorch.backends.cudnn.enabled = 1",
+        "cli/a.py": "import torch\ntorch.cuda.is_available()",
+    }
+    found = list(devices_named(plant(tmp_path, files)))
+    assert found == ["cli/a.py:2: torch.cuda", "pytorch/online/a.py:3: torch.backends.cudnn"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rekindle import distributed as distributed
     from rekindle import planners as planners
     from rekindle import policies as policies
     from rekindle._errors import InvalidArgument as InvalidArgument
@@ -43,6 +44,7 @@ __all__ = [
     "backend",
     "budget",
     "capture",
+    "distributed",
     "estimate",
     "export",
     "max_batch",
@@ -69,6 +71,7 @@ _HOME = {
     "VerificationFailed": "rekindle._errors",
     "budget": "rekindle.pytorch",
     "capture": "rekindle.pytorch",
+    "distributed": "rekindle.distributed",
     "estimate": "rekindle.pytorch",
     "export": "rekindle._facade",
     "max_batch": "rekindle._predict",

@@ -23,6 +23,12 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rekindle
@@ -92,6 +98,40 @@ class RowParallel(Network):
         return x
 
 
+def _tensor_parallel() -> nn.Module:
+    """Pairs of layers, cut by columns and by rows."""
+    network = Network()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for number, layer in enumerate(network.layers):
+        layer.append(nn.Linear(WIDTH, WIDTH))
+        ways = {"0": ColwiseParallel(use_local_output=True), "5": RowwiseParallel()}
+        layer[3] = nn.Identity()  # of half the width
+        layer[2] = nn.Dropout(0.1 * (number % 2))
+        parallelize_module(layer, mesh, ways)
+    return network
+
+
+class Pipelined(nn.Module):
+    """This rank's half of the layers; a schedule sends between the ranks, several at a time."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        half = len(Network().layers) // 2
+        rank = dist.get_rank()
+        self.layers = nn.Sequential(*Network().layers[rank * half : (rank + 1) * half])
+        stage = PipelineStage(self.layers, rank, 2, torch.device("cpu"))
+        loss = lambda x, _: x.square().mean()  # noqa: E731
+        self.schedule = kind(stage, n_microbatches=4, loss_fn=loss)
+
+    def step(self, x: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        if dist.get_rank() == 0:
+            self.schedule.step(x)
+            return torch.zeros(())
+        self.schedule.step(target=x, losses=losses)
+        return torch.stack(losses).sum().detach()
+
+
 SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share of activations
     "ddp": (_ddp(), 0.5),
     "ddp, bucket views": (_ddp(gradient_as_bucket_view=True), 0.5),
@@ -102,6 +142,9 @@ SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share
     "activations reduced in place": (RowParallel, 0.7),
     "fsdp2, parameters stay": (_fsdp(False), 0.5),
     "fsdp2, parameters go": (_fsdp(True), 0.6),
+    "tensor parallel": (_tensor_parallel, 0.35),
+    "pipeline, all forward first": (lambda: Pipelined(ScheduleGPipe), 0.6),
+    "pipeline, one forward one backward": (lambda: Pipelined(Schedule1F1B), 0.9),
 }
 
 
@@ -127,6 +170,9 @@ def train(name: str, budget: int | None) -> Trained:
             for last in (False, True) if name.endswith("no_sync") else (True,):
                 with nullcontext() if last else network.no_sync():
                     x = torch.randn(64, WIDTH)
+                    if isinstance(network, Pipelined):
+                        loss = network.step(x)
+                        continue
                     loss = network(x, number).square().mean()
                     loss.backward()
             losses.append(loss.item())
@@ -134,7 +180,10 @@ def train(name: str, budget: int | None) -> Trained:
             optimizer.step()
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in network.parameters()]
     talk = ("c10d::", "_c10d_functional::", "fsdp::")
-    collectives = Counter({k: n for k, n in watch.operators.items() if k.startswith(talk)})
+    waiting = "_c10d_functional::wait_tensor"  # for one that runs, as often as it is looked at
+    collectives = Counter(
+        {k: n for k, n in watch.operators.items() if k.startswith(talk) and k != waiting}
+    )
     return Trained(
         losses,
         [weight.detach().clone() for weight in weights],

@@ -18,6 +18,9 @@ PROGRAMS = (
     "a_staging_buffer",
     "convolutions",
     "transformer",
+    "sums_by_atomics",
+    "captured_in_between",
+    "by_way_of_the_host",
     "mixed_precision",
     "a_side_stream",
     "streams_in_turn",
@@ -34,13 +37,19 @@ def extension() -> Path:
     return compiled(compiler)
 
 
+#: Nobody makes room for what is made while a graph is captured.
+OVER = {"captured_in_between": 1.1}
+
+
 def _trains_the_same(extension: Path, programs: tuple[str, ...]) -> None:
     """Each program in each mode; the allocator's peak within 2 % of the budget."""
+    most = max(OVER.get(program, 1.02) for program in programs)
     found = asked(extension, *map(", ".join, product(programs, MODES, STREAMS)))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
-    assert {q: a for q, a in found.items() if a["peak over budget"] > 1.02} == {}
+    assert {q: a for q, a in found.items() if a["peak over budget"] > most} == {}
     evicted = [answer["evictions"] for answer in found.values()]
     assert min(evicted) > 0
+    assert {answer["states set"] for answer in found.values()} == {0}
 
 
 def test_a_program_trains_the_same(extension: Path) -> None:
@@ -54,6 +63,13 @@ def test_programs_train_the_same(extension: Path, program: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_plan_trains_the_same(extension: Path) -> None:
+    found = asked(extension, *(f"mlp, planned, {streams}" for streams in STREAMS))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert max(answer["peak over plain"] for answer in found.values()) < 0.97
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "program", "mode"),
     [
@@ -61,9 +77,12 @@ def test_programs_train_the_same(extension: Path, program: str) -> None:
         ("in_order", "a_side_stream", "oldest"),
         ("wait_on", "mlp", "swap"),
         ("wait_for", "convolutions", "swap"),
+        ("may_differ", "sums_by_atomics", "online"),
     ],
 )
-def test_every_wait_is_missed(extension: Path, missing: str, program: str, mode: str) -> None:
+def test_what_is_taken_out_is_missed(
+    extension: Path, missing: str, program: str, mode: str
+) -> None:
     """Without it some run gets other bits; with it all are right (above)."""
     questions = [f"{program}, {mode}, {streams}, {missing}" for streams in STREAMS]
     found = asked(extension, *questions)

@@ -29,7 +29,9 @@ def install(extension: Path) -> ModuleType:
 
     import torch
 
+    sys.modules["_standin"] = standin
     vars(torch.cuda).update(_functions(standin))
+    torch.backends.cuda.is_built = lambda: True
     torch.UntypedStorage.resize_ = _resizing(standin, torch.UntypedStorage.resize_)
     torch.UntypedStorage.__new__ = _making(torch.UntypedStorage.__new__)
     return standin
@@ -74,6 +76,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
         return torch.Stream(stream_id=stream_id, device_index=index, device_type=_CUDA)
 
     def event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:
+        assert not standin.is_capturing(), "an event with a time while a graph is captured"
         return torch.Event("cuda", enable_timing=enable_timing)  # elapsed_time takes no subclass
 
     @contextlib.contextmanager
@@ -120,7 +123,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
         "init": lambda: None,
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": standin.is_capturing,
         "is_initialized": lambda: True,
         "manual_seed": lambda seed: generators[at()].manual_seed(seed),
         "manual_seed_all": lambda seed: [each.manual_seed(seed) for each in generators],

@@ -25,7 +25,7 @@ def _training(model: nn.Module, loss: Callable[[], Tensor], **options: Any) -> t
     return model, step
 
 
-def _blocks(width: int = 64, depth: int = 6, dropout: float = 0.1) -> nn.Module:
+def blocks(width: int = 64, depth: int = 6, dropout: float = 0.1) -> nn.Module:
     def block() -> nn.Module:
         layers = (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Dropout(dropout))
         return nn.Sequential(*layers)
@@ -34,20 +34,20 @@ def _blocks(width: int = 64, depth: int = 6, dropout: float = 0.1) -> nn.Module:
 
 
 def mlp() -> tuple[Any, Step]:
-    model = _blocks()
+    model = blocks()
     return _training(model, lambda: model(torch.randn(256, 64, device="cuda")).pow(2).mean())
 
 
 def batches_of_the_host() -> tuple[Any, Step]:
     """Made on the CPU inside the budget, moved; a number of the CPU's among the operands."""
-    model = _blocks()
+    model = blocks()
     scale = torch.tensor(0.5)
     return _training(model, lambda: (model(torch.randn(256, 64).cuda()) * scale).pow(2).mean())
 
 
 def a_staging_buffer() -> tuple[Any, Step]:
     """One pinned buffer, filled anew for each step while the copy of the last may be under way."""
-    model = _blocks()
+    model = blocks()
     buffer = torch.zeros(256, 64).pin_memory()
 
     def loss() -> Tensor:
@@ -81,8 +81,55 @@ def transformer() -> tuple[Any, Step]:
     return _training(nn.ModuleList([model, embedding]), loss, foreach=True)
 
 
+def sums_by_atomics() -> tuple[Any, Step]:
+    """Neighbors added up, as in a graph network, and a running sum."""
+    layers = blocks()
+    there = torch.randint(256, (2, 512), device="cuda")
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        for block in layers:
+            x = block(x)
+            x = torch.zeros_like(x).index_add(0, there[0], x[there[1]]).tanh()
+        return x.cumsum(0).tanh().pow(2).mean()
+
+    return _training(layers, loss)
+
+
+def captured_in_between() -> tuple[Any, Step]:
+    """Some blocks of each step run while a graph is written, forward and backward."""
+    import _standin
+
+    before, inside, after = blocks(), blocks(depth=1, dropout=0.0), blocks()
+
+    def loss() -> Tensor:
+        x = before(torch.randn(256, 64, device="cuda"))
+        _standin.capture(True)
+        y = inside(x.detach().requires_grad_())
+        _standin.capture(False)
+        return after(x + y).pow(2).mean()
+
+    return _training(nn.ModuleList([before, inside, after]), loss)
+
+
+def by_way_of_the_host() -> tuple[Any, Step]:
+    """Something small goes to the host, is computed with there, and comes back."""
+    model = blocks()
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        for block in model:
+            x = block(x)
+            row = x.mean(0).to("cpu", non_blocking=True)
+            torch.cuda.synchronize()
+            x = x * (row.sin() + 1).to("cuda", non_blocking=True).cos()
+        return x.pow(2).mean()
+
+    return _training(model, loss)
+
+
 def mixed_precision() -> tuple[Any, Step]:
-    model = _blocks()
+    model = blocks()
 
     def loss() -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -93,7 +140,7 @@ def mixed_precision() -> tuple[Any, Step]:
 
 def a_side_stream() -> tuple[Any, Step]:
     """Half of the forward pass runs on a stream of its own; its backward pass does, too."""
-    first, second = _blocks(), _blocks()
+    first, second = blocks(), blocks()
     side = torch.cuda.Stream()
 
     def loss() -> Tensor:
@@ -118,7 +165,7 @@ def a_side_stream() -> tuple[Any, Step]:
 
 def streams_in_turn() -> tuple[Any, Step]:
     """Each block on the other stream than the one before; each hop waits, as it must."""
-    model = _blocks()
+    model = blocks()
     streams = (torch.cuda.Stream(), torch.cuda.Stream())
 
     def loss() -> Tensor:
@@ -153,6 +200,9 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         a_staging_buffer,
         convolutions,
         transformer,
+        sums_by_atomics,
+        captured_in_between,
+        by_way_of_the_host,
         mixed_precision,
         a_side_stream,
         streams_in_turn,

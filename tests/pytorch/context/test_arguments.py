@@ -17,6 +17,7 @@ import rekindle
 from rekindle.engine import Engine
 from rekindle.policies import DTR, LRU
 from rekindle.pytorch.online import Driver
+from rekindle.pytorch.online._device import same_device
 from rekindle.pytorch.online._too_small import TooSmall
 from rekindle.trace import chain
 from rekindle.trace.formats import save
@@ -92,6 +93,9 @@ def counted(assumed: bool, *devices: str) -> Driver:
 def test_a_program_that_moves_to_another_device_is_stopped() -> None:
     with pytest.raises(rekindle.Unsupported, match=r'budget\(\.\.\., device="cuda"\)'):
         counted(True, "cpu", "cuda:1")
+    with pytest.raises(rekindle.Unsupported, match=r'on cuda:1, and a budget .* device="cuda:0"'):
+        same_device(torch.device("cuda", 0), torch.device("cuda", 1))
+    same_device(torch.device("cuda", 0), torch.device("cpu"))
     counted(True, "cpu", "meta")
     counted(False, "cpu", "cuda")  # who says "cpu" means it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from torch.utils._python_dispatch import (
 )
 
 import rekindle
+from rekindle.pytorch.operators import generator_of, generators_of
 from rekindle.pytorch.operators._operators import operator
-from rekindle.pytorch.operators._replay import generator_of
 from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 
 Step = Callable[[], object]
@@ -123,6 +124,17 @@ def test_where_a_result_is_asked_for_decides_the_generator(monkeypatch: pytest.M
     assert generator_of(cpu, [], torch.device("cuda", 0)) is one
     assert generator_of([], [], None) is torch.default_generator
     assert generator_of(cpu, [one], None) is one
+
+
+def test_a_number_on_the_cpu_beside_a_device_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (one, other))
+    device = torch.device("cuda", 1)
+    there = SimpleNamespace(device=device, is_cpu=False)
+    beside: Any = [torch.ones(()), there]
+    assert generator_of(beside, [], None) is other
+    assert generators_of(beside, []) == [torch.default_generator, other]
+    assert generators_of([], [torch.device("cuda", 0)]) == [torch.default_generator, one]
 
 
 def test_the_generator_is_seeded_in_between() -> None:

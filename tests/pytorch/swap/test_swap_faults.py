@@ -25,9 +25,9 @@ import rekindle
 from rekindle.policies import Swap
 from rekindle.pytorch import Run
 from rekindle.pytorch.swap import _host_memory
-from rekindle.pytorch.swap._bandwidth import LATENCY, WATCHED, Pace
+from rekindle.pytorch.swap._bandwidth import WATCHED, Pace
 from rekindle.pytorch.swap._file_store import FileStore
-from rekindle.pytorch.swap._store import Bandwidth
+from rekindle.pytorch.swap._store import Bandwidth, Store
 from rekindle.pytorch.swap._swapping_driver import SwappingDriver
 from tests.pytorch.harsh import WIDTH, vector
 from tests.pytorch.swap.test_swap import ONLY, VECTOR, check, gradient, hoard, swapped
@@ -128,11 +128,12 @@ def test_a_disk_that_became_slow(
 
 
 def test_a_way_is_slower_by_four_transfers_together() -> None:
-    pace = Pace(1_000_000_000)
-    usual, slow = (1_000_000, LATENCY + 1_000_000), (1_000_000, LATENCY + 97_000_000)
+    latency = Store.latency_ns
+    pace = Pace(1_000_000_000, latency)
+    usual, slow = (1_000_000, latency + 1_000_000), (1_000_000, latency + 97_000_000)
     assert [pace.slower(*each) for each in (usual, usual, usual, slow)] == [None] * 3 + [40_000_000]
     assert [pace.slower(*slow) for _ in range(4)] == [None] * 4  # no more than four times slower
-    small = (1_000, LATENCY)  # takes long for its bytes, but not because of them
+    small = (1_000, latency)  # takes long for its bytes, but not because of them
     assert [pace.slower(*small) for _ in range(4)] == [None] * 4
 
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import rekindle
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import Streams
-from rekindle.pytorch.swap import _pinned_store, host_memory
+from rekindle.pytorch.swap import host_memory
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
 
@@ -74,7 +75,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
     monkeypatch.setattr(torch.cuda, "stream", _use)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Queue.now)
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
-    monkeypatch.setattr(_pinned_store, "_pinned", lambda n: torch.empty(n, dtype=torch.uint8))
+    monkeypatch.setattr(accelerator, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
     return PinnedStore(10_000, CPU, Streams(CPU))
 
 
@@ -122,7 +123,7 @@ def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.Mon
     def refuse(nbytes: int) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(_pinned_store, "_pinned", refuse)
+    monkeypatch.setattr(accelerator, "pinned", refuse)
     assert store.write(torch.ones(10).untyped_storage()) is None
     assert store.used == 0
 

@@ -60,6 +60,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("limit", [](int d, size_t bytes) { memory().limit[d] = bytes; });
   m.def("default_generator", [](int d) { return default_generator(d); });
   m.def("empty_cache", [] { memory().emptyCache(); }, release());
+  m.def("atomics", [](bool on) { sums = on ? 0 : -1; });
+  m.def("capture", [](bool on) { capturing = on; });
+  m.def("is_capturing", [] { return capturing.load(); });
+  m.def("states_set", [] { return states_set.load(); });
   m.def("counts", [] {
     Lock l(names_mutex);
     std::map<std::string, int64_t> r = at_once_names;

@@ -73,6 +73,12 @@ inline const Tensor& resize_(const Tensor& self, c10::IntArrayRef size, std::opt
 }
 
 using Ops = std::vector<IValue>;
+// Sums by atomics come out otherwise each time, as if threads had come in another order.
+inline std::atomic<int64_t> sums{-1};  // how many there were; negative: they are as on the CPU
+inline bool by_atomics(const std::string& name) {
+  static const std::set<std::string> names{"aten::index_add", "aten::index_add_", "aten::scatter_add", "aten::scatter_add_", "aten::cumsum"};
+  return sums >= 0 && names.count(name);
+}
 inline void on_cpu(const c10::OperatorHandle& op, Ops& values) {
   at::AutoDispatchBelowADInplaceOrView below;
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &values);
@@ -146,9 +152,14 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
       results.push_back(mapped(metas[i], [&](const Tensor& t) { return like(t, device); }));
       outs[i] = mapped(results[i], [](const Tensor& t) { return as_cpu(t); });
     }
-    q->push([op, values = std::move(values), outs = std::move(outs), name]() mutable {
+    double nudge = by_atomics(name) ? 1 + 1e-3 * (++sums % 16) : 1;
+    q->push([op, values = std::move(values), outs = std::move(outs), name, nudge]() mutable {
       if (delay_us) std::this_thread::sleep_for(std::chrono::microseconds(delay_us.load()));
       on_cpu(op, values);
+      if (nudge != 1) for (auto& v : values) visit(v, [&](const Tensor& t) {
+        at::AutoDispatchBelowADInplaceOrView below;
+        if (t.is_floating_point()) Tensor(t).mul_(nudge);
+      });
       for (size_t i = 0; i < outs.size(); i++) {
         std::vector<Tensor> to, from;
         visit(outs[i], [&](const Tensor& t) { to.push_back(t); });

@@ -9,6 +9,7 @@ import torch
 
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
 
 #: Of the peak, from which on it is worth a word.
@@ -20,8 +21,8 @@ def advice_on(
 ) -> tuple[str, ...]:
     """Sentences, the most bytes first."""
     found = list(_on_categories(peak, categories))
-    if device.type == "cuda":
-        found += _on_allocator(torch.cuda.memory_stats(device))
+    if is_accelerator(device):
+        found += _on_allocator(accelerator.allocator_figures(device))
     return tuple(sentence for _, sentence in sorted(found, key=lambda pair: -pair[0]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
 #: Left alone: temporaries inside of operators, fragmentation, the program's other memory.
@@ -35,21 +37,32 @@ def amount_of(amount: str | Bytes, device: torch.device) -> Bytes:
     return available(device) if is_auto(amount) else parse_bytes(amount)
 
 
-def available(device: torch.device) -> Bytes:
+def available(device: torch.device, ranks: int | None = None) -> Bytes:
     """What tensors may take on `device` in all: what they have now and what is free, but a margin.
+
+    ranks: processes that share what is free; default: as many as `torchrun` says that there are for
+        each device of this machine.
 
     On CUDA, what its allocator has reserved counts as tensors' own. On a CPU the free memory is
     that of the machine or of the control group, whichever is less.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int((1 - MARGIN) * (free + torch.cuda.memory_reserved(device)))
+    if is_accelerator(device):
+        beside = accelerator.ranks_beside(_ranks_here()) if ranks is None else ranks
+        free, mine = accelerator.obtainable(device)
+        return int((1 - MARGIN) * (free // beside + mine))
     if device.type != "cpu":
         raise Unsupported(
             f'rekindle.budget("auto") on {device.type}, which does not say how much memory it has; '
             'write the amount, such as rekindle.budget("6GiB")'
         )
-    return int((1 - MARGIN) * (_free_on_cpu() + sum(_bytes_of_tensors())))
+    free = _free_on_cpu() // (_ranks_here() if ranks is None else ranks)
+    return int((1 - MARGIN) * (free + sum(_bytes_of_tensors())))
+
+
+def _ranks_here() -> int:
+    """Processes of the job on this machine, by what `torchrun` says."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(count)) if count.isdecimal() else 1
 
 
 def _free_on_cpu() -> Bytes:

@@ -26,6 +26,7 @@ from rekindle.pytorch.context._cores import Chosen, Core
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
+from rekindle.pytorch.devices import accelerator, is_out_of_memory
 from rekindle.pytorch.held import Anything, Touching, anything
 from rekindle.pytorch.learned import Learner, lessons_for
 from rekindle.pytorch.native import (
@@ -43,7 +44,6 @@ from rekindle.pytorch.online import (
     Work,
     device_of,
     handing_out_seen,
-    is_out_of_memory,
     lost_in,
     resizes_seen,
     short_form,
@@ -236,7 +236,8 @@ class budget:
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
         given = self._arguments
-        device = device_of(given.device)  # now: the program may have moved to CUDA meanwhile
+        # Now: the program may have moved to CUDA meanwhile, and chosen one of several.
+        device = accelerator.with_index(device_of(given.device))
         self._budget = given.bytes_on(device)
         host, policy = given.host(device), policy_of(given.policy)
         core = given.core_on(device)

@@ -25,6 +25,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import PutBack, put_back
 from rekindle.pytorch.operators import operator, whole, written_by
 from rekindle.pytorch.tensors import homes_of, living_objects
@@ -129,8 +130,8 @@ def _generators() -> list[PutBack]:
 
     remember(torch.get_rng_state, torch.set_rng_state)
     remember(random.getstate, random.setstate)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        remember(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
+    if accelerator.in_use():
+        remember(accelerator.generator_states, accelerator.set_generator_states)
     if "numpy" in sys.modules:
         numpy_random = sys.modules["numpy"].random
         remember(numpy_random.get_state, numpy_random.set_state)

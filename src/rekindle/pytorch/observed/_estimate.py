@@ -29,6 +29,7 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.chains import total
 from rekindle.pytorch.context import Run
+from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online import GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, table_of, users_line
 from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
 
@@ -75,6 +76,11 @@ class Estimate:
     @property
     def peak(self) -> Bytes:
         return max(phase.peak for phase in self.phases)
+
+    @property
+    def least(self) -> Bytes:
+        """What no eviction can take away: all but activations, in the phase with the most of it."""
+        return max(phase.peak - phase.held.get(ACTIVATIONS, 0) for phase in self.phases)
 
     def fits(self, amount: str | int) -> bool:
         """Whether a step without any recomputation stays within `amount` bytes."""
@@ -246,5 +252,5 @@ def _device_of(model: nn.Module) -> torch.device:
 def _as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
     """On CUDA an optimizer treats plain parameters all at once, fake ones it would not."""
     for group in optimizer.param_groups if optimizer is not None else ():
-        if device.type == "cuda" and "foreach" in group and not group.get("fused"):
+        if is_accelerator(device) and "foreach" in group and not group.get("fused"):
             group["foreach"] = True if group["foreach"] is None else group["foreach"]

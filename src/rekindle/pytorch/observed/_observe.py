@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.observed._before import Before
 from rekindle.pytorch.online import Site, users_line
 from rekindle.pytorch.operators import (
@@ -106,9 +107,9 @@ def left_behind(result: object, before: Before, names: Names) -> dict[Key, objec
         left[names.at(address)] = fingerprint_of_memory(home)
     left.update(_state_of_optimizers(before, names))
     left[GENERATORS, "default"] = fingerprint_of(torch.get_rng_state())
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for index, state in enumerate(torch.cuda.get_rng_state_all()):
-            left[GENERATORS, f"cuda:{index}"] = fingerprint_of(state)
+    if accelerator.in_use():
+        for index, state in enumerate(accelerator.generator_states()):
+            left[GENERATORS, f"{accelerator.KIND}:{index}"] = fingerprint_of(state)
     return left
 
 

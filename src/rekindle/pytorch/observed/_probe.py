@@ -11,10 +11,11 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context import amount_of, budget
+from rekindle.pytorch.devices import is_out_of_memory
 from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._profiler import trace_of
 from rekindle.pytorch.observed._undo import Undo
-from rekindle.pytorch.online import device_of, is_out_of_memory
+from rekindle.pytorch.online import device_of
 from rekindle.trace import Trace
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
 from rekindle.pytorch.context import Run, budget
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._undo import Undo
 from rekindle.pytorch.online import Driver
@@ -151,8 +152,8 @@ def _lost(run: Run) -> Nanoseconds:
 
 
 def _synchronize(run: Run) -> None:
-    if run._driver.device.type == "cuda":
-        torch.cuda.synchronize(run._driver.device)
+    if is_accelerator(run._driver.device):
+        accelerator.synchronize(run._driver.device)
 
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
-import torch
-
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.operators import Signature
 
 #: Events not yet looked at; more wait in vain, for a price takes three.
@@ -34,8 +33,8 @@ class EventPrices:
             signature.cost = 1_000 + max(signature.needed, 0) // 1_000
         if len(self._pending) >= MOST_PENDING:
             return func(*args, **kwargs)
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        start = accelerator.event()
+        end = accelerator.event()
         start.record()
         result = func(*args, **kwargs)
         end.record()

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
 from rekindle.pytorch.online._history import forget_sources, knowing
 from rekindle.pytorch.online._storages import Storages
@@ -80,20 +80,27 @@ class Driver(Storages):
         self.poll()
         self.perform(self.engine.forget(source))
 
-    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
-        """The device ran out of memory all the same: lets go of half, then of all, and tries again.
+    def rescue(self, again: Callable[[], Result], out: RuntimeError, needed: Bytes) -> Result:
+        """The device ran out of memory all the same: evicts as much as `needed` bytes, then four
+        times that, then all, and tries again each time.
 
         What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
-        must be able to start anew.
+        must be able to start anew. It would come again at the next operator: each time the first
+        try evicts twice as much as the last time, up to half.
         """
-        for nbytes in (self.engine.memory // 2, -1):
+        self._rescues += 1
+        before = self.engine.memory
+        step = min(max(needed, 1) << min(self._rescues, 30), before // 2)
+        for nbytes in (before - step, before - 4 * step, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            if is_accelerator(self.device):
+                accelerator.empty_cache()
             try:
                 return again()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_full(error):
+                    raise
                 out = error
         out.add_note(out_of_memory(self.engine, self.table, self.owners))
         raise out
@@ -120,7 +127,7 @@ class Driver(Storages):
     def _ask_allocator(self) -> None:
         if self._outside is not None:
             known = self.engine.memory - self._outside.nbytes
-            given_out = torch.cuda.memory_allocated(self.device)
+            given_out = accelerator.allocated(self.device)
             self.engine.resize(self._outside, max(0, given_out - known))
 
     def settle(self) -> None:
@@ -299,10 +306,11 @@ class Driver(Storages):
             with self.work.going_on():
                 try:
                     tensors = again()
-                except torch.OutOfMemoryError as out:
-                    if in_place and not call.payload.signature.operator.starts_anew:
+                except RuntimeError as out:
+                    half_done = in_place and not call.payload.signature.operator.starts_anew
+                    if half_done or not is_full(out):
                         raise
-                    tensors = self.rescue(again, out)
+                    tensors = self.rescue(again, out, call.nbytes)
         except BaseException:
             if in_place:  # who knows what is in there now
                 for _, source in call.overwrites:

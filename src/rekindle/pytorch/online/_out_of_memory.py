@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
@@ -11,13 +9,6 @@ from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._explain import table_of
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator of torch's raised it. On a CPU that is a plain `RuntimeError`."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return type(error) is RuntimeError and "can't allocate memory" in str(error)
 
 
 def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:

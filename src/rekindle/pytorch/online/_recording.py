@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._handle import with_counter_of
 from rekindle.pytorch.operators import (
     STRIDED,
     UNTAGGED_RANDOM,
@@ -91,7 +92,8 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         if not home.resizable():  # PyTorch did not allocate it
             recording, foreign = False, FOREIGN
     if signature.fresh is None:
-        nbytes = sum(home.nbytes() for _, _, home in made)
+        counted = torch.UntypedStorage.nbytes if driver.streams is None else driver.counted
+        nbytes = sum(counted(home) for _, _, home in made)
         signature.learn(positions, nbytes, exotic=bool(exotic))
     cost = signature.cost
     if invocation.written:
@@ -175,6 +177,10 @@ def changed_unseen(driver: Driver, name: str, old: Storage) -> Storage:
     new = driver.new_storage(call, old.nbytes)
     call.overwrites = [(new.values[0], old.values[0])]
     move(driver, old, new, None, hidden=True)
+    memory: Memory = new.payload
+    origin = memory.program_tensor()
+    if new.references and memory.witness is None and origin is not None:
+        memory.witness = with_counter_of(origin)  # who writes there next may put the counter back
     driver.admit(call)
     return new
 

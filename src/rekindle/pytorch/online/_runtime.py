@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
@@ -27,6 +28,7 @@ from rekindle.pytorch.online._handle import (
     count_from,
     kept,
     modified,
+    recomputed_in_a_graph,
     unpack_kept,
     with_counter_of,
 )
@@ -49,7 +51,6 @@ from rekindle.pytorch.operators import (
     Signature,
     bytes_of_dynamic,
     check_higher_order,
-    generator_of,
     region_of,
     signature_of,
     tensors_in,
@@ -76,7 +77,7 @@ class Runtime:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         leaves.come_back_for(self)
-        self._events = EventPrices() if driver.device.type == "cuda" else None
+        self._events = EventPrices() if is_accelerator(driver.device) else None
         self._look_back_at = LONGEST_CHAIN  #: storages made until then
         self.never_recompute = 0  #: depth of `rekindle.never_recompute()`
         #: While an optimizer's step runs unseen: what is to be called if it failed.
@@ -92,6 +93,8 @@ class Runtime:
         engine = driver.engine
         with self.driver.lock:
             if driver.streams is not None:
+                if accelerator.is_capturing():
+                    return operator.func(*args, **kwargs)
                 driver.streams.see()
             if driver.table.deaths or driver.table.released:
                 driver.settle()
@@ -103,12 +106,14 @@ class Runtime:
             if operator.foreign:
                 func = partial(let_others_act, driver.lock, func)
             invocation = Invocation(operator, args, kwargs)
-            signature = invocation.signature = signature_of(operator, invocation.key)
+            place = None if driver.streams is None else driver.place_of(invocation.tensors)
+            signature = invocation.signature = signature_of(operator, invocation.key, place)
             recording = (
                 (torch.is_grad_enabled() or (self.without_grad and invocation.outside_grad_mode()))
                 and not invocation.opaque
                 and not operator.opaque
                 and not self.never_recompute
+                and not (operator.doubt and operator.may_differ(args, invocation.tensors))
             )
             if not recording and self._may_only_count(invocation):
                 if driver.watcher is not None:
@@ -116,10 +121,12 @@ class Runtime:
                 if engine.memory + signature.needed > engine.budget:
                     driver.make_room(signature.needed, operator.name)
                 if operator.random:
-                    invocation.random = _generator(invocation, kwargs)
+                    invocation.random = operator.drawn(
+                        invocation.tensors, invocation.extras, kwargs
+                    )
                 try:
                     result = func(*args, **kwargs)
-                except torch.OutOfMemoryError as out:
+                except RuntimeError as out:
                     result = self._rescued(invocation, func, args, kwargs, out)
                 made = None if operator.returns_written else result
                 driver.count(operator.name, signature.cost, made)
@@ -161,14 +168,14 @@ class Runtime:
                     needed = min(needed, bytes_of_dynamic(operator, args))
                 driver.make_room(needed, operator.name)
             if operator.random:  # R5
-                invocation.random = _generator(invocation, kwargs)
+                invocation.random = operator.drawn(invocation.tensors, invocation.extras, kwargs)
             try:
                 try:
                     if signature.priced:
                         result = func(*args, **kwargs)
                     else:
                         result = self._priced(signature, func, args, kwargs)
-                except torch.OutOfMemoryError as out:
+                except RuntimeError as out:
                     result = self._rescued(invocation, func, args, kwargs, out)
             except BaseException:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
@@ -273,19 +280,19 @@ class Runtime:
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: torch.OutOfMemoryError,
+        out: RuntimeError,
     ) -> Any:
-        """What the operator gives when it is called once more, with less in memory."""
-        if not invocation.operator.starts_anew:
+        """What the operator gives when it is called once more, with less in memory, if that is
+        what it is short of."""
+        if not (is_full(out) and invocation.operator.starts_anew):
             raise out
 
         def again() -> Any:
-            if invocation.random is not None:
-                generator, state = invocation.random
+            for generator, state in invocation.random:
                 generator.set_state(state)
             return func(*args, **kwargs)
 
-        return self.driver.rescue(again, out)
+        return self.driver.rescue(again, out, invocation.signature.needed)
 
     # -- autograd -------------------------------------------------------------------------------
 
@@ -295,6 +302,8 @@ class Runtime:
             self.interrupted()
         with self.driver.lock, unwatched():
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+                return kept(tensor)
+            if self._is_capturing():
                 return kept(tensor)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
@@ -347,6 +356,8 @@ class Runtime:
             if moved is not None:
                 return moved
             if storage.replayable or not storage.held:
+                if not storage.resident and self._is_capturing():
+                    raise recomputed_in_a_graph(site(storage))
                 self.driver.use(storage)
             if handle.kept is not None:
                 return handle.kept
@@ -366,6 +377,10 @@ class Runtime:
                 lent.data = alias
                 return lent
 
+    def _is_capturing(self) -> bool:
+        """Whether the device writes a graph: nothing that it is told happens now."""
+        return self.driver.streams is not None and accelerator.is_capturing()
+
     def _check_version(self, handle: Handle, storage: Storage) -> None:
         """Autograd's own check is off under hooks (R7)."""
         memory: Memory = storage.payload
@@ -375,12 +390,6 @@ class Runtime:
         if noticed or (handle.version >= 0 and now not in (-1, handle.version)):
             geometry = handle.geometry
             raise modified(geometry.dtype, geometry.size, site(storage), now, handle.version)
-
-
-def _generator(invocation: Invocation, kwargs: dict[str, Any]) -> tuple[torch.Generator, Tensor]:
-    """What a random operator draws from, and its state before."""
-    generator = generator_of(invocation.tensors, invocation.extras, kwargs.get("device"))
-    return generator, generator.get_state()
 
 
 def _has_attributes(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, Storage
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
@@ -23,7 +24,7 @@ from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
-from rekindle.pytorch.operators import STRIDED, is_plain, tensors_in
+from rekindle.pytorch.operators import STRIDED, Place, is_plain, tensors_in
 from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
@@ -41,6 +42,7 @@ class Storages(ABC):
         self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
+        self._rescues = 0  #: how often the device had less than the budget says
         self.recorder: Recorder | None = None
         self.capture: Capture | Captures | None = None
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
@@ -49,7 +51,8 @@ class Storages(ABC):
         self.owners = Owners()
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
-        self.streams = Streams(device) if device.type == "cuda" else None
+        self.streams = Streams(device) if is_accelerator(device) else None
+        self._places = (device, False), (device, True)
         self.peak = Peak(self.engine, self.table, self.owners)
         self.steps = Steps(self.engine)
         self.assumed = False  #: the device is the one that was in use, nobody said so
@@ -63,9 +66,9 @@ class Storages(ABC):
 
     def open(self) -> None:
         """The context begins: what the device's allocator has given out already counts."""
-        if self.device.type == "cuda":
+        if is_accelerator(self.device):
             call = self.new_call("source", 0, False)
-            self._outside = self.new_storage(call, torch.cuda.memory_allocated(self.device))
+            self._outside = self.new_storage(call, accelerator.allocated(self.device))
             self.admit(call)
 
     def also_capture(self) -> Capture:
@@ -216,10 +219,14 @@ class Storages(ABC):
         """Bytes of `home` as far as they are on the device that the budget is for."""
         device = home.device
         if device not in self._counts:  # once: the name of its type is made anew each time
-            self._counts[device] = device.type == self.device.type
+            self._counts[device] = device == self.device
             if self.assumed:
                 same_device(self.device, device)
         return home.nbytes() if self._counts[device] else 0
+
+    def place_of(self, tensors: list[Tensor]) -> Place:
+        """Whether an operator on them runs on the device, or where nothing is counted."""
+        return self._places[any(tensor.device == self.device for tensor in tensors)]
 
     def elsewhere(self) -> str | None:
         """What to say if the program was on another device all the time."""

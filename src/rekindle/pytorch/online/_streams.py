@@ -9,18 +9,14 @@ everything that was queued before has run. A program with one stream pays for on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.operators import whole
-
-#: What `torch.cuda.current_stream` asks, at a tenth of the price; not in a PyTorch for CPUs.
-_current: Callable[[int], tuple[int, int, int]] | None = getattr(
-    torch._C, "_cuda_getCurrentStream", None
-)
 
 
 @final
@@ -33,13 +29,9 @@ class Streams:
 
     def see(self) -> int:
         """An operator is about to run, on the current stream; returns which that is."""
-        if _current is None:
-            found = torch.cuda.current_stream(self._device).stream_id
-        else:
-            index = self._device.index
-            found = _current(torch.cuda.current_device() if index is None else index)[0]
+        found = accelerator.current_stream_id(self._device)
         if found not in self._seen:
-            self._seen[found] = torch.cuda.current_stream(self._device)
+            self._seen[found] = accelerator.current_stream(self._device)
         return found
 
     @contextmanager

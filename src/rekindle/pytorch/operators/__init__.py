@@ -1,5 +1,7 @@
 """What a call of an operator is: facts of the overload, signature, recipe, running it again."""
 
+from rekindle.pytorch.operators._doubtful import doubt_of as doubt_of
+from rekindle.pytorch.operators._doubtful import may_differ as may_differ
 from rekindle.pytorch.operators._fingerprint import Fingerprint as Fingerprint
 from rekindle.pytorch.operators._fingerprint import fingerprint_of as fingerprint_of
 from rekindle.pytorch.operators._fingerprint import fingerprint_of_memory as fingerprint_of_memory
@@ -13,24 +15,29 @@ from rekindle.pytorch.operators._operators import bytes_of_dynamic as bytes_of_d
 from rekindle.pytorch.operators._operators import check_higher_order as check_higher_order
 from rekindle.pytorch.operators._operators import operator as operator
 from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_kernels
+from rekindle.pytorch.operators._random import drawing_again as drawing_again
+from rekindle.pytorch.operators._random import drawn_from as drawn_from
+from rekindle.pytorch.operators._random import generator_of as generator_of
+from rekindle.pytorch.operators._random import generators_of as generators_of
 from rekindle.pytorch.operators._regions import COMPILED as COMPILED
 from rekindle.pytorch.operators._regions import region_of as region_of
 from rekindle.pytorch.operators._regions import regions_shown as regions_shown
 from rekindle.pytorch.operators._replay import Recipe as Recipe
 from rekindle.pytorch.operators._replay import changed_size as changed_size
 from rekindle.pytorch.operators._replay import checksum as checksum
-from rekindle.pytorch.operators._replay import generator_of as generator_of
 from rekindle.pytorch.operators._replay import modified_input as modified_input
 from rekindle.pytorch.operators._replay import resized_input as resized_input
 from rekindle.pytorch.operators._replay import run_again as run_again
 from rekindle.pytorch.operators._signature import PLAIN_TENSORS as PLAIN_TENSORS
 from rekindle.pytorch.operators._signature import STRIDED as STRIDED
 from rekindle.pytorch.operators._signature import Invocation as Invocation
+from rekindle.pytorch.operators._signature import Place as Place
 from rekindle.pytorch.operators._signature import Signature as Signature
 from rekindle.pytorch.operators._signature import is_plain as is_plain
 from rekindle.pytorch.operators._signature import signature_of as signature_of
 from rekindle.pytorch.operators._signature import takes_itself_apart as takes_itself_apart
 from rekindle.pytorch.operators._signature import tensors_in as tensors_in
 from rekindle.pytorch.operators._signature import written_by as written_by
+from rekindle.pytorch.operators._switches import kernels_in_words as kernels_in_words
 from rekindle.pytorch.operators._traits import traits as traits
 from rekindle.pytorch.operators._traits import views as views

@@ -14,6 +14,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
+from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
+from rekindle.pytorch.operators._random import Drawn, drawn_from, generator_of
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
 
 #: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
@@ -172,6 +174,7 @@ class Operator:
     __slots__ = (
         "content",
         "counted_first",
+        "doubt",
         "dynamic",
         "foreign",
         "func",
@@ -238,6 +241,7 @@ class Operator:
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
+        self.doubt = doubt_of(schema)
         #: The sizes of the results depend on the content of the arguments.
         self.dynamic = torch.Tag.dynamic_output_shape in tags
         self.results = len(schema.returns)
@@ -273,6 +277,18 @@ class Operator:
 
     def _writes(self, position: int) -> bool:
         return any(position == written for written, _ in self.written)
+
+    def may_differ(self, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether such a call may give other bits when it runs again, so that it is kept."""
+        return self.doubt is not Doubt.NONE and may_differ(
+            self.doubt, self.overload._schema, args, tensors
+        )
+
+    def drawn(
+        self, tensors: Sequence[torch.Tensor], extras: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Drawn:
+        """What a random operator is about to draw from."""
+        return drawn_from([generator_of(tensors, extras, kwargs.get("device"))])
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
         """The positions of running statistics that this call writes behind the schema's back."""

@@ -10,26 +10,35 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map_only
 
 from rekindle._errors import Unsupported
+from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
 from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
+from rekindle.pytorch.operators._random import Drawn, drawn_from, generators_of
 
 COMPILED = "inductor_compiled_code"
 
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """What is compiled inside shows itself to dispatch modes from then on."""
+    """What is compiled inside shows itself to dispatch modes from then on.
+
+    Not in torch 2.10, where it would come without its graph: there it is as if compiled outside.
+    """
+    from torch._higher_order_ops import wrap
     from torch._inductor import config  # takes a second, which any optimizer's first line takes too
 
+    if not hasattr(wrap, "InductorCompiledCallable"):
+        yield
+        return
     with config.patch(wrap_inductor_compiled_regions=True):
         yield
 
@@ -64,11 +73,25 @@ class Region:
         #: The forward pass of something that has a backward pass.
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
+        self.doubt = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
+        asked = (node.kwargs.get("device") for node in nodes)
+        self._devices = {each for each in asked if isinstance(each, torch.device)}
         self.dynamic = any(torch.Tag.dynamic_output_shape in target.tags for target in targets)
         #: Decides something, or talks to the outside (R8, R9): never run again.
         self.opaque = self.dynamic or any(
             target.namespace in EFFECTS or target._schema.name in ROUTING for target in targets
         )
+
+    def may_differ(self, args: tuple[Any, ...], tensors: Sequence[Tensor]) -> bool:
+        """As of an operator; what its code adds up, and where, the graph says."""
+        doubts = {Doubt.ATOMICS if each > Doubt.ATOMICS else each for each in self.doubt}
+        return any(may_differ(each, None, args, tensors) for each in doubts)
+
+    def drawn(
+        self, tensors: Sequence[Tensor], extras: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Drawn:
+        """As of an operator, from the generators of all devices that are concerned."""
+        return drawn_from(generators_of(tensors, self._devices))
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
         return tuple(position for position, _ in self.written)

@@ -8,7 +8,7 @@ import operator
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import Call, Storage
+from rekindle.pytorch.operators._random import drawing_again
 from rekindle.pytorch.operators._signature import Invocation, Signature, tensors_in
 from rekindle.pytorch.operators._switches import switched, switches
 from rekindle.pytorch.tensors import Geometry, Memory, site
@@ -66,7 +67,7 @@ class Recipe:
     ) -> None:
         self.signature = invocation.signature
         self.extras = invocation.extras
-        self.random = invocation.random  #: the generator, and its state before the call
+        self.random = invocation.random  #: generators, and their states before the call
         self.grad_mode = invocation.grad_mode
         #: PyTorch's own, as they stood
         self.switches = switches.now(invocation.operator.precise)
@@ -94,21 +95,6 @@ def as_the_first_time(grad_mode: bool = True) -> Iterator[None]:
             torch._C._set_grad_enabled(grad_mode_now)
 
 
-def generator_of(
-    tensors: list[Tensor], extras: list[Any], device: torch.device | None
-) -> torch.Generator:
-    """The generator that a random operator draws from; `device`: where its result is asked for."""
-    for extra in extras:
-        if type(extra) is torch.Generator:
-            return extra
-    if device is None:
-        device = tensors[0].device if tensors else torch.device("cpu")
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
-
-
 def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
     """The tensors that `call` makes, in the order of `Call.outputs`.
 
@@ -132,17 +118,12 @@ def run_again(call: Call, *, in_place: bool) -> list[Tensor]:
         for position, (geometry, home) in enumerate(zip(signature.geometries(), homes, strict=True))
     )
     args, kwargs = signature.arguments(rebuilt, recipe.extras)
-    with as_the_first_time(recipe.grad_mode), switched(recipe.switches):
-        if recipe.random is None:
-            result = signature.operator.func(*args, **kwargs)
-        else:
-            generator, state = recipe.random
-            now = generator.get_state()
-            generator.set_state(state)
-            try:
-                result = signature.operator.func(*args, **kwargs)
-            finally:
-                generator.set_state(now)
+    with (
+        as_the_first_time(recipe.grad_mode),
+        switched(recipe.switches),
+        drawing_again(recipe.random),
+    ):
+        result = signature.operator.func(*args, **kwargs)
     if recipe.written:
         return [_whole(homes[position]) for position in recipe.written]
     made = tensors_in(result)

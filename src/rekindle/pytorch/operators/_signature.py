@@ -22,6 +22,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
 from rekindle.pytorch.operators._operators import Operator
+from rekindle.pytorch.operators._random import Drawn
 from rekindle.pytorch.tensors import (
     COMPLEX,
     MOST_KEPT,
@@ -91,7 +92,7 @@ class Invocation:
         self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
         self.written: tuple[int, ...] = ()  #: which tensors are written
         self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
-        self.random: tuple[torch.Generator, Tensor] | None = None  #: and its state before
+        self.random: Drawn = ()
         self.private: list[Tensor] = []  #: copies of foreign memory among the inputs
         self.grad_mode = True  #: as far as it is recorded
         parts: list[Any] = [operator, len(args)]
@@ -282,15 +283,19 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-#: By the default type, on which the sizes of results depend (integers divided, say).
-_signatures: dict[torch.dtype, dict[tuple[Any, ...], Signature]] = {}
+#: Where an operator runs, as far as prices and counted bytes differ: of a budget for a device, and
+#: whether it is there. None: that of a budget for the CPU.
+Place = tuple[torch.device, bool] | None
+
+#: By the default type, on which the sizes of results depend (integers divided, say), and place.
+_signatures: dict[tuple[torch.dtype, Place], dict[tuple[Any, ...], Signature]] = {}
 
 
-def signature_of(operator: Operator, key: tuple[Any, ...]) -> Signature:
-    dtype = torch.get_default_dtype()
-    signatures = _signatures.get(dtype)
+def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) -> Signature:
+    here = torch.get_default_dtype(), place
+    signatures = _signatures.get(here)
     if signatures is None:
-        signatures = _signatures[dtype] = {}
+        signatures = _signatures[here] = {}
     found = signatures.get(key)
     if found is None:
         if len(signatures) > MOST_KEPT:

@@ -14,6 +14,8 @@ from typing import Any, final
 
 import torch
 
+from rekindle.pytorch.devices import accelerator
+
 _C: Any = torch._C
 
 State = tuple[Any, ...]  #: what each of `SWITCHES` is at; equal ones are one object
@@ -65,15 +67,26 @@ def _flushes_denormal() -> bool:
     return _DENORMAL * 1.0 == 0.0
 
 
+def _reduction(name: str) -> Switch:
+    """Two settings by one function, which gives them as a pair and takes them apart."""
+    get, put = getattr(_C, f"_get_{name}"), getattr(_C, f"_set_{name}")
+    return Switch(get, lambda pair: put(*pair))
+
+
 _ON_CUDA = (
-    "cublas_allow_bf16_reduced_precision_reduction",
+    "blas_preferred_backend",
     "cublas_allow_fp16_accumulation",
-    "cublas_allow_fp16_reduced_precision_reduction",
     "cudnn_benchmark",
     "cudnn_deterministic",
     "cudnn_enabled",
 )
-_CUDA = tuple(_plain(name) for name in _ON_CUDA if torch.backends.cuda.is_built())
+_REDUCTIONS = (
+    "cublas_allow_bf16_reduced_precision_reduction",
+    "cublas_allow_fp16_reduced_precision_reduction",
+)
+#: Those of CUDA, wherever they are looked at.
+ON_CUDA = (*map(_plain, _ON_CUDA), *map(_reduction, _REDUCTIONS))
+_CUDA = ON_CUDA if accelerator.IS_BUILT else ()
 #: From the general to the particular: to set one may set those that follow.
 SWITCHES = (
     Switch(torch.get_default_dtype, torch.set_default_dtype),
@@ -151,6 +164,20 @@ class Switches:
 
 
 switches = Switches()
+
+
+def kernels_in_words() -> str:
+    """What a device's kernels are chosen by, and so what they cost."""
+    precision = _C._get_fp32_precision_getter("cuda", "matmul")
+    chosen = "benchmark" if _C._get_cudnn_benchmark() else "heuristics"
+    settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
+    return f"{precision}-{chosen}{'-deterministic' if settled else ''}"
+
+
+def kernels_are_timed() -> bool:
+    """Whether cuDNN tries its kernels and takes the quickest, which may be another one later."""
+    settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
+    return _C._get_cudnn_benchmark() and not settled
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, ValueId
-from rekindle.pytorch.operators import EFFECTS, ROUTING, UNTAGGED_RANDOM
+from rekindle.pytorch.devices import is_accelerator
+from rekindle.pytorch.operators import EFFECTS, ROUTING, UNTAGGED_RANDOM, doubt_of, may_differ
 from rekindle.pytorch.planned._prices import Price
 from rekindle.trace import Trace, TraceBuilder
 
@@ -212,7 +213,7 @@ class Joint:
         name = target._schema.name
         if name in _SEEDS or name in ROUTING or name.split("::")[0] in EFFECTS:
             return False
-        if torch.Tag.dynamic_output_shape in target.tags:
+        if torch.Tag.dynamic_output_shape in target.tags or _may_differ(node):
             return False
         if makes_statistics(node):
             return True
@@ -221,6 +222,14 @@ class Joint:
     def _is_mutated(self, place: Place) -> bool:
         fake = place[0].meta.get("val")
         return isinstance(fake, Tensor) and fake.untyped_storage()._cdata in self._mutated
+
+
+def _may_differ(node: fx.Node) -> bool:
+    """Whether the node may give other bits when it runs again."""
+    args = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in node.args]
+    tensors = [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor)]
+    doubt = doubt_of(node.target._schema)  # type: ignore[union-attr]
+    return bool(doubt) and may_differ(doubt, node.target._schema, args, tensors)  # type: ignore[union-attr]
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -267,7 +276,7 @@ def state_bytes(node: fx.Node) -> Bytes:
     """What the state of the generator takes that a random call is repeated from."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
-    return 16 if device is not None and device.type == "cuda" else CPU_STATE_BYTES
+    return 16 if device is not None and is_accelerator(device) else CPU_STATE_BYTES
 
 
 def place_of(node: fx.Node) -> Place:

@@ -31,6 +31,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from rekindle._cache import cache_folder
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
+from rekindle.pytorch.operators import kernels_in_words
 
 FEWEST_RUNS, MOST_RUNS = 2, 6  #: warm and cold
 ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
@@ -92,7 +94,12 @@ class Prices:
             for number, ((device, signature), alike) in enumerate(missing.items()):
                 if report is not None:
                     report(f"measuring operators: {number} of {len(missing)} ({alike[0].target})")
-                price = self._known[device][signature] = measure(alike[0])
+                try:
+                    price = self._known[device][signature] = measure(alike[0])
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    price = _guess(alike[0])  # of today: nothing to remember
                 found.update(dict.fromkeys(alike, price))
         finally:
             for device in {device for device, _ in missing}:
@@ -169,20 +176,25 @@ def signature_of(node: fx.Node) -> tuple[str, str]:
 
 
 def _name_of(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if is_accelerator(device):
+        return f"{accelerator.name_of(device)}-{kernels_in_words()}"
     return f"{device.type}-{platform.machine()}-{platform.processor()}"
 
 
 def measure(node: fx.Node) -> Price:
-    """Runs the call of `node` on tensors made for it; the generators are as before afterwards."""
+    """Runs the call of `node` on tensors made for it; the generators are as before afterwards.
+
+    Raises the allocator's error where there is no memory for that.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return _guess(node)
     with _disable_current_modes(), torch.no_grad(), _undisturbed_generators():
         try:
             return _run(node)
-        except Exception:  # made-up arguments that a kernel refuses (a singular matrix, an index)
-            return _guess(node)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return _guess(node)  # made-up arguments: a singular matrix, an index too large
 
 
 def _run(node: fx.Node) -> Price:
@@ -221,8 +233,8 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanoseconds:
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if is_accelerator(device):
+        start, end = accelerator.event(), accelerator.event()
         start.record()
         _call(node, args, kwargs)
         end.record()
@@ -271,6 +283,5 @@ def _guess(node: fx.Node) -> Price:
 
 @contextmanager
 def _undisturbed_generators() -> Iterator[None]:
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if in_use else []):
+    with torch.random.fork_rng(range(accelerator.count()) if accelerator.in_use() else []):
         yield

@@ -9,7 +9,6 @@ from typing import Final, final
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.swap._store import Bandwidth, Lost, Store
 
-PROBE: Bytes = 2 * 1024**2
 _ROUNDS = 3
 _NONE = Bandwidth(1, 1)
 """Of what does not work at all: nothing is worth a transfer."""
@@ -18,9 +17,6 @@ WATCHED: Final = 4
 """Transfers in a row by whose sum a way is judged: one alone may have had to wait for anything."""
 MUCH_SLOWER: Final = 4
 """A way is believed to have become slower from this factor on: other programs use it, too."""
-LATENCY: Final[Nanoseconds] = 10_000_000
-"""What a transfer takes beside its bytes tells nothing of them: 5 ms until Python lets the other
-thread go on, twice. So small values are judged as the probe was, which is larger."""
 
 _known: dict[Hashable, Bandwidth] = {}
 
@@ -29,13 +25,15 @@ _known: dict[Hashable, Bandwidth] = {}
 class Pace:
     """How fast the transfers one way were lately, beside what is believed of it."""
 
-    def __init__(self, believed: Bytes) -> None:
+    def __init__(self, believed: Bytes, latency_ns: Nanoseconds) -> None:
+        """`latency_ns` is taken off each: small values are judged as the probe was, a large one."""
         self._believed = believed  # bytes in a second
+        self._latency_ns = latency_ns
         self._last: deque[tuple[Bytes, Nanoseconds]] = deque(maxlen=WATCHED)
 
     def slower(self, nbytes: Bytes, ns: Nanoseconds) -> Bytes | None:
         """A transfer of `nbytes` took `ns`. Bytes in a second, if that is news: much slower."""
-        self._last.append((nbytes, max(0, ns - LATENCY)))
+        self._last.append((nbytes, max(0, ns - self._latency_ns)))
         moved, took = (sum(each) for each in zip(*self._last, strict=True))
         if len(self._last) < WATCHED or MUCH_SLOWER * moved * 10**9 >= self._believed * took:
             return None
@@ -44,13 +42,13 @@ class Pace:
 
 
 def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
-    """Bytes in a second, the median of three transfers of 2 MiB, but of `most` bytes at most.
+    """Bytes in a second, the median of three transfers of its probe, but of `most` bytes at most.
 
     `place`: what it depends on, such as the disk.
     """
     if place not in _known:
         try:
-            _known[place] = _measured(store, max(1, min(PROBE, store.limit, most)))
+            _known[place] = _measured(store, max(1, min(store.probe, store.limit, most)))
         except Lost:
             return _NONE
     return _known[place]

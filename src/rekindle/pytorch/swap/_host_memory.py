@@ -15,6 +15,7 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.policies import Policy, Swap
+from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap._bandwidth import bandwidth_of
 from rekindle.pytorch.swap._file_store import FileStore
@@ -53,7 +54,7 @@ class HostMemory:
         directory: str | os.PathLike[str] | None,
         device: torch.device,
     ) -> None:
-        if device.type not in ("cpu", "cuda"):
+        if device.type != "cpu" and not is_accelerator(device):
             raise Unsupported(
                 f"swap= on {device.type}: values are swapped on CUDA and on the CPU; leave it out"
             )
@@ -83,7 +84,7 @@ class HostMemory:
 
     def _open(self) -> tuple[Store, Hashable]:
         limit = ANY if self._limit is None else self._limit  # the host itself says when it is full
-        if self._device.type == "cuda":
+        if is_accelerator(self._device):
             return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)
         store = FileStore(limit, directory)

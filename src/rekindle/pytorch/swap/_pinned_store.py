@@ -13,14 +13,18 @@ from typing import Any, final
 import torch
 
 from rekindle._types import Bytes, Nanoseconds
+from rekindle.pytorch.devices import accelerator, is_out_of_memory
 from rekindle.pytorch.online import Streams
 from rekindle.pytorch.operators import whole
-from rekindle.pytorch.swap._store import Lost, Store, Transfer
+from rekindle.pytorch.swap._store import Store, Transfer
 
 
 @final
 class PinnedStore(Store):
     """At most `limit` bytes of pinned host memory for what is on `device`."""
+
+    probe = 64 * 1024**2  # less tells of latency
+    latency_ns = 20_000  # events are the device's own
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
         """`streams`: those of the program on `device`."""
@@ -28,8 +32,8 @@ class PinnedStore(Store):
         self.streams = streams
         self._device = device
         self._used: Bytes = 0
-        self._out: Any = torch.cuda.Stream(device)
-        self._back: Any = torch.cuda.Stream(device)
+        self._out: Any = accelerator.new_stream(device)
+        self._back: Any = accelerator.new_stream(device)
 
     @property
     def used(self) -> Bytes:
@@ -40,9 +44,11 @@ class PinnedStore(Store):
         if self._used + nbytes > self.limit:
             return None
         try:
-            host = _pinned(nbytes)
-        except RuntimeError:  # the machine has less to pin than the limit says
-            return None
+            host = accelerator.pinned(nbytes)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None  # the machine has less to pin than the limit says
         self._used += nbytes
         return host, self._copy(host, whole(home), self._out, home)
 
@@ -66,7 +72,7 @@ class PinnedStore(Store):
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
         self.streams.wait_on(stream)  # it was written there, and may be read there still
-        with torch.cuda.stream(stream):
+        with accelerator.on_stream(stream):
             start = _now()
             into.copy_(source, non_blocking=True)
             end = _now()
@@ -97,22 +103,15 @@ class _Copy(Transfer):
 
     def wait(self) -> None:
         """The program's streams wait, on the device; the host goes on."""
-        try:
-            before = _now()
-            self._streams.wait_for(self._end)
-            self._wait = (before, _now())
-        except RuntimeError as error:
-            raise Lost(str(error)) from None
+        before = _now()
+        self._streams.wait_for(self._end)
+        self._wait = (before, _now())
         self._home = None
-
-
-def _pinned(nbytes: Bytes) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _now() -> Any:
     """An event of the current stream."""
-    event = torch.cuda.Event(enable_timing=True)
+    event = accelerator.event()
     event.record()
     return event
 

@@ -58,6 +58,11 @@ class Store(ABC):
     """Holds at most `limit` bytes of values that are not in memory."""
 
     limit: Bytes
+    #: What a transfer has to move for its time to tell how fast the way is.
+    probe: Bytes = 2 * 1024**2
+    #: What a transfer takes beside its bytes tells nothing of them: 5 ms until Python lets the
+    #: other thread go on, twice.
+    latency_ns: Nanoseconds = 10_000_000
 
     @property
     @abstractmethod

@@ -15,6 +15,7 @@ where the bandwidth was measured and not given, the engine hears if it falls.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ import torch
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 from rekindle.engine import Engine, Storage
+from rekindle.pytorch.devices import accelerator, is_full
 from rekindle.pytorch.swap._bandwidth import Pace
 from rekindle.pytorch.swap._store import Bandwidth, Lost, Store, Transfer
 from rekindle.pytorch.tensors import Memory, Table, site
@@ -62,8 +64,8 @@ class Swapper:
     ) -> None:
         """The engine hears when a way becomes much slower than `believed`; None: it is not told."""
         self.store = store
-        self._out = None if believed is None else Pace(believed.out)
-        self._back = None if believed is None else Pace(believed.back)
+        self._out = None if believed is None else Pace(believed.out, store.latency_ns)
+        self._back = None if believed is None else Pace(believed.back, store.latency_ns)
         self._engine = engine
         self._table = table
         self._keys: dict[Storage, object] = {}  # of copies that are there, or on their way
@@ -237,7 +239,7 @@ class Swapper:
         try:
             if storage not in self._coming:
                 self.wait_for(storage.nbytes)
-                self._read(storage)
+                self._read_now(storage)
             moving = self._coming.pop(storage)
             self._wait(moving, self._back)
         except Lost as lost:
@@ -271,6 +273,18 @@ class Swapper:
         home = self.store.new_home(storage.nbytes)
         self._coming[storage] = _Moving(home, self.store.read(self._keys[storage], home))
 
+    def _read_now(self, storage: Storage) -> None:
+        """With all the memory that is on its way, if the device has no more."""
+        try:
+            self._read(storage)
+        except RuntimeError as error:
+            if not is_full(error):
+                raise
+            self.wait_for(sys.maxsize)
+            if accelerator.in_use():
+                accelerator.empty_cache()
+            self._read(storage)
+
     def _read_ahead(self) -> None:
         """Begins to read what was saved before what came back last. Half of the room is left to
         the operators that come first."""
@@ -289,6 +303,10 @@ class Swapper:
                 self._read(storage)
             except Lost:  # who asks for it will be told
                 return
+            except RuntimeError as error:
+                if not is_full(error):
+                    raise
+                return  # it was to come early, not to displace anything
 
     def _give_up(self, storage: Storage) -> None:
         """What was read ahead makes room: it will be read again."""

@@ -54,12 +54,12 @@ class SwappingDriver(Driver):
             super().make_room(needed, who)
         self.perform(self.engine.ahead())
 
-    def rescue(self, again: Callable[[], Result], out: torch.OutOfMemoryError) -> Result:
+    def rescue(self, again: Callable[[], Result], out: RuntimeError, needed: Bytes) -> Result:
         def when_written() -> Result:
             self.swapper.wait_for(sys.maxsize)
             return again()
 
-        return super().rescue(when_written, out)
+        return super().rescue(when_written, out, needed)
 
     def use(self, storage: Storage) -> None:
         super().use(storage)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rekindle._types import Bytes
 from rekindle.engine import Call, Storage
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.tensors._geometry import Geometry, is_exotic
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
@@ -30,8 +31,6 @@ COUNTERS = (
 )
 NOTICED = 16  #: and a write moved the one of handles that were there before
 FOREIGN = 32  #: others than PyTorch may write there, and nobody will notice
-
-_PINS = torch.backends.cuda.is_built()
 
 
 @final
@@ -128,7 +127,9 @@ def is_foreign(home: torch.UntypedStorage) -> bool:
     """
     if not home.resizable():
         return True
-    return home.device.type == "cpu" and (home.is_shared() or (_PINS and home.is_pinned()))
+    if home.device.type != "cpu":
+        return False
+    return home.is_shared() or (accelerator.IS_BUILT and home.is_pinned())
 
 
 def unread(storage: Storage | None) -> bool:

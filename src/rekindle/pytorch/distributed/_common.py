@@ -1,0 +1,90 @@
+"""One budget for all ranks, agreed on before the first step.
+
+Ranks that evict at different places take different times, and the slowest one decides; a rank that
+cannot keep its budget ends the step of all. So what each has is compared before it is too late.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+import torch
+import torch.distributed as dist
+
+from rekindle._errors import OutOfBudget
+from rekindle._types import Bytes
+from rekindle._units import format_bytes
+from rekindle.pytorch.context import amount_of, available, is_auto
+from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.observed import Estimate
+from rekindle.pytorch.online import device_of
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What one rank tells the others."""
+
+    asked: str | Bytes
+    place: str
+    """What memory it has: ranks of one place share it."""
+    least: Bytes
+    """What no eviction can take away."""
+
+
+def common_budget(
+    amount: str | Bytes = "auto",
+    *,
+    estimate: Estimate | None = None,
+    device: str | torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Bytes:
+    """The bytes for `rekindle.budget(...)` on every rank of `group`: what the poorest one can give.
+
+    Called by all ranks, before training; two collectives of a few bytes.
+
+    amount: what this rank can give; "auto" asks its device, which ranks on one device share evenly.
+    estimate: of `rekindle.estimate(model, inputs, optimizer=...)`, on each rank its own: what the
+        neediest rank cannot do without is compared with the budget.
+
+    Raises `InvalidBudget` for what is no amount, and `OutOfBudget` on all ranks, if the budget
+    would be too small for one of them.
+    """
+    where = accelerator.with_index(device_of(device))
+    mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)
+    if not is_auto(amount):
+        amount_of(amount, where)  # raises here, before the others wait
+    ranks = _gathered(mine, group)
+    beside = sum(rank.place == mine.place for rank in ranks)
+    given = available(where, beside) if is_auto(amount) else amount_of(amount, where)
+    budget = min(_gathered(given, group))
+    neediest = max(range(len(ranks)), key=lambda number: ranks[number].least)
+    least = ranks[neediest].least
+    if least > budget:
+        raise OutOfBudget(
+            f"rank {neediest} needs {format_bytes(least)} for what cannot be evicted (parameters, "
+            f"gradients, optimizer state, inputs), the poorest rank has {format_bytes(budget)}. "
+            "Shard them (fully_shard), or take an optimizer with less state",
+            needed=least,
+            budget=budget,
+            held={},
+            smallest_budget=least,
+        )
+    return budget
+
+
+def _place_of(device: torch.device) -> str:
+    what = accelerator.identity(device) if is_accelerator(device) else str(device)
+    return f"{socket.gethostname()} {what}"
+
+
+def _gathered(mine: T, group: dist.ProcessGroup | None) -> list[T]:
+    if not dist.is_initialized():
+        return [mine]
+    found: list[T] = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group)
+    return found

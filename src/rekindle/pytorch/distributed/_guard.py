@@ -1,0 +1,113 @@
+"""Where one rank fails, the others wait for it in their next collective: `guard()` ends them all.
+
+The rank that fails writes why into the store of the process group. A thread of each other rank
+looks there every half a second: a collective of NCCL does not return, and one of gloo fails with an
+error that says nothing of the reason. What it takes to end is left to the process itself for a few
+seconds, and then it is ended: exit handlers of process groups may wait for ranks that are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, final
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+_KEY: Final = "rekindle/failed"
+_LOOK_S: Final = 0.5
+
+
+@contextmanager
+def guard(*, grace_s: float = 5.0) -> Iterator[None]:
+    """Ends the job within seconds, and with a reason, where one rank fails inside.
+
+    >>> with rekindle.distributed.guard(), rekindle.budget("60GiB"):  # doctest: +SKIP
+    ...     train()
+
+    Every rank enters it, after `init_process_group`. The rank that raises prints why, writes
+    torchelastic's error file, aborts its collectives and raises on; the others print which rank it
+    was and end with exit code 1, so that torchrun ends or restarts the job. `grace_s` seconds later
+    a process that has not ended by itself is ended, without its exit handlers: save checkpoints
+    before. Without a process group it does nothing.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    watch = _Watch(grace_s)
+    watch.start()
+    try:
+        yield
+    except Exception as error:
+        watch.failed(error)
+        raise
+    finally:
+        watch.over.set()
+
+
+@final
+class _Watch(threading.Thread):
+    """Looks whether another rank has failed."""
+
+    def __init__(self, grace_s: float) -> None:
+        super().__init__(name="rekindle-guard", daemon=True)
+        self.over = threading.Event()
+        self._rank = dist.get_rank()
+        self._grace_s = grace_s
+        store: Any = dist.distributed_c10d._get_default_store()
+        self._store = store
+        self._looking = store.clone()  # a connection of its own: the other one may be waiting
+        self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+    @property
+    def _key(self) -> str:
+        return f"{_KEY}/{self._attempt}"
+
+    def run(self) -> None:
+        while not self.over.wait(_LOOK_S):
+            try:
+                reason = self._reason()
+            except RuntimeError:  # whoever had the store is gone; collectives will say so
+                return
+            if reason:
+                self._tell(f"{reason}. Rank {self._rank} waited for it, and ends")
+                self._end_soon()
+                return
+
+    def failed(self, error: Exception) -> None:
+        """This rank is over; the others hear of it."""
+        self.over.set()
+        first = str(error).partition("\n")[0]
+        mine = f"rank {self._rank} failed: {type(error).__name__}: {first}"
+        reason = mine
+        with suppress(RuntimeError):
+            reason = self._looking.compare_set(self._key, "", mine).decode()
+        if reason == mine:
+            self._tell(mine)
+            get_error_handler().record_exception(error)
+        else:  # a collective broke off because another rank is gone
+            self._tell(f"{reason}. Rank {self._rank} ends with it")
+            error.add_note(reason)
+        abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", None)
+        with suppress(Exception):  # gloo has no such thing, and needs none
+            abort()
+        self._end_soon()
+
+    def _reason(self) -> str:
+        if not self._looking.check([self._key]):
+            return ""
+        return self._looking.get(self._key).decode()
+
+    def _tell(self, what: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.write(f"rekindle.distributed.guard: {what}\n")
+        sys.stderr.flush()
+
+    def _end_soon(self) -> None:
+        end = threading.Timer(self._grace_s, os._exit, (1,))
+        end.daemon = True
+        end.start()

@@ -1,0 +1,120 @@
+"""Operators that may give other bits when they run again, though all that they read is the same.
+
+On a device: those that add up by atomics, in whatever order threads come, and those for which a
+library tries kernels and takes the quickest of that moment. PyTorch's deterministic algorithms
+settle both. Not in the tables: what is undefined anyway (`scatter` and `index_put` where an index
+comes twice), and what runs in the backward pass alone and is not recorded there; it is, and is in
+the tables, where gradients are differentiated.
+
+Everywhere: dropout inside a recurrent network of cuDNN or MIOpen, which draws from a buffer of its
+own that no schema says is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from rekindle.pytorch.operators._switches import kernels_are_timed
+
+
+@final
+class Doubt(IntEnum):
+    """Why a call might not repeat itself."""
+
+    NONE = 0
+    TIMED = 1  #: a library takes the kernel that was quickest
+    ATOMICS = 2
+    ACCUMULATES = 3  #: atomics, if it is told to add
+    OWN_STATE = 4  #: draws from an argument
+
+
+#: By PyTorch's list at `torch.use_deterministic_algorithms`; after "aten::".
+_ATOMICS = {
+    "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter_add", "scatter_add_",
+    "scatter_reduce", "scatter_reduce_", "cumsum", "cumsum_", "histc", "nll_loss2d_forward",
+    "max_unpool2d", "max_unpool3d",
+    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "_ctc_loss_backward",
+    "_cudnn_attention_backward", "_efficient_attention_backward", "_embedding_bag_backward",
+    "_embedding_bag_dense_backward", "_embedding_bag_per_sample_weights_backward",
+    "_flash_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_flash_attention_backward", "_segment_reduce_backward",
+    "_upsample_bicubic2d_aa_backward", "_upsample_bilinear2d_aa_backward",
+    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "avg_pool2d_backward",
+    "avg_pool3d_backward", "col2im", "convolution_backward", "embedding_dense_backward",
+    "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+    "grid_sampler_2d_backward", "grid_sampler_3d_backward", "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
+    "replication_pad2d_backward", "replication_pad3d_backward", "unfold_backward",
+    "upsample_bicubic2d_backward", "upsample_bilinear2d_backward", "upsample_linear1d_backward",
+    "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
+    "upsample_trilinear3d_backward",
+}  # fmt: skip
+#: The position of the argument that says whether they add.
+_ACCUMULATING = {
+    "index_put": 3,
+    "index_put_": 3,
+    "_index_put_impl_": 3,
+    "_unsafe_index_put": 3,
+    "put": 3,
+    "put_": 3,
+}
+_TIMED = {
+    "_convolution",
+    "convolution",
+    "cudnn_convolution",
+    "cudnn_convolution_add_relu",
+    "cudnn_convolution_relu",
+    "cudnn_convolution_transpose",
+}
+#: The names of the arguments that an operator of this kind has.
+_OWN_STATE = ("dropout", "train", "dropout_state")
+
+
+def doubt_of(schema: Any) -> Doubt:
+    """What the schema's operator is suspected of."""
+    namespace, _, name = schema.name.partition("::")
+    if _positions(schema) is not None:
+        return Doubt.OWN_STATE
+    if namespace != "aten":
+        return Doubt.NONE
+    if name in _ATOMICS:
+        return Doubt.ATOMICS
+    if name in _ACCUMULATING:
+        return Doubt.ACCUMULATES
+    return Doubt.TIMED if name in _TIMED else Doubt.NONE
+
+
+def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
+    """Whether a call of that operator on `tensors`, which are among `args`, has to be kept."""
+    if doubt is Doubt.OWN_STATE:
+        positions = _positions(schema)
+        assert positions is not None
+        return all(len(args) > p and _draws(args[p]) for p in positions)
+    if all(tensor.is_cpu for tensor in tensors):
+        return False
+    if doubt is Doubt.TIMED:
+        return kernels_are_timed()
+    if torch.are_deterministic_algorithms_enabled():
+        return False
+    if doubt is Doubt.ACCUMULATES:
+        position = _ACCUMULATING[schema.name.partition("::")[2]]
+        return len(args) > position and bool(args[position])
+    return True
+
+
+def _draws(argument: Any) -> bool:
+    return isinstance(argument, Tensor) or (argument is not None and argument > 0)
+
+
+def _positions(schema: Any) -> tuple[int, ...] | None:
+    names = [argument.name for argument in schema.arguments]
+    if _OWN_STATE[-1] not in names:
+        return None
+    return tuple(names.index(name) for name in _OWN_STATE if name in names)

@@ -1,0 +1,75 @@
+"""One budget for all ranks: the poorest one's, or an error on all of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import rekindle
+from rekindle.pytorch.context import available
+
+GIB = 2**30
+
+
+def _asked(rank: int) -> dict[str, Any]:
+    small = rekindle.estimate(nn.Linear(64, 64), torch.zeros(8, 64))
+    large = rekindle.estimate(nn.Linear(4096, 4096 if rank else 64), torch.zeros(8, 4096))
+    common = rekindle.distributed.common_budget
+    found: dict[str, Any] = {
+        "least": common(f"{4 - rank}GiB"),
+        "auto": common(),
+        "alone": available(torch.device("cpu"), 1),
+        "small": common("1GiB", estimate=small),
+    }
+    try:
+        common("100MiB", estimate=large)
+    except rekindle.OutOfBudget as error:
+        found["too little"] = str(error), error.smallest_budget
+    return found
+
+
+def _work(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    torch.save(_asked(rank), Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_two_ranks_agree(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.start_processes(_work, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert one["least"] == other["least"] == 3 * GIB
+    assert one["small"] == other["small"] == GIB
+    assert one["auto"] == other["auto"] <= 0.6 * one["alone"]  # each has half of the machine
+    assert one["too little"] == other["too little"]
+    message, smallest = one["too little"]
+    assert message.startswith("rank 1 needs")
+    assert smallest >= 2 * 4 * 4096 * 4096
+
+
+def test_alone_it_is_what_there_is() -> None:
+    assert rekindle.distributed.common_budget("3GiB") == 3 * GIB
+    with pytest.raises(rekindle.InvalidBudget):
+        rekindle.distributed.common_budget("much")
+
+
+def test_ranks_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    alone = available(cpu)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert available(cpu) < 0.5 * alone

@@ -1,0 +1,82 @@
+"""One rank runs out of its budget: within seconds no process is left, and all say why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import rekindle
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "train.py"
+
+
+def launched(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    """Exit code and output; a job that hangs is ended, all of it."""
+    everything = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    job = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=everything,
+        start_new_session=True,
+    )
+    try:
+        output, _ = job.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
+    return job.returncode, output
+
+
+@pytest.mark.parametrize("kind", ["plain", "slow exit", "stuck"])
+def test_torchrun_ends_and_says_why(tmp_path: Path, kind: str) -> None:
+    log = tmp_path / "log"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [f"--log-dir={log}", str(SCRIPT), str(tmp_path), kind]
+    code, output = launched(command, {})
+    assert code == 1, output
+    assert "rank 1 failed: OutOfBudget" in output
+    (error_file,) = log.rglob("1/error.json")
+    error = json.loads(error_file.read_text())["message"]
+    assert error["message"].startswith("OutOfBudget: ")
+    assert "train.py" in error["extraInfo"]["py_callstack"]
+
+
+def test_without_torchrun_the_others_end_as_well(tmp_path: Path) -> None:
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713", "WORLD_SIZE": "2"}
+    everything = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    arguments = [sys.executable, str(SCRIPT), str(tmp_path), "stuck"]
+    ranks = [
+        subprocess.Popen(
+            arguments, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=everything | {"RANK": rank}
+        )
+        for rank in "01"
+    ]
+    try:
+        said = {rank: process.communicate(timeout=200)[1] for rank, process in enumerate(ranks)}
+    finally:
+        for process in ranks:
+            process.kill()
+    ended = time.time()
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert "rank 1 failed: OutOfBudget" in said[1]
+    assert "rank 1 failed: OutOfBudget" in said[0]
+    assert "Rank 0 waited for it, and ends" in said[0]
+    failed = float((tmp_path / "left-1").read_text())
+    assert ended - failed < 60  # of a collective's five minutes
+
+
+def test_without_a_process_group_it_does_nothing() -> None:
+    with pytest.raises(ZeroDivisionError), rekindle.distributed.guard():
+        raise ZeroDivisionError

@@ -1,0 +1,42 @@
+"""`torchrun ... train.py OUT KIND`: two ranks train, and the second one runs out of its budget."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rekindle
+
+ENOUGH, TOO_LITTLE = 64 << 20, 700_000
+
+
+def main() -> None:
+    out, kind = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
+    rank = dist.get_rank()
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))))
+    try:
+        with rekindle.distributed.guard(grace_s=2.0):
+            for step in range(100):
+                amount = TOO_LITTLE if rank == 1 and step == 2 else ENOUGH
+                with rekindle.budget(amount):
+                    rows = 4096 if amount == TOO_LITTLE else 64
+                    if kind == "stuck" and rank == 0 and step == 2:
+                        time.sleep(300)  # as in a collective that does not return
+                    model(torch.randn(rows, 64)).square().mean().backward()
+    finally:
+        (out / f"left-{rank}").write_text(str(time.time()))
+        if kind == "slow exit":
+            time.sleep(300)  # as exit handlers of process groups may
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A device, or the CPU in its place: memory, time, and what is asked of either."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+import rekindle
+
+#: Makes a model, and one step of its training.
+Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]
+
+
+@final
+@dataclass(frozen=True)
+class Took:
+    """What a run left behind, the most memory that it took, and what is still there."""
+
+    values: list[Tensor]
+    peak: int
+    constant: int
+    run: Any = None
+
+    def budget(self, share: float) -> int:
+        """What is there at the end, and this share of what came and went."""
+        return self.constant + int(share * (self.peak - self.constant))
+
+
+@final
+class Machine:
+    """`kind` is "cuda" or "cpu"; `tiny` programs for a rehearsal."""
+
+    def __init__(self, kind: str, *, tiny: bool) -> None:
+        self.kind = kind
+        self.tiny = tiny
+        self.is_cuda = kind == "cuda"
+
+    def size(self, full: int, tiny: int) -> int:
+        return tiny if self.tiny else full
+
+    def synchronize(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def trained(
+        self, program: Program, steps: int = 3, amount: int | None = None, **options: Any
+    ) -> Took:
+        """`steps` steps of `program`, within a budget if there is an amount."""
+        torch.manual_seed(0)
+        self._start_anew()
+        model, step = program(self)
+        watch = nullcontext() if self.is_cuda and amount is None else self._context(amount, options)
+        with watch as run:
+            for _ in range(steps):
+                step()
+            peak = self._peak(run)
+        constant = torch.cuda.memory_allocated() if self.is_cuda else run._driver.engine.memory
+        values = [value.detach().cpu() for value in model.state_dict().values()]
+        values.append(torch.get_rng_state())
+        if self.is_cuda:
+            values.append(torch.cuda.get_rng_state())
+        return Took(values, peak, constant, run)
+
+    def within(
+        self, program: Program, amount: int, steps: int = 3, **options: Any
+    ) -> tuple[Took, int]:
+        """The same within the smallest budget from `amount` on that does, and that one."""
+        for _ in range(12):
+            try:
+                return self.trained(program, steps, amount, **options), amount
+            except rekindle.OutOfBudget as error:
+                amount = max(error.worth_trying, amount + 1)
+        raise RuntimeError(f"the smallest budget grew too often, to {amount}")
+
+    def timed(self, step: Callable[[], object], count: int) -> tuple[list[float], float]:
+        """Milliseconds of `count` steps, and the share of them until the host returned."""
+        times, host = [], 0.0
+        for _ in range(count):
+            self.synchronize()
+            began = time.perf_counter()
+            step()
+            returned = time.perf_counter()
+            self.synchronize()
+            times.append(1e3 * (time.perf_counter() - began))
+            host += 1e3 * (returned - began)
+        return times, host / sum(times)
+
+    def _context(self, amount: int | None, options: dict[str, Any]) -> Any:
+        return rekindle.budget(amount, device=self.kind, **options)
+
+    def _start_anew(self) -> None:
+        gc.collect()
+        if self.is_cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def _peak(self, run: Any) -> int:
+        if not self.is_cuda:
+            return run.peak
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+
+@contextmanager
+def switched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute has another value inside."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))

@@ -1,0 +1,332 @@
+"""`python -m tests.on_device.stages NAME KIND [--tiny]`: one stage, its findings as lines of JSON.
+
+A check that must hold is {"check": ..., "ok": ...}; all other lines are figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import rekindle
+from tests.on_device import programs, workloads
+from tests.on_device.machine import Machine, same, switched
+
+Line = dict[str, Any]
+MIB = 2**20
+
+
+def check(name: str, ok: bool, **more: Any) -> Line:
+    return {"check": name, "ok": bool(ok), **more}
+
+
+def facts(machine: Machine) -> Iterator[Line]:
+    yield {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "rekindle": rekindle.__version__,
+        "machine": platform.machine(),
+        "settings": os.environ.get("PYTORCH_ALLOC_CONF", ""),
+    }
+    if machine.is_cuda:
+        properties = torch.cuda.get_device_properties(0)
+        yield {"device": properties.name, "memory MiB": properties.total_memory // MIB}
+    host = torch.empty(machine.size(64, 1) * MIB, dtype=torch.uint8, pin_memory=machine.is_cuda)
+    there = host.to(machine.kind)
+    for name, one, other in (("to the device", there, host), ("to the host", host, there)):
+        times, _ = machine.timed(lambda a=one, b=other: a.copy_(b, non_blocking=True), 3)
+        yield {"copy": name, "GB/s": round(host.nbytes / min(times) / 1e6, 1)}
+    size = machine.size(4096, 128)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(size, size, device=machine.kind, dtype=dtype)
+        times, _ = machine.timed(lambda x=x: x @ x, 5)
+        yield {"matmul": str(dtype)[6:], "TFLOP/s": round(2 * size**3 / min(times) / 1e9, 2)}
+
+
+def bits(machine: Machine) -> Iterator[Line]:
+    """Each program plainly, twice, and within budgets: equal wherever plain equals plain."""
+    for name, program in programs.programs(machine):
+        try:
+            yield from _bits(machine, name, program)
+        except Exception as error:
+            refused = isinstance(error, rekindle.Unsupported)  # loud, with what to do instead
+            yield check(f"bits: {name}", refused, error=f"{type(error).__name__}: {error}"[:300])
+
+
+def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
+    plain = machine.trained(program)
+    again = machine.trained(program)
+    repeatable = same(plain.values, again.values)
+    for share in (0.45,) if machine.tiny else (0.7, 0.45, 0.0):
+        took, amount = machine.within(program, plain.budget(share))
+        equal = same(took.values, plain.values)
+        yield check(
+            f"bits: {name}, {share:.0%}",
+            equal or not repeatable,
+            equal=equal,
+            repeatable=repeatable,
+            budget=amount,
+            recomputations=took.run.recomputations,
+        )
+
+
+def races(machine: Machine) -> Iterator[Line]:
+    """Two streams, a staging buffer, sleeping kernels; whatever is read too early is poisoned."""
+    for pinned in (True, False):
+        program = partial(programs.on_streams, pinned=pinned)
+        plain = machine.trained(program)
+        for options in ({}, {"swap": "4GiB"}, {"evict": "anything"}):
+            took, _ = machine.within(program, plain.budget(0.5), **options)
+            what = f"pinned {pinned}, {options or 'online'}"
+            yield check(f"races: {what}", same(took.values, plain.values))
+
+
+def no_waiting(machine: Machine) -> Iterator[Line]:
+    """What a budget does makes the host wait for the device nowhere."""
+    torch.manual_seed(0)
+    model, step = programs.programs(machine).__next__()[1](machine)
+    plain = machine.trained(lambda m: programs._mlp(m))
+    with rekindle.budget(max(plain.budget(0.6), 1), device=machine.kind) as run:
+        for _ in range(3):
+            step()
+        machine.synchronize()
+        if machine.is_cuda:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+            waited = ""
+        except RuntimeError as error:
+            waited = str(error)
+        finally:
+            if machine.is_cuda:
+                torch.cuda.set_sync_debug_mode("default")
+    yield check("no waiting: a step", not waited, error=waited, evictions=run.evictions)
+    del model
+
+
+def memory(machine: Machine) -> Iterator[Line]:
+    """The allocator's peak within the budget, but for what operators take inside."""
+    settings = os.environ.get("PYTORCH_ALLOC_CONF", "default") or "default"
+    for program in (workloads.bert_base, workloads.resnet, workloads.unet):
+        name = program.__name__
+        plain = machine.trained(program, 2)
+        seen = machine.trained(program, 2, None) if not machine.is_cuda else _seen(machine, program)
+        inside = max(0, plain.peak - seen.peak)
+        for share in (0.5,) if machine.tiny else (0.7, 0.5, 0.4):
+            took, amount = machine.within(program, plain.budget(share), 2)
+            yield check(
+                f"memory: {name}, {share:.0%}, {settings}",
+                took.peak <= amount + inside + 2 * MIB,
+                peak=took.peak,
+                budget=amount,
+                inside=inside,
+                equal=same(took.values, plain.values),
+                reserved=torch.cuda.max_memory_reserved() if machine.is_cuda else 0,
+            )
+
+
+def _seen(machine: Machine, program: Any) -> Any:
+    """What operators make, as a budget without a limit sees it."""
+    took = machine.trained(program, 2, 1 << 50)
+    return type(took)(took.values, took.run.peak, took.constant, took.run)
+
+
+def speed(machine: Machine) -> Iterator[Line]:
+    """Rows a second in the memory that plain PyTorch takes for the smaller batch."""
+    warm, count = machine.size(3, 1), machine.size(10, 2)
+    for bf16 in (False,) if machine.tiny else (False, True):
+        for name, (make, how, rows, sequence, times) in workloads.SPEED.items():
+            rows = machine.size(rows, 2)
+            build = lambda n, bf16=bf16, make=make, how=how, sequence=sequence: partial(  # noqa: E731
+                workloads.language, machine, make(machine, **how), n, sequence, bf16=bf16
+            )
+            most = machine.trained(lambda _, b=build, n=rows: b(n)(), 2).peak
+            for method, n, context in _methods(machine, most, rows, times):
+                label = {"model": name, "bf16": bf16, "method": method, "rows": n}
+                try:
+                    yield label | _measured(machine, build(n), n, context, warm, count)
+                    if context is not None:
+                        yield check(f"speed: {name}, bf16 {bf16}, {method} completes", True)
+                except Exception as error:
+                    told = f"{type(error).__name__}: {error}"[:300]
+                    yield label | {"error": told}
+                    yield check(f"speed: {name}, bf16 {bf16}, {method} completes", False)
+
+
+def _methods(machine: Machine, most: int, rows: int, times: int) -> Iterator[tuple[str, int, Any]]:
+    within = partial(rekindle.budget, most, device=machine.kind)
+    yield "plain", rows, None
+    yield "plain, beyond the memory", times * rows, None
+    yield "online", times * rows, within
+    yield "learned", times * rows, partial(within, learn="wait")
+    yield "swap", times * rows, partial(within, swap="32GiB")
+
+
+def _measured(
+    machine: Machine, build: Callable[[], Any], rows: int, context: Any, warm: int, count: int
+) -> Line:
+    machine._start_anew()
+    torch.manual_seed(0)
+    model, step = build()
+    with nullcontext() if context is None else context() as run:
+        for _ in range(warm):
+            step()
+        before = 0 if run is None else run.recomputations
+        took, host = machine.timed(step, count)
+    del model
+    median = statistics.median(took)
+    again = 0 if run is None else (run.recomputations - before) // count
+    return {
+        "ms": round(median, 2),
+        "rows/s": round(1e3 * rows / median, 2),
+        "host share": round(host, 3),
+        "peak MiB": (torch.cuda.max_memory_allocated() if machine.is_cuda else 0) // MIB,
+        "recomputed": again,
+    }
+
+
+def swap(machine: Machine) -> Iterator[Line]:
+    """Half of the activations, by swapping too: the same bits, and what was waited for."""
+    for program in (workloads.bert_base, workloads.resnet):
+        plain = machine.trained(program)
+        took, amount = machine.within(program, plain.budget(0.5), swap="16GiB")
+        figures = took.run.report().swapped
+        yield check(
+            f"swap: {program.__name__}",
+            same(took.values, plain.values),
+            budget=amount,
+            recomputations=took.run.recomputations,
+            swapped=str(figures),
+        )
+
+
+def faults(machine: Machine) -> Iterator[Line]:
+    """Out of budget, then more; out of the device's memory: the next step is right."""
+    program = dict(programs.programs(machine))["mlp, Adam"]
+    plain = machine.trained(program)
+    torch.manual_seed(0)
+    model, step = program(machine)
+    state = torch.get_rng_state()
+    seeds = torch.cuda.get_rng_state() if machine.is_cuda else None
+    try:
+        with rekindle.budget(max(plain.constant // 2, 1), device=machine.kind):
+            step()
+        yield check("faults: too small a budget raises", False)
+    except rekindle.OutOfBudget as error:
+        yield check("faults: too small a budget raises", True, smallest=error.smallest_budget)
+    torch.set_rng_state(state)
+    if seeds is not None:
+        torch.cuda.set_rng_state(seeds)
+    with rekindle.budget(plain.peak * 2, device=machine.kind):
+        for _ in range(3):
+            step()
+    values = [value.detach().cpu() for value in model.state_dict().values()]
+    yield check("faults: the next step is right", same(values, plain.values[: len(values)]))
+    del model, step
+    if machine.is_cuda:
+        yield from _full(machine, program, plain)
+
+
+def _full(machine: Machine, program: Any, plain: Any) -> Iterator[Line]:
+    """The device has less than the budget says."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    machine._start_anew()
+    room = plain.budget(0.7) + 64 * MIB
+    torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
+    try:
+        took = machine.trained(program, 3, 1 << 45)
+        yield check(
+            "faults: a full device", same(took.values, plain.values), evictions=took.run.evictions
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def world_of_one(machine: Machine) -> Iterator[Line]:
+    """DDP and FSDP2 on a group of one rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29500 + os.getpid() % 1000))
+    dist.init_process_group("nccl" if machine.is_cuda else "gloo", rank=0, world_size=1)
+    mesh = init_device_mesh(machine.kind, (1,))
+
+    def ddp(machine: Machine) -> Any:
+        return _stepping(machine, DistributedDataParallel(programs.blocks(machine)))
+
+    def fsdp(machine: Machine, *, reshard: bool) -> Any:
+        model = programs.blocks(machine)
+        for block in model:
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        return _stepping(machine, fully_shard(model, mesh=mesh, reshard_after_forward=reshard))
+
+    kinds = {
+        "DDP": ddp,
+        "FSDP2": partial(fsdp, reshard=False),
+        "FSDP2, resharded": partial(fsdp, reshard=True),
+    }
+    for name, program in kinds.items():
+        plain = machine.trained(program)
+        took, amount = machine.within(program, plain.budget(0.7))
+        yield check(f"world of one: {name}", _equal(took.values, plain.values), budget=amount)
+    dist.destroy_process_group()
+
+
+def _stepping(machine: Machine, model: nn.Module) -> Any:
+    return programs.training(
+        model, lambda: model(programs.batch(machine)).square().mean(), _sgd(model)
+    )
+
+
+def _sgd(model: nn.Module) -> Any:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def _equal(one: list[Any], other: list[Any]) -> bool:
+    local = lambda t: t.to_local() if hasattr(t, "to_local") else t  # noqa: E731
+    return same([local(t) for t in one], [local(t) for t in other])
+
+
+#: By name, with seconds on a device. Memory runs once for each setting of the allocator.
+STAGES: dict[str, tuple[Callable[[Machine], Iterator[Line]], int]] = {
+    "facts": (facts, 15),
+    "bits": (bits, 110),
+    "races": (races, 50),
+    "no_waiting": (no_waiting, 20),
+    "memory": (memory, 80),
+    "speed": (speed, 200),
+    "swap": (swap, 40),
+    "faults": (faults, 30),
+    "world_of_one": (world_of_one, 25),
+}
+
+
+def main() -> None:
+    name, kind = sys.argv[1:3]
+    machine = Machine(kind, tiny="--tiny" in sys.argv)
+    torch.set_float32_matmul_precision("highest")
+    if not machine.is_cuda:
+        torch.set_num_threads(1)
+    began = time.perf_counter()
+    with switched(torch.backends.cudnn, "benchmark", False):
+        for line in STAGES[name][0](machine):
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+    sys.stdout.write(json.dumps({"seconds": round(time.perf_counter() - began, 1)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The script for a device, on the CPU: all of its stages run, and can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.on_device.__main__ import failed
+from tests.on_device.page import page
+from tests.on_device.stages import STAGES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rehearsal(tmp_path: Path) -> None:
+    command = ["scripts/on_device", "--device", "cpu", "--tiny", "--seconds", "3000"]
+    command += ["--out", str(tmp_path)]
+    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((tmp_path / "on_device.json").read_text())
+    assert [each["stage"] for each in found["stages"]] == [*STAGES]
+    assert found["failed"] == []
+    for each in found["stages"]:
+        if each["stage"] not in ("facts", "speed"):
+            assert any(line.get("ok") for line in each["lines"]), each["stage"]
+    html = (tmp_path / "on_device.html").read_text()
+    assert all(f"<h2>{name}" in html for name in STAGES)
+
+
+def test_where_there_is_no_device_it_says_so() -> None:
+    command = [sys.executable, "-m", "tests.on_device"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode == 0:
+        pytest.skip("there is a device")
+    assert "--device cpu --tiny" in result.stderr
+
+
+def test_what_does_not_hold_or_end_is_told() -> None:
+    findings = [
+        {"stage": "bits", "setting": "", "ended": "", "seconds": 1, "stderr": "", "lines": [
+            {"check": "bits: one", "ok": True}, {"check": "bits: <other>", "ok": False}]},
+        {"stage": "speed", "setting": "", "ended": "not over after 3 s", "seconds": 3,
+         "stderr": "", "lines": [{"ms": 3}]},
+    ]  # fmt: skip
+    assert failed(findings) == ["speed: not over after 3 s", "bits: <other>"]
+    assert '<tr class="no"><td>bits: &lt;other&gt;</td>' in page(findings)
+
+
+def test_the_stages_fit_into_ten_minutes() -> None:
+    assert sum(limit for _, limit in STAGES.values()) <= 570

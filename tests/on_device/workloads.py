@@ -1,0 +1,110 @@
+"""The models whose memory and speed are measured, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.on_device.machine import Machine
+from tests.on_device.programs import training
+from tests.pytorch import networks
+
+
+class Encoder(nn.Module):
+    """BERT: post-norm layers, learned positions, a loss over all tokens."""
+
+    def __init__(self, *, vocabulary: int, width: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(context, width))
+        heads = max(1, width // 64)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, F.gelu, batch_first=True)
+            for _ in range(layers)
+        )
+        self.out = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def bert(machine: Machine, *, large: bool = False) -> nn.Module:
+    width, layers = (1024, 24) if large else (768, 12)
+    return Encoder(
+        vocabulary=machine.size(30522, 50),
+        width=machine.size(width, 32),
+        layers=machine.size(layers, 3),
+        context=512,
+    )
+
+
+def gpt2(machine: Machine) -> nn.Module:
+    return networks.GPT(
+        vocabulary=machine.size(50257, 50),
+        width=machine.size(768, 32),
+        heads=machine.size(12, 2),
+        layers=machine.size(12, 3),
+        context=1024,
+    )
+
+
+def language(
+    machine: Machine, model: nn.Module, rows: int, time: int, *, bf16: bool = False
+) -> tuple[nn.Module, Callable[[], None]]:
+    """Trains `model` on sequences of random tokens."""
+    model.to(machine.kind)
+    words = next(iter(model.parameters())).shape[0]
+    if hasattr(model, "tokens"):
+        words = model.tokens.weight.shape[0]  # type: ignore[union-attr]
+    time = machine.size(time, 16)
+
+    def loss() -> Tensor:
+        tokens = torch.randint(words, (rows, time), device=machine.kind)
+        with torch.autocast(machine.kind, torch.bfloat16, enabled=bf16):
+            out = model(tokens)
+        return F.cross_entropy(out.float().flatten(0, 1), tokens.flatten())
+
+    return training(model, loss)
+
+
+def bert_base(machine: Machine, rows: int = 16) -> Any:
+    return language(machine, bert(machine), machine.size(rows, 4), 512)
+
+
+def resnet(machine: Machine) -> Any:
+    model = networks.ResNet(width=machine.size(64, 8), depths=(3, 4, 6, 3), classes=100)
+    model.to(machine.kind)
+    size = machine.size(128, 16)
+
+    def loss() -> Tensor:
+        images = torch.randn(machine.size(64, 4), 3, size, size, device=machine.kind)
+        return model(images).square().mean()
+
+    return training(model, loss)
+
+
+def unet(machine: Machine) -> Any:
+    model = networks.UNet(width=machine.size(64, 8), levels=3).to(machine.kind)
+    size = machine.size(256, 24)
+
+    def loss() -> Tensor:
+        pixels = torch.randn(machine.size(16, 2), 1, size, size, device=machine.kind)
+        return model(pixels).square().mean()
+
+    return training(model, loss)
+
+
+#: Model, rows that plain PyTorch has memory for, their length, how many times as many are trained
+#: (as on the page of the DTR paper's authors).
+SPEED = {
+    "BERT-base": (bert, {}, 16, 512, 2),
+    "BERT-large": (bert, {"large": True}, 8, 512, 2),
+    "GPT-2": (gpt2, {}, 8, 1024, 3),
+}

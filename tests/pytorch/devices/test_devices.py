@@ -1,0 +1,52 @@
+"""What is asked of an accelerator, as far as it shows without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rekindle.pytorch.devices import accelerator, is_out_of_memory
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("size mismatch"), False),
+        (MemoryError("out of memory"), False),
+    ],
+)
+def test_out_of_memory_by_whatever_name(error: BaseException, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert accelerator.with_index(torch.device("cuda")) == torch.device("cuda", 3)
+    assert accelerator.with_index(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert accelerator.with_index(CPU) == CPU
+
+
+def test_pieces_of_blocks_in_use_are_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = {"inactive_split_bytes.all.current": 100}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (600, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: pieces)
+    assert accelerator.obtainable(torch.device("cuda")) == (600, 200)
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown", "expected"), [(8, "", 1), (4, "", 2), (1, "", 8), (1, "3", 1), (3, "", 3)]
+)
+def test_eight_ranks_share_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, devices: int, shown: str, expected: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert accelerator.ranks_beside(8) == expected

@@ -1,0 +1,130 @@
+"""What may give other bits when it runs again is kept on a device, unless it is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.pytorch.operators import doubt_of, may_differ, operator
+from rekindle.pytorch.operators._doubtful import _ACCUMULATING, _ATOMICS, _TIMED, Doubt
+from rekindle.pytorch.operators._switches import ON_CUDA
+from tests.pytorch.harsh import Watch
+
+aten = torch.ops.aten
+HERE, THERE = torch.zeros(4), torch.zeros(4, device="meta")
+
+
+@pytest.mark.parametrize("name", sorted(_ATOMICS | _TIMED | _ACCUMULATING.keys()))
+def test_there_is_such_an_operator(name: str) -> None:
+    packet = getattr(aten, name)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    assert all(doubt_of(schema) is not Doubt.NONE for schema in schemas)
+
+
+@pytest.mark.parametrize("name", sorted(_ACCUMULATING))
+def test_the_position_is_that_of_accumulate(name: str) -> None:
+    arguments = getattr(aten, name).default._schema.arguments
+    assert arguments[_ACCUMULATING[name]].name == "accumulate"
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def differs(overload: Any, *args: Any) -> bool:
+    tensors = [each for each in args if isinstance(each, Tensor)]
+    return operator(overload).may_differ(args, tensors)
+
+
+def test_sums_by_atomics_differ_on_a_device() -> None:
+    assert differs(aten.index_add.default, THERE, 0, THERE, THERE)
+    assert not differs(aten.index_add.default, HERE, 0, HERE, HERE)
+    assert not differs(aten.add.Tensor, THERE, THERE)
+
+
+def test_index_put_does_if_it_adds() -> None:
+    assert differs(aten.index_put.default, THERE, [THERE], THERE, True)
+    assert not differs(aten.index_put.default, THERE, [THERE], THERE)
+
+
+def test_not_by_deterministic_algorithms(deterministic: None) -> None:
+    assert not differs(aten.index_add.default, THERE, 0, THERE, THERE)
+
+
+def test_convolutions_differ_where_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not differs(aten.convolution.default, THERE, THERE)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert differs(aten.convolution.default, THERE, THERE)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    assert not differs(aten.convolution.default, THERE, THERE)
+
+
+def rnn(dropout: float, train: bool, state: Tensor | None) -> bool:
+    args = (THERE, [], 0, None, THERE, None, 2, 8, 0, 1, False, dropout, train, False, [], state)
+    return differs(aten._cudnn_rnn.default, *args)
+
+
+def test_dropout_of_a_recurrent_network_draws_from_an_argument() -> None:
+    assert rnn(0.3, True, THERE)
+    assert not rnn(0.0, True, THERE)
+    assert not rnn(0.3, False, THERE)
+    assert not rnn(0.3, True, None)
+
+
+@torch.library.custom_op("rekindle_tests::masked_by_own_state", mutates_args=())
+def masked(x: Tensor, dropout: float, train: bool, dropout_state: Tensor) -> Tensor:
+    """As cuDNN does: its mask comes from the state, which moves on, and nobody is told."""
+    moved = dropout_state.numpy()
+    moved += 1
+    return x * (torch.arange(x.numel()) % (2 + int(moved[0]))).ne(0)
+
+
+masked.register_fake(lambda x, dropout, train, dropout_state: torch.empty_like(x))
+masked.register_autograd(
+    lambda ctx, gradient: (gradient * 2, None, None, None), setup_context=lambda *_, **__: None
+)
+
+
+def test_what_draws_from_its_own_state_runs_once() -> None:
+    assert may_differ(Doubt.OWN_STATE, masked._opoverload._schema, (HERE, 0.1, True, HERE), [HERE])
+    weight = torch.linspace(0, 1, 256).requires_grad_()
+
+    def gradient() -> Tensor:
+        state, x = torch.zeros(1, dtype=torch.int64), weight
+        for _ in range(6):
+            x = masked(x.sin().exp(), 0.3, True, state).tanh()
+        return torch.autograd.grad(x.sum(), [weight])[0]
+
+    wanted = gradient()
+    with rekindle.budget(16 * 1024, core="python") as run, Watch() as watch:
+        assert torch.equal(gradient(), wanted)
+    assert run.recomputations > 0
+    assert watch.operators["rekindle_tests::masked_by_own_state"] == 6
+
+
+def test_switches_of_a_device_are_set_as_they_are_read() -> None:
+    for switch in ON_CUDA:
+        before = switch.get()
+        switch.set(before)
+        assert switch.get() == before
+
+
+def test_both_settings_of_a_reduction_come_back() -> None:
+    name = "cublas_allow_fp16_reduced_precision_reduction"
+    (switch,) = (each for each in ON_CUDA if each.get.__name__ == f"_get_{name}")
+    before = switch.get()
+    try:
+        switch.set((False, True))
+        assert switch.get() == (False, True)
+    finally:
+        switch.set(before)
