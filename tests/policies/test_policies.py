@@ -111,7 +111,7 @@ def test_a_class_keeps_no_storage_once_all_have_returned() -> None:
     replay(trace, budget=budget, policy=DTR("classes"), watch=engines.append)
     neighborhood = engines[-1]._chooser._neighborhood  # type: ignore[attr-defined]
     evicted = {s for s in engines[-1].storages if not s.resident and s.replayable}
-    assert set(neighborhood._node) == evicted == set(neighborhood._paid)
+    assert set(neighborhood._node) == evicted == set(neighborhood._owed)
 
 
 def test_random_follows_its_seed() -> None:

@@ -22,7 +22,8 @@ class Rules:
     quirks: as the DTR paper's own simulator does it, to reproduce its figures. Each place that asks
         for it says what is odd there:
         dead storages and dead sources stay in the graph for good, as evicted neighbors;
-        so do, until it has run, the outputs of a call in progress;
+        so do, until it has run, the outputs of a call in progress, and classes of evicted storages
+        lose more than they got (`Classes` in policies);
         storages of no bytes are let go too;
         when all is locked the first attempt is the last;
         banishing a storage does not banish what only it needed, and reading what is dead does not

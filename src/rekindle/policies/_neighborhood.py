@@ -46,6 +46,10 @@ class Neighborhood(ABC):
         """A quick lower bound of `cost(storage)`."""
         return storage.cost
 
+    def overdrawn(self) -> bool:
+        """Quirk: whether a cost may be less than `least`, and less than nothing."""
+        return False
+
     def again(self, storage: Candidate) -> Nanoseconds:
         """The time (ns) that it would take to have `storage` again, as far as is known."""
         return storage.cost
@@ -78,6 +82,7 @@ class Watched(Neighborhood):
         self._watched = watched
         self._asked = asked
         self.least = watched.least
+        self.overdrawn = watched.overdrawn
         self.again = watched.again
         self.fallen = watched.fallen
         self.expected = watched.expected
@@ -258,11 +263,12 @@ def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) ->
 class _Class:
     """A node of the union-find forest; a representative carries the figures of its class."""
 
-    __slots__ = ("border", "fall", "sum", "up")
+    __slots__ = ("border", "fall", "members", "sum", "up")
 
     def __init__(self) -> None:
         self.up: _Class | None = None
         self.sum: Nanoseconds = 0
+        self.members = 0  # evicted storages
         self.fall: Nanoseconds = 0  # of the sum, since `fallen`
         self.border: dict[Candidate, None] = {}  # residents next to the class, and former ones
 
@@ -273,15 +279,23 @@ class Classes(Neighborhood):
 
     Evicted storages that touch form a class, with the sum of their costs. One that returns takes
     its cost out of the class, but the class is not split (the paper's approximation).
+
+    Quirk: the outputs of a call in progress are in classes, to which they gave nothing, and take
+    their cost out once they are there; so does a storage of which a view was made while it was
+    evicted, with the cost of the view. The sum of a class may fall below nothing so.
     """
 
     remembers = True
 
     def __init__(self) -> None:
         self._node: dict[Candidate, _Class] = {}  # of each evicted storage
-        self._paid: dict[Candidate, Nanoseconds] = {}  # what it put into its class
+        self._owed: dict[Candidate, Nanoseconds] = {}  # what it will take out of its class
         self._fallen: dict[_Class, None] = {}
         self._detached: dict[Candidate, None] = {}  # they may be next to that class no longer
+        self._below: dict[_Class, None] = {}  # representatives of less than nothing
+
+    def overdrawn(self) -> bool:
+        return bool(self._below)
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         total = storage.cost
@@ -293,6 +307,15 @@ class Classes(Neighborhood):
     def again(self, storage: Candidate) -> Nanoseconds:
         return self.cost(storage)
 
+    def expected(self, storage: Candidate) -> None:
+        node = self._node[storage] = _Class()
+        node.members = 1
+        self._owed[storage] = storage.cost
+
+    def repriced(self, storage: Candidate) -> None:
+        if storage in self._node:  # a view is made of it
+            self._owed[storage] = storage.cost
+
     def evicted(self, storage: Candidate) -> None:
         adjacent = self._adjacent(storage)
         merged = max(adjacent, key=lambda other: len(other.border), default=None) or _Class()
@@ -301,11 +324,15 @@ class Classes(Neighborhood):
                 other.up = merged
                 merged.sum += other.sum
                 merged.fall += other.fall
+                merged.members += other.members
+                self._below.pop(other, None)
                 merged.border.update(other.border)
                 other.border.clear()
         merged.sum += storage.cost
         self._node[storage] = merged
-        self._paid[storage] = storage.cost
+        merged.members += 1
+        self._owed[storage] = storage.cost
+        self._settle(merged)
         for neighbor in (*storage.parents(), *storage.children()):
             if neighbor.resident:
                 merged.border[neighbor] = None
@@ -313,9 +340,11 @@ class Classes(Neighborhood):
     def returned(self, storage: Candidate) -> None:
         if storage in self._node:
             representative = self._find(self._node.pop(storage))
-            paid = self._paid.pop(storage)
-            representative.sum -= paid
-            representative.fall += paid
+            owed = self._owed.pop(storage)
+            representative.sum -= owed
+            representative.fall += owed
+            representative.members -= 1
+            self._settle(representative)
             self._fallen[representative] = None
             self._detached.update(dict.fromkeys((*storage.parents(), *storage.children())))
 
@@ -331,6 +360,12 @@ class Classes(Neighborhood):
         for storage in self._detached:
             yield storage, math.inf
         self._detached.clear()
+
+    def _settle(self, representative: _Class) -> None:
+        if representative.sum < 0 and representative.members:
+            self._below[representative] = None
+        else:
+            self._below.pop(representative, None)
 
     def _adjacent(self, storage: Candidate) -> list[_Class]:
         """The distinct classes next to `storage`."""

@@ -10,6 +10,7 @@ of others, so they cost nothing; the neighborhood says whose costs may have fall
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar, final
 
@@ -36,6 +37,7 @@ class ScoredChooser(Chooser):
         self._neighborhood = neighborhood
         self.remembers = neighborhood.remembers
         self._by_size = by_size
+        self._by_staleness = by_staleness
         self._root = root
         self._lines = Envelope(moving=by_staleness)
         self._slot: dict[Candidate, int] = {}
@@ -92,6 +94,8 @@ class ScoredChooser(Chooser):
         self._lower()
         if not self._slot:
             return None
+        if self._neighborhood.overdrawn():
+            return self._least_of_all(now)
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]
@@ -102,6 +106,21 @@ class ScoredChooser(Chooser):
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)
+
+    def _least_of_all(self, now: Nanoseconds) -> Candidate:
+        """Quirk: as the authors look for it, one by one, where scores may be less than nothing."""
+        ordered = sorted(self._slot, key=lambda storage: storage.order)
+        least, found = math.inf, ordered[-1]
+        for storage in ordered:
+            weight = self._weight(storage)
+            if self._by_staleness:
+                weight *= now - storage.last_access
+            score = self._neighborhood.cost(storage) / weight if weight else math.inf
+            if score <= least:
+                least, found = score, storage
+            if score == 0:
+                break
+        return found
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
         return self._neighborhood.again(storage)
@@ -116,9 +135,8 @@ class ScoredChooser(Chooser):
                 price = self._price[storage] = self._least(storage)
                 slot = self._slot[storage] = self._lines.add(self._power(price))
                 self._member[slot] = storage
-            size = self._power(storage.nbytes) if self._by_size else 1
             last, order = storage.last_access, storage.order
-            self._lines.renew(self._slot[storage], size, last, order)
+            self._lines.renew(self._slot[storage], self._weight(storage), last, order)
         self._news.clear()
 
     def _take_out(self, storage: Candidate) -> None:
@@ -126,6 +144,9 @@ class ScoredChooser(Chooser):
         del self._member[slot], self._price[storage]
         self._lines.remove(slot)
         self._priced.pop(storage, None)
+
+    def _weight(self, storage: Candidate) -> int:
+        return self._power(storage.nbytes) if self._by_size else 1
 
     def _power(self, number: _Number) -> _Number:
         """Written as a product: `**` may round another way than the native engine's product."""
