@@ -27,6 +27,9 @@ Handle::~Handle() {
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
+        kept_ = tensor;  // no graph of its own, hence no cycle
+    }
     const bool packed =
         is_plain(impl) && is_plain_object(impl) && in_words(*driver_, [&] { return pack(impl); });
     if (!packed) {
@@ -72,7 +75,9 @@ bool Handle::pack(const c10::TensorImpl& tensor) {
 
 // An alias of it: a result in its own graph would be a cycle that nobody can collect.
 void Handle::keep_as_it_is(const at::Tensor& tensor) {
-    kept_ = detached(tensor);
+    if (!kept_.defined()) {
+        kept_ = detached(tensor);
+    }
     version_.counter = kept_.unsafeGetTensorImpl()->version_counter();
     version_.look();
     dtype_ = tensor.dtype();
@@ -98,6 +103,9 @@ at::Tensor Handle::call_unpack_hook() {
         }
         if (record.replayable || !record.held) {
             driver.use(record);
+        }
+        if (kept_.defined()) {
+            return kept_;
         }
         const Home home = record.at();
         TORCH_CHECK(home, "a value that should be in memory is not; please report this");

@@ -39,7 +39,7 @@ private:
     c10::DispatchKeySet keys_;
     Version version_;
     WeakTensor saved_ = no_tensor();  // the program's own tensor
-    at::Tensor kept_;                 // what cannot be rebuilt stays as it is
+    at::Tensor kept_;  // what cannot be rebuilt stays as it is, or what has attributes
 };
 
 }  // namespace rekindle
