@@ -75,6 +75,8 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     for (const c10::Argument& result : schema.returns()) {
         const c10::AliasInfo* alias = result.alias_info();
         aliased += alias != nullptr ? 1 : 0;
+        facts.returns_tensors =
+            facts.returns_tensors || result.type()->str().find("Tensor") != std::string::npos;
         facts.returns_written = facts.returns_written && alias != nullptr && alias->isWrite();
     }
     const bool only_aliases = aliased != 0 && aliased == schema.returns().size();

@@ -52,6 +52,7 @@ struct Facts final {
     bool view = false;             // returns views only: no memory, no work
     bool composed = false;         // of other operators, which come here themselves
     bool moves = false;            // gives a tensor other memory
+    bool returns_tensors = false;  // else it makes none
     bool returns_written = false;  // what it writes, and nothing beside
     bool random = false;
     bool dynamic = false;  // sizes of results depend on the content of arguments

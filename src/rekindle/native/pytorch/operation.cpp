@@ -190,6 +190,9 @@ void Operation::predict() {
         needed_ = invocation_.signature->predict(invocation_.extras);
         lock_.lock();
         driver_.collect();
+        if (facts_.dynamic) {  // never learned, but the bound stays
+            invocation_.signature->needed = needed_;
+        }
     }
     if (facts_.has(Traits::COUNTED_FIRST)) {
         const Bytes exact = bytes_of_dynamic(facts_, torch::jit::last(stack_, facts_.arguments));
