@@ -16,7 +16,9 @@ from tests.pytorch.not_yet import NOT_YET
 torch.set_num_threads(1)
 
 #: The tests of these modules run once for each core.
-_FOR_BOTH = ("test_rules_", "test_models")
+_FOR_BOTH = (
+    "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
+)  # fmt: skip
 #: All others have this one, wherever it does what they ask for.
 _OTHERS: Any = os.environ.get("REKINDLE_TEST_CORE", "python")
 

@@ -32,6 +32,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rekindle
+from tests.pytorch import cores
 from tests.pytorch.harsh import Watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -159,12 +160,13 @@ class Trained:
     recomputations: int = 0
 
 
-def train(name: str, budget: int | None) -> Trained:
+def train(name: str, budget: int | None, core: cores.Name = "python") -> Trained:
     network = SCENARIOS[name][0]()
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
     torch.manual_seed(100 + dist.get_rank())
     losses = []
-    with Watch() as watch, nullcontext() if budget is None else rekindle.budget(budget) as run:
+    within = nullcontext() if budget is None else rekindle.budget(budget, core=core)
+    with Watch() as watch, within as run:
         for number in range(2):
             optimizer.zero_grad()
             for last in (False, True) if name.endswith("no_sync") else (True,):
@@ -193,14 +195,14 @@ def train(name: str, budget: int | None) -> Trained:
     )
 
 
-def judged(name: str) -> dict[str, Any]:
+def judged(name: str, core: cores.Name) -> dict[str, Any]:
     """What one rank finds."""
     plain = train(name, None)
     low, high = plain.tracked.alive, plain.tracked.peak
     budget: int | None = int(low + SCENARIOS[name][1] * (high - low))
     if name.endswith("one rank") and dist.get_rank():
         budget = None
-    got = train(name, budget)
+    got = train(name, budget, core)
     return {
         "the same": got.losses == plain.losses
         and all(torch.equal(a, b) for a, b in zip(got.weights, plain.weights, strict=True)),
@@ -210,14 +212,14 @@ def judged(name: str) -> dict[str, Any]:
     }
 
 
-def work(rank: int, ranks: int, port: int, folder: str, names: list[str]) -> None:
+def work(rank: int, ranks: int, port: int, folder: str, names: list[str], core: cores.Name) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     found = {}
     for name in names:
         try:
-            found[name] = judged(name)
+            found[name] = judged(name, core)
         except Exception as error:  # the others wait for this rank: their time runs out as well
             found[name] = {"error": repr(error)}
             break
@@ -226,23 +228,31 @@ def work(rank: int, ranks: int, port: int, folder: str, names: list[str]) -> Non
     dist.destroy_process_group()
 
 
-def _found(ranks: int, folder: Path, names: list[str]) -> list[dict[str, Any]]:
+def _found(ranks: int, folder: Path, names: list[str], core: cores.Name) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = (ranks, port, str(folder), names)
+    arguments = (ranks, port, str(folder), names, core)
     mp.start_processes(work, args=arguments, nprocs=ranks, start_method="spawn")
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return _found(2, tmp_path_factory.mktemp("two"), list(SCENARIOS))
+@pytest.fixture(scope="module", params=cores.BOTH)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    return _found(2, tmp_path_factory.mktemp("two"), list(SCENARIOS), _built(request.param))
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return _found(4, tmp_path_factory.mktemp("four"), ["ddp", "fsdp2, parameters stay"])
+    names = ["ddp", "fsdp2, parameters stay"]
+    return _found(4, tmp_path_factory.mktemp("four"), names, "python")
+
+
+def _built(core: cores.Name) -> cores.Name:
+    with cores.taken(core):  # or the test is skipped
+        return core
 
 
 def check(name: str, by_rank: list[dict[str, Any]]) -> None:

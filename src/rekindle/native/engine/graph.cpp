@@ -222,6 +222,33 @@ bool Graph::useless(Storage& storage) {
     return !wanted;
 }
 
+void Graph::ends(Storage& storage, std::vector<Ref<Storage>>& found) {
+    const std::uint64_t mark = new_mark();
+    const std::size_t before = found.size();
+    bool wanted = false;
+    stack_.push_back(&storage);
+    while (!stack_.empty() && !wanted) {
+        Storage& last = *stack_.back();
+        stack_.pop_back();
+        each_child(last, [&](Storage& child) {
+            if (child.mark == mark) {
+                return;
+            }
+            child.mark = mark;
+            if (child.dead()) {
+                stack_.push_back(&child);
+                return;
+            }
+            wanted = wanted || child.references != 0 || !(child.resident && child.held);
+            found.emplace_back(&child);
+        });
+    }
+    stack_.clear();
+    if (wanted) {
+        found.resize(before);
+    }
+}
+
 std::size_t Graph::nbytes() const noexcept {
     return view_values_.nbytes() + edges_.nbytes() + outputs_.nbytes() + overwrites_.nbytes();
 }

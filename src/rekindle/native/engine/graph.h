@@ -178,6 +178,9 @@ public:
 
     // What cannot be recomputed without `storage` unless a resident helps; oldest first.
     void made_through(Storage& storage, std::vector<Storage*>& found);
+    // What is asked for and could be computed again from the source `storage`, if all of it is
+    // there and in the hands of the program alone: added to `found`.
+    void ends(Storage& storage, std::vector<Ref<Storage>>& found);
     // Whether it is a dead source from which only what the program keeps anyway could be computed.
     bool useless(Storage& storage);
 

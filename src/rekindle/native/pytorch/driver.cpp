@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include "python.h"
+
 namespace rekindle {
 
 namespace {
@@ -40,6 +42,7 @@ Driver::Driver(Bytes budget) : engine(budget, *this) {
 }
 
 Driver::~Driver() {
+    tell_gone(number());
     const bool mine = Mutex::mine();
     if (!mine) {
         the_mutex().lock();
@@ -50,8 +53,10 @@ Driver::~Driver() {
         let(static_cast<Storage&>(*record));
     }
     gone_.clear();
-    foreign_.clear();
+    unheard_.clear();
     resizing_ = {};
+    emptied_.clear();
+    stepped_back_.clear();
     if (!mine) {
         the_mutex().unlock();
     }
@@ -61,7 +66,14 @@ Driver::~Driver() {
 
 void Driver::make_room(Bytes needed, const char* who) {
     poll();
-    perform([&] { engine.make_room(needed + in_flight); }, who);
+    try {
+        perform([&] { engine.make_room(needed + in_flight); }, who);
+    } catch (const Shortage&) {
+        if (!forget_sources()) {
+            throw;
+        }
+        perform([&] { engine.make_room(needed + in_flight); }, who);
+    }
 }
 
 void Driver::let_go_now() {
@@ -70,7 +82,7 @@ void Driver::let_go_now() {
 }
 
 void Driver::poll() {
-    look_at_foreign();
+    look_at_unheard();
     for (Record* record = first_held_; record != nullptr;) {
         Record* next = record->held_after;
         if (record->references != 0 && !record->is_held()) {
@@ -124,8 +136,8 @@ void Driver::collect() {
     dead_addresses_.clear();
 }
 
-void Driver::look_at_foreign() {
-    std::erase_if(foreign_, [&](const Ref<Storage>& each) {
+void Driver::look_at_unheard() {
+    std::erase_if(unheard_, [&](const Ref<Storage>& each) {
         Record& record = record_of(*each);
         if (record.address != nullptr && !record.home.expired()) {
             return false;
@@ -141,7 +153,7 @@ void Driver::look_at_foreign() {
 
 void Driver::settle() {
     if ((++ticks_ & 63U) == 0) {
-        look_at_foreign();
+        look_at_unheard();
     }
     collect();
     std::size_t handles = 0;
@@ -187,6 +199,11 @@ void Driver::release(Record& record) {
 
 void Driver::close() {
     settle();
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->references == 0 && !each->consumed()) {
+            record_of(*each).origin = no_tensor();  // which `swap_tensors` would mind
+        }
+    }
     deaths.late.store(true, std::memory_order_relaxed);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/slab.h"
@@ -73,13 +74,15 @@ private:
     std::vector<const void*> dead_addresses_;
     std::vector<Record*> dead_handles_;
     std::vector<Ref<Storage>> gone_;     // what lived where memory is gone
-    std::vector<Ref<Storage>> foreign_;  // nobody tells when their memory goes
+    std::vector<Ref<Storage>> unheard_;  // nobody tells when their memory goes
     Bytes uncounted_ = 0;
     Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
     Record* last_held_ = nullptr;
     std::vector<Storage*> bereft_;
     OpId next_op_ = 0;
     Ref<Storage> resizing_;
+    std::vector<Ref<Storage>> emptied_;  // resized to no bytes, for the time being
+    std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
 
 public:
     Engine engine;
@@ -125,6 +128,11 @@ public:
     void succeed(Record& before, Record& after);
     // Whoever refers to `before` means `after` from now on.
     void hand_over(Record& before, Record& after);
+    // `call` writes where `before` is; returns what will be there. Handles follow.
+    Record& write_over(Call& call, Record& before);
+    // What is where `before` is, which has a recipe, is about to change, and nobody will know how.
+    // Returns what will be there.
+    Record& changed_unseen(Record& before);
     void retain(Record& record, const Home& home);
     // The program gets `record` in its hands, brought back if need be.
     void use(Record& record);
@@ -137,14 +145,27 @@ public:
     void keep(const c10::TensorImpl& tensor);
     // Its memory counts from now on.
     void meet(const c10::TensorImpl& tensor);
-    // What `tensor` covers is about to be cut off, or to grow. Returns whether it is known.
-    bool about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes);
+    // What is in `home` is about to be cut off, or to grow. Returns whether it is known.
+    bool about_to_resize(c10::StorageImpl& home, Bytes nbytes);
     // It has been.
     void has_been_resized();
+    // From now on others may write to `home`: what recipes made of what is there is safe (R4).
+    void give_away(c10::StorageImpl& home);
+    // A copy made before of foreign memory, if it still is one; else null.
+    Record* copy_still(Record& record);
+    // Makes one. `home`: keeps it, until a recipe does.
+    Record& copy_now(Record& record, Home& home);
+    // From now on recipes read this weight: what it is now it has to be when they run again.
+    static void note_checksum(Record& record);
+    // Nothing follows `tensor` from now on, until `follow_again`.
+    void step_back(const c10::TensorImpl& tensor);
+    void follow_again();
     // Finds out about memory whose end nobody tells of.
-    void look_at_foreign();
+    void look_at_unheard();
     // What the program carries along from graph to graph is kept, not how it came about.
     void forget_history();
+    // What is kept for nothing but to compute again what is there goes; whether anything did.
+    bool forget_sources();
     void own(Record& record);
     // One reason less to keep the memory of `record`: if there is none, it is let go.
     void disown(Record& record);
@@ -188,9 +209,11 @@ private:
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
     template <class F>
     void perform(F&& events, const char* who = "");
+    Record& known_at(Resident found, c10::StorageImpl& home);
+    Record* emptied_at(const c10::StorageImpl& home);
     Record& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home);
-    Record& list(Resident counted, const c10::TensorImpl& tensor);
-    Record& become_source(const Facts* maker, const c10::TensorImpl& tensor, Bytes nbytes);
+    Record& list(Resident counted, const Home& home, const c10::TensorImpl* tensor);
+    Record& become_source(const Facts* maker, const Home& home, const c10::TensorImpl* tensor);
     static void describe(Record& record, const c10::TensorImpl& tensor);
     void vacate(Record& record);
     void release(Record& record);

@@ -2,6 +2,8 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include <algorithm>
+
 #include "../base/slab.h"
 #include "addresses.h"
 
@@ -12,6 +14,7 @@ namespace {
 struct Tables final {
     std::vector<std::pair<std::string, Traits>> traits;
     std::vector<std::string> effects;
+    std::vector<std::string> products;
     Addresses<Facts*> known;
     Slab<Facts> facts;
 };
@@ -58,6 +61,12 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         first = false;
     }
     facts.writes = !first;
+    if (facts.has(Traits::COLLECTIVE)) {  // although the schema denies it
+        facts.written = 1;
+        facts.writes = true;
+    }
+    facts.unseen = facts.name.starts_with("c10d::") && facts.name.ends_with("_") && !facts.writes &&
+                   !facts.has(Traits::HARMLESS);
 }
 
 void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
@@ -66,21 +75,24 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     for (const c10::Argument& result : schema.returns()) {
         const c10::AliasInfo* alias = result.alias_info();
         aliased += alias != nullptr ? 1 : 0;
+        facts.returns_tensors =
+            facts.returns_tensors || result.type()->str().find("Tensor") != std::string::npos;
         facts.returns_written = facts.returns_written && alias != nullptr && alias->isWrite();
     }
     const bool only_aliases = aliased != 0 && aliased == schema.returns().size();
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
-// By name: kernels of these ask for the precision of products.
+// By name: kernels of these ask for the precision of products, and who knows which not torch's own.
 bool is_product(std::string_view name) {
-    for (const std::string_view part :
-         {"mm", "mv", "dot", "conv", "linear", "lstm", "gru", "rnn", "attention", "matmul"}) {
-        if (name.find(part) != std::string_view::npos) {
-            return true;
-        }
+    if (!name.starts_with("aten::")) {
+        return true;
     }
-    return !name.starts_with("aten::");
+    const std::vector<std::string>& parts = tables().products;
+    name.remove_prefix(std::string_view("aten::").size());
+    return std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+        return name.find(part) != std::string_view::npos;
+    });
 }
 
 Facts& learn(const c10::OperatorHandle& op) {
@@ -115,6 +127,10 @@ void learn_traits(std::string name, const Traits& traits) {
 
 void learn_effects(std::string name_space) {
     tables().effects.push_back(std::move(name_space));
+}
+
+void learn_products(std::string part) {
+    tables().products.push_back(std::move(part));
 }
 
 const Facts& facts_of(const c10::OperatorHandle& op) {

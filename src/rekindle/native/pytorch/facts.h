@@ -33,6 +33,9 @@ struct Traits final {
     static constexpr std::uint32_t OPAQUE = 64;
     static constexpr std::uint32_t RANDOM = 128;
     static constexpr std::uint32_t STATISTICS = 256;
+    static constexpr std::uint32_t COUNTED_FIRST = 512;
+    static constexpr std::uint32_t COLLECTIVE = 1024;  // writes its first argument
+    static constexpr std::uint32_t HARMLESS = 2048;    // named like one, and writes nothing
 
     std::uint32_t flags = 0;
     std::array<int, 3> statistics{-1, -1, -1};
@@ -49,21 +52,30 @@ struct Facts final {
     bool view = false;             // returns views only: no memory, no work
     bool composed = false;         // of other operators, which come here themselves
     bool moves = false;            // gives a tensor other memory
+    bool returns_tensors = false;  // else it makes none
     bool returns_written = false;  // what it writes, and nothing beside
     bool random = false;
     bool dynamic = false;  // sizes of results depend on the content of arguments
     bool resizes = false;  // may change the size of a storage
     bool writes = false;   // statistics included
     bool opaque = false;   // never run again
+    bool unseen = false;   // may write nobody knows what (R11)
     bool product = false;  // of matrices or the like: there is a precision to choose
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
+};
+
+// A collective that may write nobody knows what is refused.
+struct Unseen final {
+    const Facts* facts;
 };
 
 // The tables as the twin has them. Once, before the first operator.
 void learn_traits(std::string name, const Traits& traits);
 // Operators of these namespaces talk to the outside and are never run again (R9).
 void learn_effects(std::string name_space);
+// In the names of operators that sum up products.
+void learn_products(std::string part);
 // The facts of an operator. Not without the core's lock.
 const Facts& facts_of(const c10::OperatorHandle& op);
 

@@ -1,6 +1,10 @@
 #include "handle.h"
 
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -12,6 +16,15 @@ namespace {
 
 at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
     return at::Tensor(std::move(impl));
+}
+
+// Whether the node that made `tensor` is the one that saves it now: whoever saves something else
+// has been made since.
+bool is_result_of_newest_node(const at::Tensor& tensor) {
+    const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+    const torch::autograd::Node* node = meta == nullptr ? nullptr : meta->grad_fn_.get();
+    return node != nullptr && node->sequence_nr() + 1 == at::sequence_number::peek() &&
+           node->thread_id() == at::RecordFunction::currentThreadId();
 }
 
 }  // namespace
@@ -27,8 +40,12 @@ Handle::~Handle() {
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    const bool packed =
-        is_plain(impl) && is_plain_object(impl) && in_words(*driver_, [&] { return pack(impl); });
+    if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
+        kept_ = tensor;  // no graph of its own, hence no cycle
+    }
+    const bool packed = is_plain(impl) && is_plain_object(impl) && in_words(*driver_, [&] {
+                            return pack(impl, is_result_of_newest_node(tensor));
+                        });
     if (!packed) {
         keep_as_it_is(tensor);
     }
@@ -37,7 +54,7 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
     }
 }
 
-bool Handle::pack(const c10::TensorImpl& tensor) {
+bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     const Locked lock;
     Driver& driver = *driver_;
     driver.settle_if_needed();
@@ -62,17 +79,21 @@ bool Handle::pack(const c10::TensorImpl& tensor) {
     keys_ = tensor.key_set();
     version_.counter = tensor.version_counter();
     version_.look();
-    saved_ = WeakTensor(
-        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-            const_cast<c10::TensorImpl*>(&tensor)
-        )
-    );
+    if (!by_its_own_node) {
+        saved_ = WeakTensor(
+            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+                const_cast<c10::TensorImpl*>(&tensor)
+            )
+        );
+    }
     return true;
 }
 
 // An alias of it: a result in its own graph would be a cycle that nobody can collect.
 void Handle::keep_as_it_is(const at::Tensor& tensor) {
-    kept_ = detached(tensor);
+    if (!kept_.defined()) {
+        kept_ = detached(tensor);
+    }
     version_.counter = kept_.unsafeGetTensorImpl()->version_counter();
     version_.look();
     dtype_ = tensor.dtype();
@@ -98,6 +119,9 @@ at::Tensor Handle::call_unpack_hook() {
         }
         if (record.replayable || !record.held) {
             driver.use(record);
+        }
+        if (kept_.defined()) {
+            return kept_;
         }
         const Home home = record.at();
         TORCH_CHECK(home, "a value that should be in memory is not; please report this");
@@ -135,7 +159,7 @@ void Handle::check_version(const char* maker) const {
 }
 
 // What the program's tensor is now, if `tensor.data = ...` gave it other memory since: plain
-// PyTorch computes with that.
+// PyTorch computes with that, unless the node that made the tensor saved it.
 at::Tensor Handle::moved(const Record& record) const {
     const auto tensor = saved_.lock();
     if (!tensor || !tensor->has_storage()) {

@@ -25,7 +25,7 @@ public:
     at::Tensor call_unpack_hook() override;
 
 private:
-    bool pack(const c10::TensorImpl& tensor);
+    bool pack(const c10::TensorImpl& tensor, bool by_its_own_node);
     void keep_as_it_is(const at::Tensor& tensor);
     void check_version(const char* maker) const;
     at::Tensor moved(const Record& record) const;
@@ -38,8 +38,8 @@ private:
     caffe2::TypeMeta dtype_;
     c10::DispatchKeySet keys_;
     Version version_;
-    WeakTensor saved_ = no_tensor();  // the program's own tensor
-    at::Tensor kept_;                 // what cannot be rebuilt stays as it is
+    WeakTensor saved_ = no_tensor();  // the program's own tensor, if that is what is saved
+    at::Tensor kept_;  // what cannot be rebuilt stays as it is, or what has attributes
 };
 
 }  // namespace rekindle

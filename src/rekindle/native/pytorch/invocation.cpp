@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "parts.h"
 #include "recipe.h"
 
 namespace rekindle {
@@ -100,6 +101,10 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
         opaque = true;
         if (!has_memory(impl)) {
             key.push_back(OTHER);
+            for (const at::Tensor& part : parts_of(tensor)) {
+                parts.push_back(part);
+                take_tensor(part, is_written);
+            }
             return;
         }
     }
@@ -161,9 +166,9 @@ void Invocation::take_list(const c10::IValue& value, std::uint32_t position) {
         return;
     }
     for (const c10::IValue& item : items) {
-        if (item.isList()) {
-            key.push_back(OTHER);
+        if (item.isList()) {  // of a collective: what it writes is to be known
             opaque = true;
+            take_list(item, position);
         } else {
             take_argument(item, position);
         }

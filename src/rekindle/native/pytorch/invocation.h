@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "facts.h"
 #include "signature.h"
@@ -29,7 +30,8 @@ public:
 
     const Facts& facts;
     c10::SmallVector<std::int64_t, 64> key;
-    c10::SmallVector<c10::TensorImpl*, 8> tensors;  // in order
+    c10::SmallVector<c10::TensorImpl*, 8> tensors;  // in order, or what they are made of
+    std::vector<at::Tensor> parts;                  // keeps those
     c10::SmallVector<c10::IValue, 2> extras;        // what is not in the key
     c10::SmallVector<std::uint32_t, 2> written;     // which tensors are written
     bool opaque = false;  // something that cannot be rebuilt is among the arguments

@@ -1,5 +1,15 @@
 #include "memory.h"
 
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "python.h"
+
 namespace rekindle {
 
 bool Record::is_held() const noexcept {
@@ -18,6 +28,46 @@ bool Record::origin_is_at(const Home& there) const {
     const auto tensor = origin.lock();
     return !tensor || !tensor->has_storage() ||
            tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
+}
+
+Home copy_of(const Home& home) {
+    const std::size_t nbytes = home->nbytes();
+    c10::Allocator* allocator = c10::GetCPUAllocator();
+    auto made = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true
+    );
+    std::memcpy(made->mutable_data(), home->data(), nbytes);
+    return made;
+}
+
+std::uint64_t checksum_of(const c10::StorageImpl& home) {
+    const auto* bytes = static_cast<const char*>(home.data());
+    std::array<std::uint64_t, 4> sums{1, 2, 3, 4};  // apart, for they need not wait for each other
+    std::size_t left = home.nbytes();
+    while (left != 0) {
+        for (std::uint64_t& sum : sums) {
+            std::uint64_t word = 0;
+            const std::size_t length = std::min(left, sizeof(word));
+            std::memcpy(&word, bytes, length);
+            sum = (std::rotl(sum, 23) ^ word) * 0x9E3779B97F4A7C15ULL;
+            bytes += length;
+            left -= length;
+        }
+    }
+    return sums[0] ^ std::rotl(sums[1], 16) ^ std::rotl(sums[2], 32) ^ std::rotl(sums[3], 48);
+}
+
+bool is_weight(const c10::TensorImpl& tensor) {
+    const at::Tensor alias(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
+    const at::Tensor& whole =
+        view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : alias;
+    return (whole.requires_grad() && whole.is_leaf()) ||
+           is_parameter_object(*whole.unsafeGetTensorImpl());
 }
 
 }  // namespace rekindle

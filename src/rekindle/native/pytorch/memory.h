@@ -7,6 +7,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 #include "../base/types.h"
 #include "../engine/graph.h"
@@ -40,6 +42,13 @@ struct Version final {
     void look() { expected = now(); }
 };
 
+// Memory that others than PyTorch may write without a word: NumPy, another process, who fills a
+// buffer (R4).
+struct Foreign final {
+    Ref<Storage> copy;                      // what recipes read in its place, as it was last
+    std::optional<std::uint64_t> checksum;  // of a weight, when recipes began to read it
+};
+
 struct Record final : Storage {
     Record(Graph& graph, StorageId number, Bytes size) : Storage(graph, number, size) {}
 
@@ -52,11 +61,12 @@ struct Record final : Storage {
     Ref<Storage> successor;         // whose value now lives where this one did
     Record* held_before = nullptr;  // among what the program may hold
     Record* held_after = nullptr;
-    std::int32_t depth = 0;   // how many calls hang on each other, where somebody counts
-    std::uint8_t flags = 0;   // of its content
-    bool maybe_held = false;  // among what the program may hold
-    bool parameter = false;   // a leaf that requires a gradient
-    bool foreign = false;     // not the allocator's: others may write there unseen
+    std::int32_t depth = 0;            // how many calls hang on each other, where somebody counts
+    std::uint8_t flags = 0;            // of its content
+    bool maybe_held = false;           // among what the program may hold
+    bool parameter = false;            // a leaf that requires a gradient
+    bool unheard = false;              // not the allocator's: nobody tells when its memory goes
+    std::unique_ptr<Foreign> foreign;  // null: nobody but PyTorch writes there
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
 
@@ -72,6 +82,13 @@ struct Record final : Storage {
 inline Record& record_of(Storage& storage) noexcept {
     return static_cast<Record&>(storage);
 }
+
+// The same bytes in memory of its own.
+Home copy_of(const Home& home);
+// Of all bytes.
+std::uint64_t checksum_of(const c10::StorageImpl& home);
+// Whether a tensor is a parameter of the program, or a view of one.
+bool is_weight(const c10::TensorImpl& tensor);
 
 // Where the value of `record`, or what took its place unnoticed, lives now.
 inline Record& current(Record& record) noexcept {

@@ -27,10 +27,12 @@ using rekindle::tensor_of;
 
 // -- what may be asked for ------------------------------------------------------------------------
 
-// start(answers, tensor, parameter, traits, effects, views) -> why it cannot, or ""
+// start(answers, tensor, parameter, traits, effects, products, views) -> why it cannot, or ""
 PyObject* start(PyObject* arguments) {
-    PyObject *answers, *tensor, *parameter, *traits, *effects, *views;
-    parse(arguments, "OOOOOO", &answers, &tensor, &parameter, &traits, &effects, &views);
+    PyObject *answers, *tensor, *parameter, *traits, *effects, *products, *views;
+    parse(
+        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &views
+    );
     const Object each_trait(PySequence_Fast(traits, "traits: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each_trait.get()); ++i) {
         const char* name = nullptr;
@@ -59,6 +61,9 @@ PyObject* start(PyObject* arguments) {
     };
     for (const std::string& effect : texts(effects)) {
         rekindle::learn_effects(effect);
+    }
+    for (const std::string& part : texts(products)) {
+        rekindle::learn_products(part);
     }
     rekindle::meet_python(answers, tensor, parameter);
     const std::string why_not = rekindle::see_operators(texts(views));
@@ -120,7 +125,7 @@ PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     const Locked lock;
     driver.settle();
-    driver.look_at_foreign();
+    driver.look_at_unheard();
     driver.settle();
     const rekindle::Engine& engine = driver.engine;
     return Py_BuildValue(
@@ -242,19 +247,68 @@ PyObject* account(PyObject* arguments) {
     return nothing();
 }
 
-// about_to_resize(driver, tensor of it all, bytes) -> whether it is known
+// about_to_resize(driver, address of a storage, bytes) -> whether it is known
 PyObject* about_to_resize(PyObject* arguments) {
-    PyObject *capsule, *object;
+    PyObject* capsule;
+    unsigned long long address = 0;
     long long bytes = 0;
-    parse(arguments, "OOL", &capsule, &object, &bytes);
+    parse(arguments, "OKL", &capsule, &address, &bytes);
     Driver& driver = driver_of(capsule);
-    const c10::TensorImpl& tensor = tensor_of(object);
+    auto* home = reinterpret_cast<c10::StorageImpl*>(address);
     const bool known = rekindle::in_words(driver, [&] {
         const Locked lock;
         driver.settle();
-        return rekindle::has_memory(tensor) && driver.about_to_resize(tensor, bytes);
+        return home->device_type() == c10::DeviceType::CPU && driver.about_to_resize(*home, bytes);
     });
     return PyBool_FromLong(known ? 1 : 0);
+}
+
+// give_away(driver, address of a storage): others may write there from now on
+PyObject* give_away(PyObject* arguments) {
+    PyObject* capsule;
+    unsigned long long address = 0;
+    parse(arguments, "OK", &capsule, &address);
+    Driver& driver = driver_of(capsule);
+    auto* home = reinterpret_cast<c10::StorageImpl*>(address);
+    rekindle::in_words(driver, [&] {
+        const Locked lock;
+        if (home->device_type() == c10::DeviceType::CPU) {
+            driver.give_away(*home);
+        }
+    });
+    return nothing();
+}
+
+// step_back(driver, tensor): nothing follows it
+PyObject* step_back(PyObject* arguments) {
+    PyObject *capsule, *object;
+    parse(arguments, "OO", &capsule, &object);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    const Locked lock;
+    driver_of(capsule).step_back(tensor);
+    return nothing();
+}
+
+// follow_again(driver): those that it stepped back from
+PyObject* follow_again(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    driver_of(capsule).follow_again();
+    return nothing();
+}
+
+// forget_sources(driver): what is kept for nothing but to compute again what is there
+PyObject* forget_sources(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    rekindle::in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        driver.forget_sources();
+    });
+    return nothing();
 }
 
 // resized(driver): what was about to be
@@ -342,6 +396,10 @@ PyMethodDef methods[] = {
     method<account>("account"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
+    method<give_away>("give_away"),
+    method<forget_sources>("forget_sources"),
+    method<step_back>("step_back"),
+    method<follow_again>("follow_again"),
     method<never_recompute>("never_recompute"),
     method<check>("check"),
     method<rekindle::let_go_of_everything>("let_go_of_everything"),

@@ -1,6 +1,5 @@
 #include "operation.h"
 
-#include <ATen/ops/count_nonzero.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -8,14 +7,14 @@
 #include <chrono>
 #include <utility>
 
+#include "parts.h"
 #include "recipe.h"
+#include "sizes.h"
 #include "versions.h"
 
 namespace rekindle {
 
 namespace {
-
-constexpr Bytes COUNT_BYTES = 8;  // what it takes to count
 
 Nanoseconds now_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -43,11 +42,25 @@ void Operation::run() {
         keep_indices();
     }
     save_what_is_overwritten();
+    predict();
+    if (foreign_ && recording_) {
+        recording_ = take_private_inputs();
+    }
     make_room();
     draw();
     own_inputs();
     call(needed_);
     register_results();
+    if (!facts_.writes) {
+        make_good();
+    }
+}
+
+// It made more than anybody could know: others go for that.
+void Operation::make_good() {
+    if (driver_.engine.memory > driver_.engine.budget) {
+        driver_.make_room(0, facts_.name.c_str());
+    }
 }
 
 // -- what is only counted -------------------------------------------------------------------------
@@ -89,15 +102,15 @@ void Operation::only_count() {
     call(needed_);
     Bytes made = 0;
     if (!facts_.returns_written) {
-        each_tensor(
-            torch::jit::last(stack_, facts_.returns), [&](std::uint32_t, const at::Tensor& tensor) {
-                if (tensor.defined() && has_memory(*tensor.unsafeGetTensorImpl())) {
-                    made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
-                }
+        each_memory(
+            torch::jit::last(stack_, facts_.returns),
+            [&](std::uint32_t, const at::Tensor& tensor, bool) {
+                made += driver_.count(*tensor.storage().unsafeGetStorageImpl(), &facts_);
             }
         );
     }
     driver_.account(invocation_.signature->cost, made);
+    make_good();
 }
 
 // -- before the operator runs ---------------------------------------------------------------------
@@ -117,8 +130,8 @@ void Operation::know_inputs() {
         inputs_.push_back(Ref<Storage>(record));
         if (record == nullptr) {  // it has no memory: nothing is known of it
             recording_ = false;
-        } else if (record->foreign && !record->parameter && !tensor->requires_grad()) {
-            recording_ = false;  // others write there unseen: what is made from it is kept
+        } else if (record->foreign) {
+            foreign_ = true;
         }
     }
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
@@ -170,32 +183,73 @@ void Operation::save_what_is_overwritten() {
     }
 }
 
-void Operation::make_room() {
+void Operation::predict() {
     needed_ = invocation_.signature->needed;
     if (needed_ < 0) {
         lock_.unlock();
         needed_ = invocation_.signature->predict(invocation_.extras);
         lock_.lock();
         driver_.collect();
+        if (facts_.dynamic) {  // never learned, but the bound stays
+            invocation_.signature->needed = needed_;
+        }
     }
+    if (facts_.has(Traits::COUNTED_FIRST)) {
+        const Bytes exact = bytes_of_dynamic(facts_, torch::jit::last(stack_, facts_.arguments));
+        needed_ = exact == UNLIMITED ? needed_ : exact;
+    }
+}
+
+// Puts copies in the place of what others may write, or says that the results are to be kept
+// instead: whichever keeps fewer bytes. Weights are too large to copy: they have a checksum (R4).
+bool Operation::take_private_inputs() {
+    c10::SmallVector<Record*, 2> copied;
+    Bytes more = 0;
+    Bytes kept = needed_;
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        Record& record = *input(i);
+        const bool written = is_written(i);
+        if (record.foreign && written) {
+            return false;
+        }
+        kept += written ? record.nbytes : 0;
+        if (!record.foreign || is_weight(*invocation_.tensors[i]) ||
+            std::find(copied.begin(), copied.end(), &record) != copied.end()) {
+            continue;
+        }
+        copied.push_back(&record);
+        more += driver_.copy_still(record) == nullptr ? record.nbytes : 0;
+    }
+    if (more > kept) {
+        return false;
+    }
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        Record& record = *input(i);
+        if (!record.foreign) {
+            continue;
+        }
+        if (is_weight(*invocation_.tensors[i])) {
+            Driver::note_checksum(record);
+            continue;
+        }
+        Record* copy = driver_.copy_still(record);
+        inputs_[i] = Ref<Storage>(
+            copy != nullptr ? copy : &driver_.copy_now(record, private_.emplace_back())
+        );
+    }
+    return true;
+}
+
+void Operation::make_room() {
     if (needed_ <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight) {
         return;
     }
     if (facts_.dynamic) {
+        const auto given = torch::jit::last(stack_, facts_.arguments);
         driver_.make_room(COUNT_BYTES, facts_.name.c_str());
-        needed_ = std::min(needed_, bytes_of_dynamic());
+        needed_ = std::min(needed_, bytes_of_dynamic(facts_, given));
     }
     driver_.make_room(needed_, facts_.name.c_str());
-}
-
-// The exact size of a result whose size depends on values, where that is quick to know.
-Bytes Operation::bytes_of_dynamic() {
-    if (facts_.name != "aten::nonzero" || invocation_.tensors.size() != 1) {
-        return UNLIMITED;
-    }
-    const at::Tensor& tensor = torch::jit::last(stack_, facts_.arguments)[0].toTensor();
-    const AsTheFirstTime guard(false);
-    return 8 * tensor.dim() * at::count_nonzero(tensor).item<std::int64_t>();
 }
 
 void Operation::draw() {  // R5
@@ -270,20 +324,23 @@ void Operation::interrupted() {
 void Operation::register_results() {
     c10::SmallVector<Made, 4> made;
     bool exotic = false;
+    bool foreign = false;  // PyTorch did not allocate it
     Bytes nbytes = 0;
-    each_tensor(
+    Parts parts;
+    each_memory(
         torch::jit::last(stack_, facts_.returns),
-        [&](std::uint32_t position, const at::Tensor& tensor) {
-            if (!tensor.defined() || !has_memory(*tensor.unsafeGetTensorImpl())) {
-                return;
-            }
+        [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
             c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
             const auto same = [&](const Made& other) { return other.home == home; };
             const bool known = home->_mutable_data_ptr_no_checks().get() == nullptr ||
                                driver_.resident_at(*home) != nullptr || has_moved(*home);
             if (!known && std::none_of(made.begin(), made.end(), same)) {
                 made.push_back({position, tensor.unsafeGetTensorImpl(), home});
-                exotic = exotic || !is_plain(*tensor.unsafeGetTensorImpl());
+                exotic = exotic || !all || !is_plain(*tensor.unsafeGetTensorImpl());
+                if (!all) {
+                    parts.push_back(tensor);  // until it is registered
+                }
+                foreign = foreign || !home->resizable();
                 nbytes += static_cast<Bytes>(home->nbytes());
             }
         }
@@ -311,7 +368,7 @@ void Operation::register_results() {
                )) {
         recording_ = false;  // not the same as last time: it does not depend on arguments alone
     }
-    recording_ = recording_ && !exotic;
+    recording_ = recording_ && !exotic && !foreign;
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
@@ -388,13 +445,9 @@ bool Operation::written_over(bool recording) {
     c10::SmallVector<Overwrite, 2> pairs;
     for (const std::uint32_t position : replaced) {
         Record& before = *input(position);
-        Record& after = driver_.new_storage(call, before.nbytes);
+        Record& after = driver_.write_over(call, before);
         after.flags = facts_.content;
-        after.origin = before.origin;
-        after.version.counter = before.version.counter;
         after.maker = &facts_;
-        driver_.succeed(before, after);
-        driver_.hand_over(before, after);
         pairs.push_back({&after.root, &before.root});
     }
     driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});

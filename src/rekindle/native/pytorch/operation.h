@@ -58,8 +58,10 @@ private:
     void look_twice(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();
+    void predict();
+    bool take_private_inputs();
     void make_room();
-    Bytes bytes_of_dynamic();
+    void make_good();
     void draw();
     void own_inputs();
     void call(Bytes in_flight);
@@ -85,7 +87,9 @@ private:
     Invocation invocation_;
     c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensors; null: without memory
     c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
+    c10::SmallVector<Home, 1> private_;         // copies of what others may write
     bool recording_ = false;
+    bool foreign_ = false;  // an input is where others may write
     Bytes needed_ = 0;
     std::unique_ptr<Random> random_;
 };

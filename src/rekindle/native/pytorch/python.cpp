@@ -83,6 +83,11 @@ bool is_plain_object(const c10::TensorImpl& tensor) noexcept {
     return type == python().tensor || type == python().parameter;
 }
 
+bool is_parameter_object(const c10::TensorImpl& tensor) noexcept {
+    const PyObject* object = tensor.pyobj_slot()->load_pyobj();
+    return object != nullptr && PyType_IsSubtype(Py_TYPE(object), python().parameter) != 0;
+}
+
 at::Tensor detached(const at::Tensor& tensor) {
     if (is_plain_object(*tensor.unsafeGetTensorImpl())) {
         return tensor.detach();
@@ -115,6 +120,40 @@ void tell_peak(Driver& driver) {
     Py_XDECREF(done);
 }
 
+namespace {
+
+int say_gone(void* number) {
+    PyObject* done =
+        PyObject_CallMethod(python().answers, "gone", "n", reinterpret_cast<Py_ssize_t>(number));
+    Py_XDECREF(done);
+    return done == nullptr ? -1 : 0;
+}
+
+}  // namespace
+
+// It may go in any thread, amid anything: the main one is told when it is safe.
+void tell_gone(std::ptrdiff_t number) noexcept {
+    if (Py_IsInitialized() != 0 && python().answers != nullptr) {
+        Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
+    }
+}
+
+bool has_attributes(const c10::TensorImpl& tensor) {
+    PyObject* object = tensor.pyobj_slot()->load_pyobj();
+    if (object == nullptr) {
+        return false;
+    }
+    if (Py_TYPE(object) != python().tensor) {
+        return true;
+    }
+    const Gil gil;
+    PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
+    const bool any = attributes != nullptr && PyDict_GET_SIZE(attributes) != 0;
+    Py_XDECREF(attributes);
+    PyErr_Clear();
+    return any;
+}
+
 void raise(Driver& driver, const Shortage& shortage) {
     raise_what(
         "out_of_budget",
@@ -142,6 +181,14 @@ void raise(Driver& /*driver*/, const ModifiedInput& change) {
     const auto now = static_cast<long long>(change.now);
     const auto expected = static_cast<long long>(change.expected);
     raise_what("modified_input", "sLL", change.site, now, expected);
+}
+
+void raise(Driver& /*driver*/, const ForeignInput& change) {
+    raise_what("foreign_input", "s", change.site);
+}
+
+void raise(Driver& /*driver*/, const Unseen& collective) {
+    raise_what("unseen_collective", "s", collective.facts->name.c_str());
 }
 
 }  // namespace rekindle

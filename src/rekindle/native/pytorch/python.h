@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <utility>
 
 #include "driver.h"
@@ -32,15 +33,25 @@ private:
 void meet_python(_object* answers, _object* tensor, _object* parameter);
 // Whether Python sees nothing but a `Tensor` or a `Parameter` in it.
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
+// Whether Python sees a `Parameter` in it, or something derived from that.
+bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
 // `tensor.detach()` as Python does it: a subclass stays one.
 at::Tensor detached(const at::Tensor& tensor);
 // Who has memory now, at a new peak: Python writes it down.
 void tell_peak(Driver& driver);
 
+// A driver is gone, and so are all handles of it: Python will hear of it.
+void tell_gone(std::ptrdiff_t number) noexcept;
+// Whether the program's own tensor has to come back, for there is more to it than its values: that
+// of a leaf that needs no gradient. (Of others autograd knows the leaf.)
+bool has_attributes(const c10::TensorImpl& tensor);
+
 [[noreturn]] void raise(Driver& driver, const Shortage& shortage);
 [[noreturn]] void raise(Driver& driver, const ChangedSize& change);
 [[noreturn]] void raise(Driver& driver, const ResizedInput& change);
 [[noreturn]] void raise(Driver& driver, const ModifiedInput& change);
+[[noreturn]] void raise(Driver& driver, const ForeignInput& change);
+[[noreturn]] void raise(Driver& driver, const Unseen& collective);
 
 // Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
 template <class F>
@@ -54,6 +65,10 @@ auto in_words(Driver& driver, F&& f) {
     } catch (const ResizedInput& error) {
         raise(driver, error);
     } catch (const ModifiedInput& error) {
+        raise(driver, error);
+    } catch (const ForeignInput& error) {
+        raise(driver, error);
+    } catch (const Unseen& error) {
         raise(driver, error);
     }
 }

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -41,20 +40,14 @@ Home input_home(Record& record) {
     if (nbytes != record.nbytes) {
         throw ResizedInput{nbytes, record.nbytes};
     }
+    if (record.foreign && record.foreign->checksum &&
+        *record.foreign->checksum != checksum_of(*home)) {
+        throw ForeignInput{record.site()};
+    }
     if (record.version.moved() && record.origin_is_at(home)) {
         throw ModifiedInput{record.site(), record.version.now(), record.version.expected};
     }
     return home;
-}
-
-Home copy_of(const Home& home) {
-    const std::size_t nbytes = home->nbytes();
-    c10::Allocator* allocator = c10::GetCPUAllocator();
-    auto made = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true
-    );
-    std::memcpy(made->mutable_data(), home->data(), nbytes);
-    return made;
 }
 
 // In the place of running statistics: nothing where that is allowed, else a scratch tensor.

@@ -113,6 +113,10 @@ struct ModifiedInput final {  // what one made was written where the budget does
     std::int64_t expected;
 };
 
+struct ForeignInput final {  // what one made was written where PyTorch does not see it
+    const char* site;
+};
+
 // The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the
 // memory of the inputs that it overwrites, else copies of them.
 c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place);

@@ -54,6 +54,9 @@ void run(
 ) {
     Locked lock;
     const Facts& facts = facts_of(op);
+    if (facts.unseen) {
+        throw Unseen{&facts};
+    }
     if (facts.composed) {  // its parts come here; so it is in inference mode
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, stack);

@@ -243,6 +243,9 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 }  // namespace
 
 Bytes Signature::predict(std::span<const c10::IValue> extras) const {
+    if (!facts.returns_tensors) {
+        return 0;
+    }
     Bytes most = 0;
     for (const Geometry& geometry : geometries) {
         std::int64_t count = 1;

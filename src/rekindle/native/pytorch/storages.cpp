@@ -11,19 +11,16 @@ namespace rekindle {
 
 namespace {
 
-bool is_parameter(const at::Tensor& tensor) {
-    const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
-    const at::Tensor& whole =
-        view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : tensor;
-    return whole.requires_grad() && whole.is_leaf();
-}
-
 at::Tensor borrowed(const c10::TensorImpl& tensor) {
     return at::Tensor(
         c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
             const_cast<c10::TensorImpl*>(&tensor)
         )
     );
+}
+
+Home home_of(const c10::TensorImpl& tensor) {
+    return Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
 }
 
 WeakTensor weak(const c10::TensorImpl& tensor) {
@@ -79,16 +76,21 @@ Record* Driver::known(const c10::TensorImpl& tensor) {
         return nullptr;
     }
     Resident* found = resident_at(home);
-    if (found != nullptr && found->record != nullptr && found->record->foreign &&
+    if (found != nullptr && found->record != nullptr && found->record->unheard &&
         found->record->home.expired()) {  // it died unheard, and this took its place
-        look_at_foreign();
+        look_at_unheard();
         settle();
         found = resident_at(home);
     }
     if (found == nullptr) {
         return &adopt(tensor, home);
     }
-    return found->record != nullptr ? found->record : &list(*found, tensor);
+    return found->record != nullptr ? found->record : &list(*found, home_of(tensor), &tensor);
+}
+
+Record& Driver::known_at(Resident found, c10::StorageImpl& home) {
+    return found.record != nullptr ? *found.record
+                                   : list(found, Home::reclaim_copy(&home), nullptr);
 }
 
 Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
@@ -101,29 +103,31 @@ Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
     return nbytes;
 }
 
-Record& Driver::become_source(const Facts* maker, const c10::TensorImpl& tensor, Bytes nbytes) {
+Record& Driver::become_source(const Facts* maker, const Home& home, const c10::TensorImpl* tensor) {
     Recipe& call = new_call(maker, 0, false);
     const Ref<Call> kept(&call);
-    Record& made = new_storage(call, nbytes);
+    Record& made = new_storage(call, static_cast<Bytes>(home->nbytes()));
     made.maker = maker;
-    describe(made, tensor);
-    settle_in(made, Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl()));
+    if (tensor != nullptr) {
+        describe(made, *tensor);
+    }
+    settle_in(made, home);
     admit(call);
     return made;
 }
 
 // What was only counted becomes a source.
-Record& Driver::list(Resident counted, const c10::TensorImpl& tensor) {
+Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* tensor) {
     engine.account(0, -counted.nbytes);
-    return become_source(counted.maker, tensor, counted.nbytes);
+    return become_source(counted.maker, home, tensor);
 }
 
 Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
     const auto nbytes = static_cast<Bytes>(home.nbytes());
     if (nbytes > engine.budget - engine.memory) {
-        make_room(nbytes, is_parameter(borrowed(tensor)) ? "a parameter" : "a tensor of yours");
+        make_room(nbytes, is_weight(tensor) ? "a parameter" : "a tensor of yours");
     }
-    return become_source(nullptr, tensor, nbytes);
+    return become_source(nullptr, home_of(tensor), &tensor);
 }
 
 void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
@@ -147,13 +151,17 @@ void Driver::settle_in(Record& record, const Home& home) {
     collect();  // what lived there before is dead by now, though perhaps nobody knows
     record.address = home->_mutable_data_ptr_no_checks().get();
     record.home = WeakHome(home);
-    record.foreign = !watch(*home);
+    record.unheard = !watch(*home);
+    // What PyTorch did not allocate cannot be resized, nor what it lent to NumPy.
+    if ((record.unheard || !home->resizable()) && !record.foreign) {
+        record.foreign = std::make_unique<Foreign>();
+    }
     if (record.address == nullptr) {
         return;  // a value of no bytes
     }
     table_.put(record.address, Resident{&record, record.nbytes, record.maker});
-    if (record.foreign) {
-        foreign_.emplace_back(&record);
+    if (record.unheard) {
+        unheard_.emplace_back(&record);
     }
 }
 
@@ -161,12 +169,13 @@ void Driver::succeed(Record& before, Record& after) {
     after.address = std::exchange(before.address, nullptr);
     after.home = std::exchange(before.home, no_home());
     after.owned = std::exchange(before.owned, Home());
-    after.foreign = before.foreign;
+    after.unheard = before.unheard;
+    after.foreign = std::move(before.foreign);
     after.maker = after.maker == nullptr ? before.maker : after.maker;
     if (after.address != nullptr) {
         table_.put(after.address, Resident{&after, after.nbytes, after.maker});
-        if (after.foreign) {
-            foreign_.emplace_back(&after);
+        if (after.unheard) {
+            unheard_.emplace_back(&after);
         }
     }
     not_held(before);
@@ -178,6 +187,15 @@ void Driver::hand_over(Record& before, Record& after) {
     if (after.references == 0) {
         after.owned.reset();
     }
+}
+
+Record& Driver::write_over(Call& call, Record& before) {
+    Record& after = new_storage(call, before.nbytes);
+    after.origin = before.origin;
+    after.version.counter = before.version.counter;
+    succeed(before, after);
+    hand_over(before, after);
+    return after;
 }
 
 void Driver::retain(Record& record, const Home& home) {
@@ -241,18 +259,22 @@ void Driver::meet(const c10::TensorImpl& tensor) {
     }
 }
 
-bool Driver::about_to_resize(const c10::TensorImpl& tensor, Bytes nbytes) {
-    if (resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
+    const Resident* found = resident_at(home);
+    Record* known = found != nullptr ? &known_at(*found, home) : emptied_at(home);
+    if (known == nullptr) {
         return false;
     }
-    Record& record = *known(tensor);
+    Record& record = *known;
     const Bytes more = nbytes - record.nbytes;
     if (more < 0 && !record.replayable && record.consumed()) {
         forget(record);
     } else if (more > engine.budget - engine.memory) {
         make_room(more, "resize_");
     }
-    resizing_ = Ref<Storage>(&record);
+    // What is there can still be computed, for what needs it (R3).
+    const bool written = record.replayable && more != 0;
+    resizing_ = Ref<Storage>(written ? &changed_unseen(record) : &record);
     return true;
 }
 
@@ -260,7 +282,22 @@ void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
         collect();
         resized(record_of(*record));
+        if (record->nbytes == 0) {
+            emptied_.push_back(record);
+        }
     }
+}
+
+// Who had memory in `home`, which has none now.
+Record* Driver::emptied_at(const c10::StorageImpl& home) {
+    Record* found = nullptr;
+    std::erase_if(emptied_, [&](const Ref<Storage>& each) {
+        Record& record = record_of(*each);
+        const Home there = record.at();
+        found = there.get() == &home ? &record : found;
+        return !there || there.get() == &home;
+    });
+    return found;
 }
 
 void Driver::own(Record& record) {
@@ -286,51 +323,6 @@ void Driver::let_go_of_idle() {
             record_of(*idle).owned.reset();
         }
     }
-}
-
-// -- what is carried from graph to graph (twin of rekindle.pytorch.online._history) ---------------
-
-void Driver::forget_history() {
-    std::vector<Ref<Storage>> all;
-    all.reserve(engine.n_storages());
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        record_of(*each).depth = 0;
-        all.emplace_back(each);
-    }
-    for (const Ref<Storage>& each : all) {
-        Record& record = record_of(*each);
-        if (record.listed && carried_along(record)) {
-            seal(record);
-            record.depth = 0;
-        }
-    }
-}
-
-// Whether the program holds it at the end of a long chain of which autograd asks for nothing.
-bool Driver::carried_along(Record& record) {
-    bool in_use = false;  // something that it is made from is asked for
-    std::int32_t deepest = 0;
-    each_parent(record, [&](Storage& parent) {
-        if (parent.replayable) {
-            in_use = in_use || parent.references != 0 || record_of(parent).depth < 0;
-            deepest = std::max(deepest, record_of(parent).depth);
-        }
-    });
-    record.depth = in_use ? -1 : deepest + 1;
-    return record.depth > longest_chain && record.resident && record.maybe_held &&
-           may_forget(record);
-}
-
-// Whether nobody waits for what else the operators made that made it.
-bool Driver::may_forget(Record& record) {
-    bool may = true;
-    each_maker(record, [&](Call& call) {
-        for (const Value* value : call.outputs()) {
-            const Storage& made = *value->storage;
-            may = may && (made.resident || (made.dead() && !made.consumed()));
-        }
-    });
-    return may;
 }
 
 }  // namespace rekindle

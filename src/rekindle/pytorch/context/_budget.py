@@ -42,12 +42,15 @@ from rekindle.pytorch.online import (
     OptimizerSteps,
     Runtime,
     Work,
+    about_to_resize,
     device_of,
+    given_away,
     handing_out_seen,
     lost_in,
     resizes_seen,
     short_form,
     trades_seen,
+    trading,
     unwatched,
 )
 from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
@@ -259,14 +262,14 @@ class budget:
         runtime.driver.open()
         with ExitStack() as stack:
             stack.enter_context(mode)
-            stack.enter_context(handing_out_seen(runtime.driver))
+            stack.enter_context(handing_out_seen(partial(given_away, runtime.driver)))
             held: Anything | None = None
             if given.evict == "anything":
                 held = stack.enter_context(anything(runtime))
             hooks = runtime if held is None else held
             stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
-            stack.enter_context(resizes_seen(runtime.driver))
-            stack.enter_context(trades_seen(runtime.driver))
+            stack.enter_context(resizes_seen(partial(about_to_resize, runtime.driver)))
+            stack.enter_context(trades_seen(partial(trading, runtime.driver)))
             stack.enter_context(regions_shown())
             runtime.driver.owners.watch(stack)
             steps = OptimizerSteps(runtime, mode)
@@ -293,7 +296,9 @@ class budget:
         with ExitStack() as stack:
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))
-            stack.enter_context(resizes_seen(driver))
+            stack.enter_context(handing_out_seen(driver.give_away))
+            stack.enter_context(resizes_seen(driver.about_to_resize))
+            stack.enter_context(trades_seen(driver.trading))
             stack.enter_context(inherited(is_seen, partial(seen_in_thread, driver)))
             self._over = []
             stack.callback(_leave)

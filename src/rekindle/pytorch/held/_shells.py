@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,7 +20,7 @@ from rekindle._errors import OutOfBudget
 from rekindle.engine import Storage
 from rekindle.pytorch.held._husk import exchange, husk
 from rekindle.pytorch.held._threads import Threads
-from rekindle.pytorch.online import LONGEST_CHAIN, Driver, hand_out, may_forget
+from rekindle.pytorch.online import LONGEST_CHAIN, Driver, given_away, hand_out, may_forget
 from rekindle.pytorch.operators import STRIDED, Recipe, is_plain
 from rekindle.pytorch.tensors import Memory, parts_of
 
@@ -147,7 +148,7 @@ class Shells:
     def hand_out(self, tensor: Tensor) -> None:
         """Others get the memory of `tensor`, and may write there: it is there, and stays."""
         with self.present((tensor,)):
-            hand_out(self._driver, tensor)
+            hand_out(partial(given_away, self._driver), tensor)
 
     def made(self, tensors: Iterable[Tensor]) -> None:
         """An operator of the program made or wrote `tensors`: those too can be let go.

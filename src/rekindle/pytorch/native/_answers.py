@@ -8,8 +8,14 @@ from weakref import WeakValueDictionary
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import NoRoom
-from rekindle.pytorch.online import out_of_budget
-from rekindle.pytorch.operators import changed_size, modified_input, resized_input
+from rekindle.pytorch.online import leaves, out_of_budget
+from rekindle.pytorch.operators import (
+    changed_size,
+    foreign_input,
+    modified_input,
+    resized_input,
+    unseen_collective,
+)
 
 #: By the number that the core knows them by.
 drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -48,6 +54,16 @@ class Answers:
 
     def modified_input(self, made_by: str, now: int, expected: int) -> RuntimeError:
         return modified_input(made_by, now, expected)
+
+    def foreign_input(self, made_by: str) -> RuntimeError:
+        return foreign_input(made_by)
+
+    def unseen_collective(self, name: str) -> Unsupported:
+        return unseen_collective(name)
+
+    def gone(self, number: int) -> None:
+        """No handle of that driver is left."""
+        leaves.stay_away()
 
     def peak(self, number: int) -> None:
         driver = drivers.get(number)

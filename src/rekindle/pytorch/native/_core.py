@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from rekindle.native import extension
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._answers import Answers
-from rekindle.pytorch.operators import EFFECTS, traits, views
+from rekindle.pytorch.operators import EFFECTS, SUMS_OF_PRODUCTS, traits, views
 
 NAME: Final = "_torch"
 _SOURCES: Final = ("engine/*.cpp", "pytorch/*.cpp")
@@ -38,7 +38,13 @@ def core(*, build: bool = True) -> ModuleType | None:
         _started["why not"] = why_not_built(NAME) or "it has not been compiled yet"
         return None
     reason = module.start(
-        Answers(), torch.Tensor, Parameter, [tuple(each) for each in traits()], EFFECTS, views()
+        Answers(),
+        torch.Tensor,
+        Parameter,
+        [tuple(each) for each in traits()],
+        EFFECTS,
+        SUMS_OF_PRODUCTS,
+        views(),
     )
     if reason:
         _started["why not"] = reason

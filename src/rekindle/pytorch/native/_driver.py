@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, NamedTuple, final
 
@@ -30,7 +32,6 @@ from rekindle.pytorch.online import (
     leaves,
     users_line,
 )
-from rekindle.pytorch.operators import whole
 
 # Flags of a holder, as in `native/pytorch/driver.h`.
 _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
@@ -151,7 +152,7 @@ class NativeDriver:
         self.peak = NativePeak(self)
         self.refused: tuple[int, str, dict[str, Any]] | None = None  #: when, and how, the last time
         drivers[core.number(self.handle)] = self
-        leaves.come_back_for(self)
+        leaves.come_back()  # until the core is gone, which handles outlive us with
 
     @property
     def operators_run(self) -> int:
@@ -188,15 +189,25 @@ class NativeDriver:
     def make_room(self, needed: Bytes, who: str) -> None:
         self.core.make_room(self.handle, needed, who)
 
-    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> NativeDriver | None:
-        if home.device.type != "cpu" or not home.nbytes():
-            return None
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-            known = self.core.about_to_resize(self.handle, whole(home), nbytes)
-        return self if known else None
+    def give_away(self, home: torch.UntypedStorage) -> None:
+        """From now on others may write to `home` (R4)."""
+        self.core.give_away(self.handle, home._cdata)
 
-    def resized(self, storage: NativeDriver) -> None:
-        self.core.resized(self.handle)
+    def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
+        """What is in `home` is about to be cut off, or to grow. Returns what to call when it has
+        been, if it is known."""
+        known = self.core.about_to_resize(self.handle, home._cdata, nbytes)
+        return partial(self.core.resized, self.handle) if known else None
+
+    @contextmanager
+    def trading(self, t1: Tensor, t2: Tensor) -> Iterator[None]:
+        """Inside, nothing follows the two."""
+        self.core.step_back(self.handle, t1)
+        self.core.step_back(self.handle, t2)
+        try:
+            yield
+        finally:
+            self.core.follow_again(self.handle)
 
     def close(self) -> None:
         """The context is over: from now on what dies is acted on at once."""

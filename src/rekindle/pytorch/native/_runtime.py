@@ -41,6 +41,7 @@ def seen(driver: NativeDriver) -> Iterator[None]:
     core = driver.core
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        core.forget_sources(driver.handle)
         driver.owners.optimizers.add(optimizer)
         driver.steps.over(driver.evictions, driver.recomputations)
 

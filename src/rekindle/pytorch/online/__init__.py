@@ -25,6 +25,7 @@ from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
+from rekindle.pytorch.online._foreign import given_away as given_away
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
 from rekindle.pytorch.online._handed_out import hand_out as hand_out
@@ -42,6 +43,7 @@ from rekindle.pytorch.online._owners import Owners as Owners
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
+from rekindle.pytorch.online._resize import about_to_resize as about_to_resize
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
@@ -49,4 +51,5 @@ from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
+from rekindle.pytorch.online._trade import trading as trading
 from rekindle.pytorch.online._users_line import users_line as users_line

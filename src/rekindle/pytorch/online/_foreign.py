@@ -55,6 +55,8 @@ def given_away(driver: Driver, home: torch.UntypedStorage) -> None:
     To the engine somebody wrote over it, unseen. What the program computes next it computes from
     whatever is there then; a value that was there before can be recomputed.
     """
+    if driver.work.mine:
+        return
     with driver.lock:
         driver.settle()
         watch = driver.table.watches.get(home._cdata)

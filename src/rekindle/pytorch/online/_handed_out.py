@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils import dlpack
 
-from rekindle.pytorch.online._driver import Driver
-from rekindle.pytorch.online._foreign import given_away
 from rekindle.pytorch.operators import is_plain
 
 Wrap = Callable[[Any], Any]
+#: Is told of memory that others may write from now on, before they can.
+GivenAway = Callable[[UntypedStorage], None]
 
 #: The functions behind `Tensor.__dlpack__`, by the modules that have them.
 CAPSULES = {
@@ -42,14 +42,14 @@ _OF_STORAGES = (
 
 
 @contextmanager
-def handing_out_seen(driver: Driver) -> Iterator[None]:
-    """Inside, `driver` hears of whoever gets at memory of tensors, or writes storages."""
+def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
+    """Inside, `given_away` hears of whoever gets at memory of tensors, or writes storages."""
 
     def lent(original: Any) -> Any:
         @functools.wraps(original)
         def lend(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if not by_rekindle(2):
-                hand_out(driver, tensor)
+                hand_out(given_away, tensor)
             return original(tensor, *args, **kwargs)
 
         return lend
@@ -57,8 +57,7 @@ def handing_out_seen(driver: Driver) -> Iterator[None]:
     def written(original: Any) -> Any:
         @functools.wraps(original)
         def write(home: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            if not driver.work.mine:
-                given_away(driver, home)
+            given_away(home)
             return original(home, *args, **kwargs)
 
         return write
@@ -77,10 +76,10 @@ def handing_out_seen(driver: Driver) -> Iterator[None]:
         yield
 
 
-def hand_out(driver: Driver, tensor: Tensor) -> None:
+def hand_out(given_away: GivenAway, tensor: Tensor) -> None:
     """Others get the memory of `tensor`."""
     if is_plain(type(tensor)) and tensor.layout is torch.strided and tensor.device.type != "meta":
-        given_away(driver, tensor.untyped_storage())
+        given_away(tensor.untyped_storage())
 
 
 def by_rekindle(depth: int) -> bool:

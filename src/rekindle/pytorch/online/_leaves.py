@@ -23,18 +23,23 @@ _saved: Any = BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
 
 @final
 class Leaves:
-    """While any of its owners is alive, leaves come back as themselves."""
+    """While anybody wants it, leaves come back as themselves."""
 
     def __init__(self) -> None:
         self._owners = 0
 
     def come_back_for(self, owner: object) -> None:
         """`owner`: of the handles that autograd has, which outlive the context."""
+        self.come_back()
+        weakref.finalize(owner, self.stay_away).atexit = False
+
+    def come_back(self) -> None:
+        """One more wants it."""
         self._owners += 1
         BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
-        weakref.finalize(owner, self._gone).atexit = False
 
-    def _gone(self) -> None:
+    def stay_away(self) -> None:
+        """One wants it no more."""
         self._owners -= 1
         if not self._owners:
             del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]

@@ -9,31 +9,31 @@ write (R3), after which recomputation goes on with what was there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._recording import changed_unseen
 
+#: Is told of the storage and the bytes that it is to have; says what to call when it has them.
+AboutToResize = Callable[[torch.UntypedStorage, int], Callable[[], None] | None]
+
 
 @contextmanager
-def resizes_seen(driver: Driver) -> Iterator[None]:
-    """Inside, `driver` hears of every `UntypedStorage.resize_` before it happens."""
+def resizes_seen(about_to_resize: AboutToResize) -> Iterator[None]:
+    """Inside, `about_to_resize` hears of every `UntypedStorage.resize_` before it happens."""
     resize: Any = torch.UntypedStorage.resize_
     own = "resize_" in vars(torch.UntypedStorage)
 
     def seen(home: torch.UntypedStorage, nbytes: int) -> Any:
-        storage = None if driver.work.mine else _about_to_resize(driver, home, nbytes)
-        if storage is not None and storage.replayable and nbytes != storage.nbytes:
-            with driver.lock:
-                storage = changed_unseen(driver, "resize_", storage)
+        resized = about_to_resize(home, nbytes)
         result = resize(home, nbytes)
-        if storage is not None:
-            driver.resized(storage)
+        if resized is not None:
+            resized()
         return result
 
     torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
@@ -46,8 +46,13 @@ def resizes_seen(driver: Driver) -> Iterator[None]:
             del torch.UntypedStorage.resize_  # type: ignore[misc]
 
 
-def _about_to_resize(driver: Driver, home: torch.UntypedStorage, nbytes: int) -> Storage | None:
-    """What is in `home` is about to be cut off, or to grow. Returns its storage, if known."""
+def about_to_resize(
+    driver: Driver, home: torch.UntypedStorage, nbytes: int
+) -> Callable[[], None] | None:
+    """What is in `home` is about to be cut off, or to grow. Returns what to call when it has been,
+    if it is known."""
+    if driver.work.mine:
+        return None
     with driver.lock:
         driver.settle()
         watch = driver.table.watches.get(home._cdata)
@@ -59,4 +64,6 @@ def _about_to_resize(driver: Driver, home: torch.UntypedStorage, nbytes: int) ->
             driver.forget(storage)
         elif home.device.type == driver.device.type:
             driver.make_room(max(0, more), "resize_")
-        return storage
+        if storage.replayable and more:
+            storage = changed_unseen(driver, "resize_", storage)
+        return partial(driver.resized, storage)

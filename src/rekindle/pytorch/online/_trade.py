@@ -8,8 +8,8 @@ program knows a memory: it steps back meanwhile, and follows who has that memory
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,30 +19,41 @@ from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._history import knowing
 from rekindle.pytorch.tensors import Memory
 
+#: While this lasts, the two may change places.
+Trading = Callable[[Tensor, Tensor], AbstractContextManager[None]]
+
 
 @contextmanager
-def trades_seen(driver: Driver) -> Iterator[None]:
-    """Inside, `torch.utils.swap_tensors` works on tensors that `driver` knows."""
+def trades_seen(trading: Trading) -> Iterator[None]:
+    """Inside, `torch.utils.swap_tensors` swaps within `trading`."""
     swap: Any = torch.utils.swap_tensors
 
     def seen(t1: Tensor, t2: Tensor) -> None:
-        with driver.lock:
-            driver.settle()
-            followers = [_step_back(driver, tensor) for tensor in (t1, t2)]
-            now = (t1, t2)
-            try:
-                swap(t1, t2)
-                now = (t2, t1)
-            finally:
-                for memories, tensor in zip(followers, now, strict=True):
-                    for memory in memories:
-                        memory.origin = weakref.ref(tensor)
+        with trading(t1, t2):
+            swap(t1, t2)
 
     torch.utils.swap_tensors = seen
     try:
         yield
     finally:
         torch.utils.swap_tensors = swap
+
+
+@contextmanager
+def trading(driver: Driver, t1: Tensor, t2: Tensor) -> Iterator[None]:
+    """Inside, nothing follows the two; afterwards, what followed one follows the other, if they
+    have changed places."""
+    with driver.lock:
+        driver.settle()
+        followers = [_step_back(driver, tensor) for tensor in (t1, t2)]
+        now = (t1, t2)
+        try:
+            yield
+            now = (t2, t1)
+        finally:
+            for memories, tensor in zip(followers, now, strict=True):
+                for memory in memories:
+                    memory.origin = weakref.ref(tensor)
 
 
 def _step_back(driver: Driver, tensor: Tensor) -> list[Memory]:

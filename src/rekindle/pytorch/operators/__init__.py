@@ -9,11 +9,13 @@ from rekindle.pytorch.operators._fingerprint import whole as whole
 from rekindle.pytorch.operators._operators import COUNT_BYTES as COUNT_BYTES
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
 from rekindle.pytorch.operators._operators import ROUTING as ROUTING
+from rekindle.pytorch.operators._operators import SUMS_OF_PRODUCTS as SUMS_OF_PRODUCTS
 from rekindle.pytorch.operators._operators import UNTAGGED_RANDOM as UNTAGGED_RANDOM
 from rekindle.pytorch.operators._operators import Operator as Operator
 from rekindle.pytorch.operators._operators import bytes_of_dynamic as bytes_of_dynamic
 from rekindle.pytorch.operators._operators import check_higher_order as check_higher_order
 from rekindle.pytorch.operators._operators import operator as operator
+from rekindle.pytorch.operators._operators import unseen_collective as unseen_collective
 from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_kernels
 from rekindle.pytorch.operators._random import drawing_again as drawing_again
 from rekindle.pytorch.operators._random import drawn_from as drawn_from
@@ -25,6 +27,8 @@ from rekindle.pytorch.operators._regions import regions_shown as regions_shown
 from rekindle.pytorch.operators._replay import Recipe as Recipe
 from rekindle.pytorch.operators._replay import changed_size as changed_size
 from rekindle.pytorch.operators._replay import checksum as checksum
+from rekindle.pytorch.operators._replay import foreign_input as foreign_input
+from rekindle.pytorch.operators._replay import generator_of as generator_of
 from rekindle.pytorch.operators._replay import modified_input as modified_input
 from rekindle.pytorch.operators._replay import resized_input as resized_input
 from rekindle.pytorch.operators._replay import run_again as run_again

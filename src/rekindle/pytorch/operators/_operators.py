@@ -307,11 +307,16 @@ def _is_precise(name: str) -> bool:
 def _check_collective(name: str, tells: bool) -> None:
     """Refuses one that may write nobody knows what (R11)."""
     if not tells and name not in COLLECTIVES_WITHOUT_RESULT:
-        raise Unsupported(
-            f"the collective {name} inside rekindle.budget(...): its name says that it writes its "
-            "arguments, and nothing says which. Leave the budget for it, or use its functional "
-            "form, from torch.distributed._functional_collectives"
-        )
+        raise unseen_collective(name)
+
+
+def unseen_collective(name: str) -> Unsupported:
+    """A collective may write nobody knows what."""
+    return Unsupported(
+        f"the collective {name} inside rekindle.budget(...): its name says that it writes its "
+        "arguments, and nothing says which. Leave the budget for it, or use its functional "
+        "form, from torch.distributed._functional_collectives"
+    )
 
 
 def _is_composed(func: Any) -> bool:

@@ -162,6 +162,15 @@ def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
     )
 
 
+def foreign_input(made_by: str) -> RuntimeError:
+    """What an operator that is to run again reads was written from outside of PyTorch."""
+    return RuntimeError(
+        f"{made_by} that recomputation needs lies in memory that others may write "
+        "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
+        "inside `with rekindle.budget(...)`, or after the backward pass"
+    )
+
+
 def _home(storage: Storage) -> torch.UntypedStorage:
     """The memory of a resident input, after making sure that it still is what it was."""
     memory: Memory = storage.payload
@@ -169,11 +178,7 @@ def _home(storage: Storage) -> torch.UntypedStorage:
     if home.nbytes() != memory.size:
         raise resized_input(home.nbytes(), memory.size)
     if memory.checksum is not None and memory.checksum != checksum(home):
-        raise RuntimeError(
-            f"{site(storage)} that recomputation needs lies in memory that others may write "
-            "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
-            "inside `with rekindle.budget(...)`, or after the backward pass"
-        )
+        raise foreign_input(site(storage))
     unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
     if not unchanged and memory.program_tensor_is_at(home):
         raise modified_input(site(storage), memory.current_version(), memory.version)

@@ -1,0 +1,36 @@
+#include "parts.h"
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+
+namespace rekindle {
+
+Parts parts_of(const at::Tensor& tensor) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    const c10::DispatchKeySet keys = impl.key_set();
+    Parts made;
+    const auto add = [&](const at::Tensor& part) {
+        if (part.defined() && has_memory(*part.unsafeGetTensorImpl())) {
+            made.push_back(part);
+        }
+    };
+    if (keys.has(c10::DispatchKey::Python)) {
+        return made;  // whatever its layout says
+    }
+    if (keys.has(c10::DispatchKey::SparseCPU)) {
+        const auto& sparse = static_cast<const at::SparseTensorImpl&>(impl);
+        add(sparse.indices());
+        add(sparse.values());
+    } else if (keys.has(c10::DispatchKey::SparseCsrCPU)) {
+        const auto& compressed = static_cast<const at::SparseCsrTensorImpl&>(impl);
+        add(compressed.compressed_indices());
+        add(compressed.plain_indices());
+        add(compressed.values());
+    } else if (keys.has(c10::DispatchKey::NestedTensorCPU)) {
+        add(static_cast<const at::native::NestedTensorImpl&>(impl).get_unsafe_storage_as_tensor());
+    }
+    return made;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,91 @@
+#include "sizes.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/sum.h>
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "recipe.h"
+
+namespace rekindle {
+
+namespace {
+
+Bytes count_of(const at::Tensor& tensor) {
+    return at::count_nonzero(tensor).item<std::int64_t>();
+}
+
+bool is_mask(const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+}
+
+at::Tensor on_meta(c10::IntArrayRef sizes, c10::ScalarType dtype) {
+    return at::empty(sizes, at::TensorOptions().dtype(dtype).device(c10::DeviceType::Meta));
+}
+
+// A mask stands for as many indices as it has dimensions.
+Bytes bytes_of_index(const at::Tensor& tensor, c10::ArrayRef<c10::IValue> indices) {
+    bool masked = false;
+    c10::List<std::optional<at::Tensor>> places;
+    for (const c10::IValue& each : indices) {
+        if (!each.isTensor() || !each.toTensor().defined()) {
+            places.push_back(std::nullopt);
+        } else if (const at::Tensor& index = each.toTensor(); is_mask(index)) {
+            masked = true;
+            const at::Tensor found = on_meta({count_of(index)}, at::kLong);
+            for (std::int64_t i = 0; i < index.dim(); ++i) {
+                places.push_back(std::optional(found));
+            }
+        } else {
+            places.push_back(std::optional(on_meta(index.sizes(), at::kLong)));
+        }
+    }
+    if (!masked) {
+        return UNLIMITED;  // and a meta kernel knows
+    }
+    const at::Tensor made = at::index(on_meta(tensor.sizes(), tensor.scalar_type()), places);
+    return static_cast<Bytes>(made.storage().nbytes());
+}
+
+}  // namespace
+
+Bytes bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
+    if (given.empty() || !given[0].isTensor() || !given[0].toTensor().defined()) {
+        return UNLIMITED;
+    }
+    const AsTheFirstTime guard(false);
+    const std::string_view name = facts.name;
+    const at::Tensor& tensor = given[0].toTensor();
+    const auto itemsize = static_cast<Bytes>(tensor.element_size());
+    const std::size_t n = given.size();
+    if (name == "aten::nonzero") {
+        return 8 * tensor.dim() * count_of(tensor);
+    }
+    if (name == "aten::masked_select" && n > 1) {
+        const at::Tensor& mask = given[1].toTensor();
+        return itemsize * count_of(mask.expand(at::infer_size(tensor.sizes(), mask.sizes())));
+    }
+    if (name == "aten::repeat_interleave" && (n < 2 || !given[1].isTensor())) {
+        return itemsize * at::sum(tensor).item<std::int64_t>();
+    }
+    if (name == "aten::bincount" && tensor.numel() != 0) {
+        const std::int64_t least = n > 2 && given[2].isInt() ? given[2].toInt() : 0;
+        return 8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least);
+    }
+    if (name == "aten::_unique2" && n > 3) {  // at most: all different
+        const int more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
+        return tensor.numel() * (itemsize + 8 * more);
+    }
+    if (name == "aten::index" && n > 1) {
+        return bytes_of_index(tensor, given[1].toListRef());
+    }
+    return UNLIMITED;
+}
+
+}  // namespace rekindle

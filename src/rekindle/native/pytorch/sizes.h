@@ -1,0 +1,17 @@
+// Sizes of results that the content of arguments decides.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include "../base/types.h"
+#include "signature.h"
+
+namespace rekindle {
+
+inline constexpr Bytes COUNT_BYTES = 8;  // what it takes to find out
+
+// The exact size of what a call makes, or a better bound, where that is quick to know; `UNLIMITED`
+// where it is not. Computes: twin of `bytes_of_dynamic` in rekindle.pytorch.operators._operators.
+Bytes bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given);
+
+}  // namespace rekindle
