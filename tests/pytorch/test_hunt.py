@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,14 +13,15 @@ from click.testing import CliRunner
 
 from rekindle.pytorch.online import _driver
 from rekindle.pytorch.online._runtime import Runtime
+from tests.pytorch import cores
 from tests.pytorch.hunt.__main__ import main
 from tests.pytorch.hunt.blocks import BLOCKS
 from tests.pytorch.hunt.drivers import DRIVERS
 from tests.pytorch.hunt.habits import HABITS
 from tests.pytorch.hunt.hunt import hunted
-from tests.pytorch.hunt.judge import Plain, collect_little, complaint, growth
+from tests.pytorch.hunt.judge import Complaint, Plain, collect_little, complaint, growth
 from tests.pytorch.hunt.known import KNOWN, known
-from tests.pytorch.hunt.loop import Loop
+from tests.pytorch.hunt.loop import LOSSES, Loop
 from tests.pytorch.hunt.modes import MODES
 from tests.pytorch.hunt.pinned import PINNED
 from tests.pytorch.hunt.shrink import complaint_of, report, shrunk
@@ -57,6 +59,16 @@ def test_a_hundred_loops(tens: int) -> None:
             pytest.fail(f"seed {seed}: {told}")
 
 
+@pytest.mark.slow
+def test_some_loops_on_the_native_core() -> None:
+    with cores.taken("native"):  # or skips
+        only = [mode.name for mode in MODES.values() if mode.native]
+        outcomes = [hunted(seed, 1, only) for seed in range(20)]
+    different = [(seed, each) for seed, each in enumerate(outcomes) if each.kind == "different"]
+    assert different == []
+    assert sum(each.modes.total() for each in outcomes) > 10
+
+
 @pytest.mark.parametrize("name", PINNED)
 def test_what_once_went_wrong(name: str) -> None:
     pin = PINNED[name]
@@ -71,7 +83,7 @@ def test_a_long_loop_is_the_same_in_every_mode() -> None:
     assert plain.error == ""
     assert plain.peak > plain.constants
     for mode in MODES.values():
-        if not mode.planned:
+        if not (mode.planned or mode.native):
             assert complaint(LONG.source(), plain, mode, 1.0) is None
 
 
@@ -160,13 +172,24 @@ def test_an_interrupted_loop_goes_on_in_the_same_way() -> None:
         assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
 
 
+def test_a_step_that_the_budget_does_not_see_is_interrupted_as_well() -> None:
+    loop = Loop(("tanh",), optimizer="Adagrad(parameters(net), 0.02)", interrupted=True)
+    loop = replace(loop, trip=("aten.addcmul_.default", 3))  # in the second step
+    plain = Plain(loop.source())
+    assert plain.first.found["log"][1] == ["'interrupted'"]
+    for mode in ("unlimited", "tight"):
+        assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
+
+
 def test_what_is_known_is_said_of_a_part_and_a_complaint() -> None:
-    loops = [Loop((name,)) for name in BLOCKS]
-    loops += [Loop(("tanh",), driver=name) for name in DRIVERS]
-    loops += [Loop(("tanh",), habits=(name,)) for name in HABITS]
+    plainest = Loop(("tanh",), loss=LOSSES[1])
+    loops = [replace(plainest, blocks=(name,)) for name in BLOCKS]
+    loops += [replace(plainest, driver=name) for name in DRIVERS]
+    loops += [replace(plainest, habits=(name,)) for name in HABITS]
     for row in KNOWN:
-        assert any(known(loop, row.text) == row.reason for loop in loops), row
-        assert not any(known(loop, "differing: ['loss']") for loop in loops)
+        said = Complaint("", 0, row.text)
+        assert any(known(loop, said) == row.reason for loop in loops), row
+    assert not any(known(loop, Complaint("tight", 0, "differing: ['loss']")) for loop in loops)
 
 
 def test_the_command() -> None:

@@ -1,5 +1,7 @@
 """What is known to go wrong, so that the rest can be hunted: a part of a loop, and what is said.
 
+What begins with "native" is said of the native core: each has a test in `tests.pytorch.not_yet`.
+
 A row is taken away when it holds no more: `python -m tests.pytorch.hunt --known` complains of these
 too.
 """
@@ -9,11 +11,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from tests.pytorch.hunt.judge import Complaint
 from tests.pytorch.hunt.loop import Loop
 
 
 class Known(NamedTuple):
-    """part: regular expression for one of `Loop.parts`. text: one for the complaint."""
+    """part: regular expression for one of `Loop.parts`. text: one for the mode and complaint."""
 
     part: str
     text: str
@@ -39,12 +42,51 @@ KNOWN: tuple[Known, ...] = (
         PEAK,
         "what torch.tensor makes of Python's or NumPy's is there when it is seen first",
     ),
-    Known("block embedding_bag", PEAK, "its meta kernel makes other offsets than the real one"),
+    Known(
+        "block embedding_bag",
+        PEAK,
+        "its meta kernel has memory for one offset less than the real one, in the first call",
+    ),
+    Known(
+        "block data_replaced",
+        "native.*differing",
+        "native: a result that its own node saved is what its variable is given as .data since",
+    ),
+    Known(
+        "block (numpy_|dlpack|frombuffer)|habit (weights written by numpy|input from a buffer)"
+        "|driver rollout",
+        "native.*differing",
+        "native: memory that was lent to others is recomputed, or read, without a look",
+    ),
+    Known(
+        "block resized",
+        "native.*modified by an inplace",
+        "native: `out=` that makes a tensor larger is one version ahead of its record",
+    ),
+    Known(
+        "driver gradients clipped one by one",
+        "native.*has lost memory since",
+        "native: the end of an empty view is taken for what it needs",
+    ),
+    Known("habit running loss", "native.*storages grow", "native: a mean keeps its batches"),
+    Known(
+        r"loss (mse_loss|smooth_l1)|driver (denoising|learning to learn)"
+        "|habit loss in parts|block folded",
+        f"native.*{PEAK}",
+        "native: sums that stay in memory of what was summed up are larger than predicted",
+    ),
+    Known(
+        "block (selected|put|sampled|codebook|embedding)|habit (loss of places|inputs from a set)"
+        "|driver (replayed|mixed up|hard examples|denoising)",
+        f"native.*{PEAK}",
+        "native: sizes that values decide are not known before",
+    ),
 )
 
 
-def known(loop: Loop, text: str) -> str:
+def known(loop: Loop, found: Complaint) -> str:
     """Why `loop` is complained of in this way, if that is known; else nothing."""
+    text = f"{found.mode}: {found.text}"
     for row in KNOWN:
         if re.search(row.text, text) and any(re.match(row.part, part) for part in loop.parts):
             return row.reason

@@ -68,6 +68,7 @@ class Loop:
         yield from (f"habit {name}" for name in self.habits)
         yield f"driver {self.driver}"
         yield f"place {self.place}"
+        yield f"loss {self.loss.removeprefix('loss = ').removeprefix('F.').split('(')[0]}"
         yield f"optimizer {self.optimizer.split('(')[0]}"
         if self.interrupted:
             yield "interrupted"

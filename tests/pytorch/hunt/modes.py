@@ -15,7 +15,9 @@ from torch import nn
 
 import rekindle
 from rekindle import policies
+from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.operators import _signature
+from tests.pytorch import cores
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.tracker import Tracker
 
@@ -27,8 +29,8 @@ class TooLong(BaseException):
 
 
 class _Watch(Tracker):
-    def __init__(self, contexts: Contexts, *, resized: bool) -> None:
-        super().__init__(resized=resized)
+    def __init__(self, contexts: Contexts, mode: Mode) -> None:
+        super().__init__(resized=mode.resized, views=not mode.native)
         self._contexts = contexts
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -45,6 +47,7 @@ class Mode:
     amount: what is given: so much that nothing needs to be evicted, or as little as works.
     everything: all that may be evicted is, before each operator and before autograd gets a value.
     planned: the network is planned, for as little as works; no budget is entered.
+    native: by the native core, which may have to be built; drawn only if it is asked for.
     weight: how often it is drawn, against the others.
     """
 
@@ -53,6 +56,7 @@ class Mode:
     amount: Literal["roomy", "tight"] = "tight"
     everything: bool = False
     planned: bool = False
+    native: bool = False
     weight: float = 1.0
 
     @property
@@ -61,7 +65,10 @@ class Mode:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        with fixed_prices(), letting_go_of_everything() if self.everything else nullcontext():
+        prices, taken = fixed_prices(), nullcontext()
+        if self.native:
+            prices, taken = _fixed_prices_of_the_native_core(), cores.taken("native")
+        with prices, taken, letting_go_of_everything() if self.everything else nullcontext():
             yield
 
 
@@ -83,6 +90,20 @@ def fixed_prices() -> Iterator[None]:
         _signature._signatures.clear()
 
 
+@contextmanager
+def _fixed_prices_of_the_native_core() -> Iterator[None]:
+    """One for all: it has no other way."""
+    core: Any = native_core()
+    if core is not None:
+        core.fix_costs(1_000)
+    try:
+        yield
+    finally:
+        if core is not None:
+            core.fix_costs(-1)
+
+
+_NATIVE = {"core": "native"}
 _ANYTHING = {"evict": "anything"}
 MODES = {
     mode.name: mode
@@ -103,6 +124,9 @@ MODES = {
         Mode("largest", {"policy": policies.Largest()}, weight=0.3),
         Mode("anything, random", {**_ANYTHING, "policy": policies.Random()}, weight=0.5),
         Mode("planned", planned=True, weight=0.1),
+        Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.3),
+        Mode("native, everything evicted", _NATIVE, "roomy", everything=True, native=True),
+        Mode("native, tight", _NATIVE, native=True),
     )
 }
 
@@ -127,7 +151,7 @@ class Contexts:
         if self.mode is None or self.mode.planned:
             yield
             return
-        tracker = _Watch(self, resized=self.mode.resized)
+        tracker = _Watch(self, self.mode)
         with tracker:
             try:
                 with rekindle.budget(self.amount, **self.mode.arguments) as run:

@@ -106,6 +106,23 @@ def test_views_of_evicted_values() -> None:
     assert harshest(program).again["sin"] > 0
 
 
+def test_an_empty_view_past_the_end() -> None:
+    """No element of it is anywhere, wherever it begins."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            whole = torch.randn(4, WIDTH) * 2
+            (whole[4:] * weight).sum().backward()
+            deeper(weight).sum().backward()
+            return weight
+
+        return step
+
+    harshest(program)
+
+
 def test_overlapping_and_broadcast_arguments() -> None:
     def program() -> Step:
         weight = torch.rand(30, 1, requires_grad=True)

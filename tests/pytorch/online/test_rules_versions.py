@@ -316,6 +316,26 @@ def test_other_data_for_a_result_whose_own_node_has_run(make: Callable[[Tensor],
     assert torch.equal(gradient, other)
 
 
+def test_a_result_that_its_memory_grew_for() -> None:
+    """`out=` writes the tensor that it resizes: no version of it was there before."""
+
+    def program() -> Step:
+        x = vector(True)
+
+        def step() -> object:
+            held = torch.empty(0)
+            torch.add(x.detach(), 1, out=held)
+            loss = (x * held).square().sum()
+            del held
+            loss = loss + deeper(x, 20).sum()
+            loss.backward()
+            return x
+
+        return step
+
+    harshest(program)
+
+
 class _Reads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y):
