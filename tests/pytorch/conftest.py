@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.pytorch import cores
+from tests.pytorch.left import behind, settings
 from tests.pytorch.not_yet import NOT_YET
 
 torch.set_num_threads(1)
@@ -45,3 +46,10 @@ def core(request: pytest.FixtureRequest) -> Iterator[cores.Name]:
     name: cores.Name = getattr(request, "param", _OTHERS)
     with cores.taken(name):
         yield name
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = settings()
+    yield
+    assert behind(before) == []

@@ -28,7 +28,6 @@ from rekindle.pytorch.operators._replay import Recipe as Recipe
 from rekindle.pytorch.operators._replay import changed_size as changed_size
 from rekindle.pytorch.operators._replay import checksum as checksum
 from rekindle.pytorch.operators._replay import foreign_input as foreign_input
-from rekindle.pytorch.operators._replay import generator_of as generator_of
 from rekindle.pytorch.operators._replay import modified_input as modified_input
 from rekindle.pytorch.operators._replay import resized_input as resized_input
 from rekindle.pytorch.operators._replay import run_again as run_again

@@ -1,0 +1,46 @@
+"""What a test could leave behind in the process, for others to stumble over."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+import torch.optim.optimizer as optimizers
+from torch.nn.modules import module as modules
+
+_PATCHED: Any = (torch.Tensor, torch.UntypedStorage, torch._C.TensorBase, threading.Thread)
+
+
+def settings() -> dict[str, Any]:
+    """Modes, hooks, switches and classes of PyTorch as they are now."""
+    found: dict[str, Any] = {
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "hooks before optimizers": list(optimizers._global_optimizer_pre_hooks),
+        "hooks after optimizers": list(optimizers._global_optimizer_post_hooks),
+        "hooks before modules": list(modules._global_forward_pre_hooks),
+        "hooks after modules": list(modules._global_forward_hooks),
+    }
+    for each in _PATCHED:
+        found[f"attributes of {each.__name__}"] = dict(vars(each))
+    return found
+
+
+def behind(before: dict[str, Any]) -> list[str]:
+    """What is not as it was `before`; lazily made attributes may have come."""
+    changed: list[str] = []
+    for name, now in settings().items():
+        was = before[name]
+        if name.startswith("attributes"):
+            changed += [f"{name}: {key}" for key in was if now.get(key) is not was[key]]
+        elif now != was:
+            changed.append(f"{name}: {was} -> {now}")
+    return changed
