@@ -66,7 +66,7 @@ ROOMS = {
         "online": {"devices", "tensors", "operators"},
         "held": {"tensors", "operators", "online"},
         "swap": {"devices", "tensors", "operators", "online"},
-        "learned": {"operators", "online"},
+        "learned": {"devices", "operators", "online"},
         "native": {"operators", "online"},
         "planned": {"devices", "operators"},
         "chains": {"tensors"},

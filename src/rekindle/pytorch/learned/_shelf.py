@@ -17,6 +17,7 @@ from typing import Any, Final, final
 import torch
 
 from rekindle._types import Bytes
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._walk import GRAPH
 
@@ -157,8 +158,8 @@ class Shelf:
 
 
 def _name_of(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if is_accelerator(device):
+        return accelerator.name_of(device)
     return f"{device.type} {platform.machine()}"
 
 
