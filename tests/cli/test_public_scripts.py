@@ -39,7 +39,7 @@ class Script:
 
 
 ALL = [
-    Script("plain", ("--save-model",), 0.85, "weights.pt"),
+    Script("plain", ("--save-model",), 0.7, "weights.pt"),
     Script("vision", (), 0.6, "weights.pt"),
     Script("vision", ("--amp", "--channels-last", "--workers=1"), 0.6, "weights.pt"),
     Script("language", tuple(FOR_TRAINER.split()), 0.4, "out/model.safetensors", "transformers"),
