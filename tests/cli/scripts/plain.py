@@ -13,16 +13,19 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 8, 3, 1)
-        self.conv2 = nn.Conv2d(8, 16, 3, 1)
+        self.conv2 = nn.Conv2d(8, 8, 3, 1)
+        self.conv3 = nn.Conv2d(8, 8, 3, 1)
+        self.conv4 = nn.Conv2d(8, 8, 3, 1)
         self.dropout1 = nn.Dropout(0.25)
         self.dropout2 = nn.Dropout(0.5)
-        self.fc1 = nn.Linear(16 * 6 * 6, 32)
+        self.fc1 = nn.Linear(8 * 4 * 4, 32)
         self.fc2 = nn.Linear(32, 10)
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
-        x = F.relu(self.conv2(x))
-        x = self.dropout1(F.max_pool2d(x, 2))
+        x = self.dropout1(F.relu(self.conv2(x)))
+        x = self.dropout1(F.relu(self.conv3(x)))
+        x = F.max_pool2d(F.relu(self.conv4(x)), 2)
         x = F.relu(self.fc1(torch.flatten(x, 1)))
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 

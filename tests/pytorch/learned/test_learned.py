@@ -4,6 +4,7 @@ test sees the same; but for a few, "planned" here is what another policy would h
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from rekindle.schedule import verify
 from rekindle.trace import chain
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.test_models import differing, everything, plainly
-from tests.pytorch.tracker import Tracker, measure
+from tests.pytorch.tracker import Measured, Tracker, measure
 
 WIDTH, BATCH = 64, 128
 
@@ -79,8 +80,13 @@ def six(training: Training) -> None:
         training.step(number)
 
 
+@functools.cache
+def measured(steps: Steps) -> Measured:
+    return measure(lambda: steps(Training()))
+
+
 def budget_of(fraction: float = 0.5, steps: Steps = six) -> int:
-    return measure(lambda: steps(Training())).budget(fraction)
+    return measured(steps).budget(fraction)
 
 
 def assert_alike(steps: Steps, budget: int, **options: Any) -> Run:
