@@ -8,7 +8,7 @@ from then on. What finds another way raises, because the memory that it reads is
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -68,8 +68,15 @@ def escapes_seen(shells: Shells) -> Iterator[None]:
                 if hasattr(module, name):
                     replace(stack, module, name, hand_out)
         # Kernels of one's own, which are called with tensors and read them unseen.
-        replace(stack, Function, "apply", lambda apply: classmethod(look(apply.__func__)))
+        replace(stack, Function, "apply", lambda apply: classmethod(look(_unbound(apply))))
         for name in ("apply", "apply_boxed"):
             if hasattr(BackwardCFunction, name):
                 replace(stack, BackwardCFunction, name, look)
         yield
+
+
+def _unbound(method: Any) -> Callable[..., Any]:
+    """A class method as a function of the class. From torch 2.14 on it is one of C's."""
+    if hasattr(method, "__func__"):
+        return method.__func__
+    return lambda kind, *args, **kwargs: method.__get__(None, kind)(*args, **kwargs)

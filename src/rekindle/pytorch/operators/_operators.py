@@ -120,6 +120,7 @@ COLLECTIVES_IN_PLACE = {
     "c10d::alltoall_base_",
     "c10d::broadcast_",
     "c10d::gather_",
+    "c10d::gather_into_tensor_",  # from torch 2.14 on
     "c10d::recv_",
     "c10d::recv_any_source_",
     "c10d::reduce_",
