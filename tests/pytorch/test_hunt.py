@@ -181,6 +181,15 @@ def test_a_step_that_the_budget_does_not_see_is_interrupted_as_well() -> None:
         assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
 
 
+def test_what_any_mode_changes_is_no_complaint() -> None:
+    """In inference mode PyTorch computes some products otherwise below a dispatch mode."""
+    blocks = ("transposed", "tied")
+    loop = Loop(blocks, "distilled", loss=LOSSES[1], place="every other step", steps=2, seed=355)
+    found = complaint_of(loop, EVERYTHING, 1.0)
+    assert found is not None
+    assert found.excepted
+
+
 def test_what_is_known_is_said_of_a_part_and_a_complaint() -> None:
     plainest = Loop(("tanh",), loss=LOSSES[1])
     loops = [replace(plainest, blocks=(name,)) for name in BLOCKS]

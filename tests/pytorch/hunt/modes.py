@@ -132,13 +132,19 @@ MODES = {
 
 
 class Contexts:
-    """What `budget` and `planned` mean to a program that runs in a mode, and what was seen."""
+    """What `budget` and `planned` mean to a program that runs in a mode, and what was seen.
 
-    def __init__(self, mode: Mode | None, amount: int = 0, *, counting: bool = False) -> None:
+    below: without one, `budget` is a dispatch mode that does nothing.
+    """
+
+    def __init__(
+        self, mode: Mode | None, amount: int = 0, *, counting: bool = False, below: bool = False
+    ) -> None:
         #: Recomputations included. With everything evicted they grow with the square of those of
         #: the program, at the smallest budget sometimes faster.
         self.most_operators: float = math.inf
         self.mode, self.amount, self.counting = mode, amount, counting
+        self.below = below
         self.peak = 0
         self.operators = 0
         self.runs: list[Any] = []
@@ -149,7 +155,8 @@ class Contexts:
     def budget(self) -> Iterator[None]:
         """Entered by the program wherever it likes."""
         if self.mode is None or self.mode.planned:
-            yield
+            with Tracker() if self.below else nullcontext():
+                yield
             return
         tracker = _Watch(self, self.mode)
         with tracker:
