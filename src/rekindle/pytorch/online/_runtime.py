@@ -48,6 +48,7 @@ from rekindle.pytorch.operators import (
     PLAIN_TENSORS,
     Invocation,
     Operator,
+    Positions,
     Signature,
     bytes_of_dynamic,
     check_higher_order,
@@ -83,6 +84,7 @@ class Runtime:
         #: While an optimizer's step runs unseen: what is to be called if it failed.
         self.interrupted: Callable[[], None] | None = None
         self.without_grad = False  #: what is made with grad mode off has recipes as well
+        self._positions = Positions()
         self._no_recipes = 1  # for how many reasons it has none
 
     # -- operators ------------------------------------------------------------------------------
@@ -181,6 +183,9 @@ class Runtime:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
                     written_over(driver, invocation, False, hidden=True)
                 raise
+            if invocation.random and recording:  # no budget counts what a recipe keeps
+                note = self._positions.note
+                invocation.random = tuple((of, note(state)) for of, state in invocation.random)
             register(driver, invocation, recording, result)
             if engine.memory > engine.budget and not operator.writes:
                 driver.make_room(0, operator.name)  # more than anybody could know
