@@ -111,7 +111,13 @@ class Runtime:
             place = None if driver.streams is None else driver.place_of(invocation.tensors)
             signature = invocation.signature = signature_of(operator, invocation.key, place)
             recording = (
-                (torch.is_grad_enabled() or (self.without_grad and invocation.outside_grad_mode()))
+                (
+                    torch.is_grad_enabled()
+                    or (
+                        (self.without_grad or operator.differentiated)
+                        and invocation.outside_grad_mode()
+                    )
+                )
                 and not invocation.opaque
                 and not operator.opaque
                 and not self.never_recompute
