@@ -191,7 +191,7 @@ class Runtime:
                 raise
             if invocation.random and recording:  # no budget counts what a recipe keeps
                 note = self._positions.note
-                invocation.random = tuple((of, note(state)) for of, state in invocation.random)
+                invocation.noted = tuple((of, note(state)) for of, state in invocation.random)
             register(driver, invocation, recording, result)
             if engine.memory > engine.budget and not operator.writes:
                 driver.make_room(0, operator.name)  # more than anybody could know

@@ -26,7 +26,8 @@ def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 hooks.register_optimizer_step_post_hook(_remember)
 
-_load = torch.optim.Optimizer.load_state_dict
+_optimizers: Any = torch.optim.Optimizer
+_load = _optimizers.load_state_dict
 
 
 @functools.wraps(_load)
@@ -35,7 +36,7 @@ def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
     _warm.add(optimizer)
 
 
-torch.optim.Optimizer.load_state_dict = _load_and_remember  # there is no hook for all of them
+_optimizers.load_state_dict = _load_and_remember  # there is no hook for all of them
 
 
 def warm_optimizers() -> WeakValueDictionary[int, Any]:
