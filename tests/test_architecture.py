@@ -92,6 +92,7 @@ THIRD_PARTIES = {
     "planners._milp": {"numpy", "highspy"},
     "native._build": {"torch"},
     "pytorch": {"torch"},
+    "pytorch.operators._positions": {"torch", "numpy"},  # its generator has the same recurrence
     "report._plot": {"matplotlib"},
     "integrations.huggingface": {"transformers"},
     "integrations.lightning": {"lightning"},

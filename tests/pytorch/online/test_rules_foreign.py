@@ -289,6 +289,29 @@ def test_weights_in_foreign_memory(evict: Any) -> None:
 
 
 @pytest.mark.parametrize("evict", ["saved", "anything"])
+@pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
+def test_weights_that_were_loaded(mmap: bool, evict: Any, tmp_path: Path) -> None:
+    """`torch.load` returns memory that nobody can tell from lent one."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (nn.Linear(32, 32), nn.Tanh())]
+    ours, batch = nn.Sequential(*layers), torch.randn(64, 32)
+    ours(batch).sum().backward()
+    wanted = [weight.grad for weight in ours.parameters()]
+    torch.save(ours.state_dict(), tmp_path / "weights.pt")
+    ours.load_state_dict(torch.load(tmp_path / "weights.pt", mmap=mmap), assign=True)
+    ours.zero_grad()
+    with rekindle.budget("1GiB", device="cpu", evict=evict) as run:
+        loss = ours(batch).sum()
+        let_all_go(run)
+        loss.backward()
+    assert run.recomputations > 0
+    for weight, gradient in zip(ours.parameters(), wanted, strict=True):
+        assert weight.grad is not None
+        assert gradient is not None
+        assert torch.equal(weight.grad, gradient)
+
+
+@pytest.mark.parametrize("evict", ["saved", "anything"])
 def test_weights_that_others_modify_meanwhile(evict: Any) -> None:
     """Not in silence. What variables hold could not come back at the end either."""
     array = np.full(WIDTH, 0.5, np.float32)

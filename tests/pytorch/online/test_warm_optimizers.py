@@ -81,6 +81,19 @@ def _state(program: Program) -> list[Any]:
     return [value for state in program.optimizer.state.values() for value in state.values()]
 
 
+@pytest.mark.parametrize("evict", ["saved", "anything"])
+def test_what_was_loaded_counts_before_its_first_step(evict: Evict) -> None:
+    ours, cold = Program(warm=False), Program(warm=False)
+    ours.optimizer.load_state_dict(Program().optimizer.state_dict())
+    with rekindle.budget("1GiB", evict=evict) as run:
+        cold.forward()
+    before = run.peak
+    with rekindle.budget("1GiB", evict=evict) as run:
+        ours.forward()
+    assert run.peak >= before + ours.bytes_of_state
+    assert run.report().at_peak.categories[OPTIMIZER] == ours.bytes_of_state
+
+
 def test_captures_have_it() -> None:
     ours, cold = Program(), Program(warm=False)
     more = rekindle.simulate(rekindle.capture(ours.forward)).peak

@@ -48,6 +48,7 @@ from rekindle.pytorch.operators import (
     PLAIN_TENSORS,
     Invocation,
     Operator,
+    Positions,
     Signature,
     bytes_of_dynamic,
     check_higher_order,
@@ -83,6 +84,7 @@ class Runtime:
         #: While an optimizer's step runs unseen: what is to be called if it failed.
         self.interrupted: Callable[[], None] | None = None
         self.without_grad = False  #: what is made with grad mode off has recipes as well
+        self._positions = Positions()
         self._no_recipes = 1  # for how many reasons it has none
 
     # -- operators ------------------------------------------------------------------------------
@@ -109,7 +111,13 @@ class Runtime:
             place = None if driver.streams is None else driver.place_of(invocation.tensors)
             signature = invocation.signature = signature_of(operator, invocation.key, place)
             recording = (
-                (torch.is_grad_enabled() or (self.without_grad and invocation.outside_grad_mode()))
+                (
+                    torch.is_grad_enabled()
+                    or (
+                        (self.without_grad or operator.differentiated)
+                        and invocation.outside_grad_mode()
+                    )
+                )
                 and not invocation.opaque
                 and not operator.opaque
                 and not self.never_recompute
@@ -181,6 +189,9 @@ class Runtime:
                 if invocation.written:  # a part of it, maybe: what is there is what counts
                     written_over(driver, invocation, False, hidden=True)
                 raise
+            if invocation.random and recording:  # no budget counts what a recipe keeps
+                note = self._positions.note
+                invocation.noted = tuple((of, note(state)) for of, state in invocation.random)
             register(driver, invocation, recording, result)
             if engine.memory > engine.budget and not operator.writes:
                 driver.make_room(0, operator.name)  # more than anybody could know

@@ -1,4 +1,4 @@
-"""Optimizers that made a step somewhere in this process: they have a state, and that counts.
+"""Optimizers that made a step in this process, or were given a state: it counts.
 
 Where a budget is entered anew for each step, no operator shows the state before `step()` does, when
 activations have come and gone. Who owns a parameter that is seen has its state in memory as well.
@@ -6,6 +6,7 @@ activations have come and gone. Who owns a parameter that is seen has its state 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -16,20 +17,32 @@ from torch import Tensor
 
 from rekindle.pytorch.tensors import homes_of, tensors_of
 
-_stepped: WeakSet[Any] = WeakSet()
+_warm: WeakSet[Any] = WeakSet()
 
 
 def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _stepped.add(optimizer)
+    _warm.add(optimizer)
 
 
 hooks.register_optimizer_step_post_hook(_remember)
+
+_optimizers: Any = torch.optim.Optimizer
+_load = _optimizers.load_state_dict
+
+
+@functools.wraps(_load)
+def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    _load(optimizer, *args, **kwargs)
+    _warm.add(optimizer)
+
+
+_optimizers.load_state_dict = _load_and_remember  # there is no hook for all of them
 
 
 def warm_optimizers() -> WeakValueDictionary[int, Any]:
     """Those that have a state, by the addresses of the storages of their parameters."""
     found: WeakValueDictionary[int, Any] = WeakValueDictionary()
-    for optimizer in list(_stepped):
+    for optimizer in list(_warm):
         if optimizer.state:
             for group in optimizer.param_groups:
                 for home in homes_of(group["params"]):

@@ -17,6 +17,8 @@ from rekindle.pytorch.operators._operators import check_higher_order as check_hi
 from rekindle.pytorch.operators._operators import operator as operator
 from rekindle.pytorch.operators._operators import unseen_collective as unseen_collective
 from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_kernels
+from rekindle.pytorch.operators._positions import Position as Position
+from rekindle.pytorch.operators._positions import Positions as Positions
 from rekindle.pytorch.operators._random import drawing_again as drawing_again
 from rekindle.pytorch.operators._random import drawn_from as drawn_from
 from rekindle.pytorch.operators._random import generator_of as generator_of

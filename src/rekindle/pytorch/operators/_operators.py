@@ -175,6 +175,7 @@ class Operator:
     __slots__ = (
         "content",
         "counted_first",
+        "differentiated",
         "doubt",
         "dynamic",
         "foreign",
@@ -275,6 +276,10 @@ class Operator:
             if self._writes(position)
         )
         self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
+        #: Has a backward pass of its own: what it is made of runs with grad mode off.
+        self.differentiated = (
+            self.foreign and not effect and not self.writes and _has_autograd(func)
+        )
 
     def _writes(self, position: int) -> bool:
         return any(position == written for written, _ in self.written)
@@ -323,6 +328,13 @@ def unseen_collective(name: str) -> Unsupported:
 def _is_composed(func: Any) -> bool:
     composed = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
     return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(composed)
+
+
+def _has_autograd(func: Any) -> bool:
+    keys: Any = torch._C.DispatchKey
+    return isinstance(func, OpOverload) and any(
+        func.has_kernel_for_dispatch_key(key) for key in (keys.Autograd, keys.AutogradCPU)
+    )
 
 
 def _content(name: str) -> int:

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.operators._positions import Position
 
 #: Generators that a call draws from, each with its state before.
 Drawn = tuple[tuple[torch.Generator, Tensor], ...]
+#: The same for a recipe, in little memory.
+Noted = tuple[tuple[torch.Generator, Tensor | Position], ...]
 
 
 def generator_of(
@@ -45,14 +48,15 @@ def drawn_from(generators: Iterable[torch.Generator]) -> Drawn:
 
 
 @contextmanager
-def drawing_again(drawn: Drawn) -> Iterator[None]:
+def drawing_again(drawn: Noted) -> Iterator[None]:
     """Inside, generators go on from where they were then; afterwards from where they are now."""
     if not drawn:
         yield
         return
     with ExitStack() as stack:
         for generator, state in drawn:
-            stack.enter_context(_from(generator, state))
+            then = state.state() if type(state) is Position else state
+            stack.enter_context(_from(generator, then))
         yield
 
 

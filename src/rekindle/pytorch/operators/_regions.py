@@ -54,6 +54,7 @@ class Region:
     content = 0
     counted_first = scaled = False
     results = 1
+    differentiated = False  # grad mode is as `training` says
     foreign = indexing = marks = overwriting = resizes = returns_written = routing = False
     sees_requires_grad = separating = view = False
 

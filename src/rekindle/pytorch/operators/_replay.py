@@ -67,7 +67,7 @@ class Recipe:
     ) -> None:
         self.signature = invocation.signature
         self.extras = invocation.extras
-        self.random = invocation.random  #: generators, and their states before the call
+        self.random = invocation.noted  #: generators, and their states before the call
         self.grad_mode = invocation.grad_mode
         #: PyTorch's own, as they stood
         self.switches = switches.now(invocation.operator.precise)

@@ -22,7 +22,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
 from rekindle.pytorch.operators._operators import Operator
-from rekindle.pytorch.operators._random import Drawn
+from rekindle.pytorch.operators._random import Drawn, Noted
 from rekindle.pytorch.tensors import (
     COMPLEX,
     MOST_KEPT,
@@ -73,6 +73,7 @@ class Invocation:
         "grad_mode",
         "inputs",
         "key",
+        "noted",
         "opaque",
         "operator",
         "private",
@@ -93,6 +94,7 @@ class Invocation:
         self.written: tuple[int, ...] = ()  #: which tensors are written
         self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
         self.random: Drawn = ()
+        self.noted: Noted = ()  #: the same, for a recipe
         self.private: list[Tensor] = []  #: copies of foreign memory among the inputs
         self.grad_mode = True  #: as far as it is recorded
         parts: list[Any] = [operator, len(args)]

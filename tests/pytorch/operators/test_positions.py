@@ -1,0 +1,86 @@
+"""Where generators stood is found again exactly, and takes little memory."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+
+import rekindle
+from rekindle.pytorch.operators import Position, Positions
+from tests.pytorch.tracker import Tracker
+
+DRAWS: tuple[Callable[[Tensor, torch.Generator], object], ...] = (
+    lambda x, g: x.bernoulli_(0.5, generator=g),
+    lambda x, g: x.uniform_(generator=g),
+    lambda x, g: x.normal_(generator=g),  # keeps a number for the next time
+    lambda x, g: torch.randperm(len(x), generator=g),
+    lambda x, g: torch.normal(0.0, 1.0, (1,), generator=g),
+)
+
+
+@pytest.mark.parametrize("largest", [3, 500, 5_000, 60_000])
+def test_each_is_found_again(largest: int) -> None:
+    rng = random.Random(largest)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
+    positions, noted = Positions(), []
+    for _ in range(120):
+        generator = generators[rng.random() < 0.1]
+        if rng.random() < 0.02:
+            generator.manual_seed(rng.randrange(9))
+        state = generator.get_state()
+        noted.append((positions.note(state), state))
+        rng.choice(DRAWS)(torch.empty(rng.randint(1, largest)), generator)
+    rng.shuffle(noted)
+    for position, state in noted:
+        assert type(position) is Position
+        assert torch.equal(position.state(), state)
+
+
+@pytest.mark.parametrize(("numbers", "share"), [(16, 100), (1_000, 16), (100_000, 1)])
+def test_what_they_take(numbers: int, share: int) -> None:
+    """Words of 2,496 bytes in the place of states of 5,056, and kept for many positions at once if
+    little is drawn in between."""
+    generator = torch.Generator().manual_seed(3)
+    positions, mask = Positions(), torch.empty(numbers)
+    noted = []
+    for _ in range(400):
+        noted.append(positions.note(generator.get_state()))
+        mask.bernoulli_(0.5, generator=generator)
+    assert _bytes_of(noted) <= 400 * (2_496 / share + 120)
+
+
+def _bytes_of(noted: list[object]) -> int:
+    """Of what positions keep, each object once."""
+    kept = {
+        id(part): len(part) for p in noted for part in gc.get_referents(p) if type(part) is bytes
+    }
+    return sum(kept.values())
+
+
+def test_a_thousand_dropouts_within_a_budget() -> None:
+    """States of 5,056 bytes each would take four times the budget."""
+    torch.manual_seed(0)
+    width = 1_000
+    x = torch.ones(width, requires_grad=True)
+    budget = 4 * width * 300
+    with Tracker() as tracker, rekindle.budget(budget, device="cpu") as run:
+        y = x
+        for _ in range(1_000):
+            y = dropout(y, 0.001)
+        states = _bytes_of(_positions())
+    assert run.evictions > 500
+    assert tracker.peak <= budget
+    assert 0 < states < 250_000
+    del y, run
+    assert not _positions()
+
+
+def _positions() -> list[object]:
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) is Position]
