@@ -12,7 +12,6 @@ import torch
 
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
-from tests.pytorch.not_yet import NOT_YET
 
 torch.set_num_threads(1)
 
@@ -30,14 +29,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         alone = metafunc.definition.get_closest_marker("python_core")
         names = ("python",) if alone is not None else cores.BOTH
         metafunc.parametrize("core", names, indirect=True)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = {name: reason for reason, names in NOT_YET.items() for name in names}
-    for item in items:
-        name = f"{item.path.stem}::{item.name}"
-        if name in missing:
-            item.add_marker(pytest.mark.xfail(reason=f"native core: {missing[name]}"))
 
 
 @pytest.fixture(autouse=True)
