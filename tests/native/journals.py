@@ -35,10 +35,14 @@ def entries(words: Iterable[int]) -> Iterator[Entry]:
 
 
 class Replay:
-    """The engine in Python, told what the journal tells."""
+    """The engine in Python, told what the journal tells. `driven`: by a driver, which does some
+    things to storages by itself."""
 
-    def __init__(self, budget: int | None, policy: Policy, *, advised: bool = False) -> None:
+    def __init__(
+        self, budget: int | None, policy: Policy, *, advised: bool = False, driven: bool = False
+    ) -> None:
         self.engine = Engine(budget, Advised(policy) if advised else policy)
+        self.driven = driven
         self.storages: dict[int, Storage] = {}
         self.told: list[Entry] = []  # of the call that is to come
         self.acted: list[Entry] = []
@@ -115,8 +119,17 @@ class Replay:
         if entry.kind == "call":
             self.perform(self.engine.call(call, held=held))
         else:
+            if self.driven:
+                self.prepare(call)
             freed = self.engine.admit(call, held=held)
             self.perform([Free(storage.id) for storage in freed])
+
+    def prepare(self, call: Call) -> None:
+        """What a driver does before it admits a call."""
+        for value in call.inputs:
+            value.storage.last_access = self.engine.clock
+        for output, source in call.overwrites:  # handles mean what is there now
+            output.storage.references, source.storage.references = source.storage.references, 0
 
     def value(self, entry: Entry) -> Value:
         return self.storages[entry.id].values[entry.number]

@@ -18,6 +18,7 @@ torch.set_num_threads(1)
 #: The tests of these modules run once for each core.
 _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
+    "test_collectives", "test_steps_are_whole", "test_warm_optimizers",
 )  # fmt: skip
 #: All others have this one, wherever it does what they ask for.
 _OTHERS: Any = os.environ.get("REKINDLE_TEST_CORE", "python")
@@ -34,7 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True)
 def core(request: pytest.FixtureRequest) -> Iterator[cores.Name]:
     """The core that a budget has which does not say."""
-    name: cores.Name = getattr(request, "param", _OTHERS)
+    alone = request.node.get_closest_marker("python_core")
+    name: cores.Name = getattr(request, "param", "python" if alone is not None else _OTHERS)
     with cores.taken(name):
         yield name
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rekindle.pytorch.context import _cores
-from rekindle.pytorch.native import NativeDriver, _runtime, core, why_not
+from rekindle.pytorch.native import NativeDriver, core, is_seen, why_not
 
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
@@ -76,7 +76,7 @@ def tune_no_more() -> None:
 
 def entered() -> bool:
     """Whether operators of this thread are seen by the native core."""
-    return bool(_runtime._key) and _runtime.is_seen()
+    return is_seen()
 
 
 def let_go_now(driver: NativeDriver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ from torch.nn.attention.flex_attention import flex_attention
 import rekindle
 from rekindle.engine import Call
 from rekindle.pytorch import Run
+from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import _driver
 from rekindle.pytorch.operators import _operators
 from rekindle.pytorch.operators._regions import Region
 from rekindle.pytorch.operators._replay import run_again
+from tests.pytorch import cores
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 
@@ -81,9 +84,13 @@ def names_of_recomputed() -> Iterator[set[str]]:
         names.add(call.name)
         return run_again(call, in_place=in_place)
 
+    native: list[Any] = []
+    cores.tune(native.append)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_driver, "run_again", noting)
         yield names
+    for driver in native:
+        names.update(map(shown_name, driver.core.again(driver.handle)))
 
 
 def test_with_the_eager_backend_operators_run_again() -> None:

@@ -107,6 +107,7 @@ class Inside(Dataset[Tensor]):
         return torch.tensor([budget._active is not None, len(modes) > 0])
 
 
+@pytest.mark.python_core("looks for its dispatch mode")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where cores are few
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_are_outside(workers: int) -> None:

@@ -123,7 +123,7 @@ def _torch() -> tuple[list[str], list[str], str]:
         raise Unbuildable("torch is not installed")
     import torch
 
-    home = Path(spec.origin).parent
+    home = Path(spec.origin).resolve().parent  # by whichever link it was found
     include = home / "include"
     abi = int(torch.compiled_with_cxx11_abi())
     flags = [

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import rekindle
 from rekindle.pytorch.context import _budget
+from tests.pytorch import cores
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import measure
 
@@ -121,6 +122,7 @@ def test_a_thread_from_before_is_outside() -> None:
     assert run.peak == 0
 
 
+@pytest.mark.python_core("looks for its dispatch mode")
 @pytest.mark.parametrize("evict", MODES)
 def test_what_it_starts_is_inside_too(evict: Evict) -> None:
     seen: list[bool] = []
@@ -163,6 +165,19 @@ def test_a_thread_that_outlives_the_budget_is_outside_from_then_on(evict: Evict)
         assert driver() is None
         pool.submit(ours.step).result()
     assert differing(ours.state(), plain.state()) == []
+
+
+@pytest.mark.parametrize("core", cores.BOTH, indirect=True)
+def test_nor_is_it_within_the_next_budget(core: cores.Name) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with rekindle.budget("1GiB"):
+            pool.submit(lambda: torch.ones(10).exp()).result()
+        with rekindle.budget(1_000) as run:
+            hoard = pool.submit(lambda: torch.ones(100_000).exp()).result()
+            assert run.peak == 0
+            pool.submit(lambda: torch.ones(10, requires_grad=True).exp().sum().backward()).result()
+            assert run.peak == 0
+        del hoard
 
 
 @torch.library.custom_op("test_threads::twice", mutates_args=())

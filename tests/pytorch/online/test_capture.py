@@ -59,6 +59,7 @@ def test_a_step_is_a_valid_trace_with_the_peak_that_was_there(case: Case) -> Non
     assert peak - plain.peak <= 64
 
 
+@pytest.mark.python_core("the native one measures prices of its own")
 @each_case
 def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
     trace, peak = captured(case)

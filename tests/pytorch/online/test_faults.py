@@ -146,6 +146,7 @@ class Full(Tracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
 def test_what_the_device_refuses_is_tried_again_with_less_in_memory() -> None:
     """The budget is far too large for the device: more and more is evicted, and it works."""
     weight = vector(True)
@@ -159,6 +160,7 @@ def test_what_the_device_refuses_is_tried_again_with_less_in_memory() -> None:
     run._driver.engine.check()
 
 
+@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
 def test_no_more_is_evicted_than_the_device_lacks() -> None:
     weight = vector(True)
     with Full(40 * weight.nbytes) as device, rekindle.budget(1000 * weight.nbytes) as run:
@@ -169,6 +171,7 @@ def test_no_more_is_evicted_than_the_device_lacks() -> None:
     assert held > 20 * weight.nbytes
 
 
+@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
 @pytest.mark.parametrize("text", ["CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory"])
 def test_a_library_that_has_no_memory_is_tried_again(text: str) -> None:
     weight = vector(True)
@@ -179,6 +182,7 @@ def test_a_library_that_has_no_memory_is_tried_again(text: str) -> None:
     assert device.refused > 0
 
 
+@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
 def test_a_device_that_is_too_small_says_who_holds_its_memory() -> None:
     weight = vector(True)
 
@@ -215,6 +219,7 @@ class OutOfMemoryAfter(Tracker):
         return result
 
 
+@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
 @pytest.mark.parametrize("grad_mode", [True, False], ids=["recorded", "unrecorded"])
 def test_what_is_tried_again_draws_the_same_random_numbers(grad_mode: bool) -> None:
     def draw() -> Tensor:

@@ -15,6 +15,7 @@ from rekindle.pytorch.online._runtime import Runtime
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import Tracker, measure
 
+pytestmark = pytest.mark.python_core("counts what passes its dispatch mode")
 WIDTH = 32
 LookedAt = Callable[[Callable[[], object]], int]
 

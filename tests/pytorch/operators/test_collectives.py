@@ -12,6 +12,7 @@ from rekindle.pytorch.operators._operators import (
     COLLECTIVES_WITHOUT_RESULT,
     operator,
 )
+from tests.pytorch.harsh import deeper
 
 NAMES = torch._C._dispatch_get_all_op_names()
 IN_PLACE = sorted(name for name in NAMES if name.startswith("c10d::") and name.endswith("_"))
@@ -41,3 +42,30 @@ def test_one_that_nobody_knows_is_refused() -> None:
     with rekindle.budget(1_000_000), refused:
         torch.ops.c10d.rotate_([torch.ones(3)], 1)
     library._destroy()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="built without them")
+def test_what_one_writes_is_not_what_its_recipe_says() -> None:
+    """(R3): what was gathered is kept, though it lies where something else was computed."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+
+        def gradient(amount: str) -> torch.Tensor:
+            torch.manual_seed(20)
+            weight = torch.rand(1_000, requires_grad=True)
+            with rekindle.budget(amount) as run:
+                gathered = weight.detach().exp()  # can be computed again
+                distributed.all_gather([gathered], torch.ones(1_000))
+                loss = deeper(weight * gathered, 8).sum()
+                del gathered
+                loss.backward()
+            recomputations.append(run.recomputations)
+            assert weight.grad is not None
+            return weight.grad
+
+        recomputations: list[int] = []
+        assert torch.equal(gradient("1MiB"), gradient("60KB"))
+        assert recomputations[0] == 0 < recomputations[1]
+    finally:
+        distributed.destroy_process_group()

@@ -1,6 +1,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -25,11 +26,31 @@ Active& the_active() {
     return made;
 }
 
+// Which driver this thread joined. 0: none, as a thread of autograd's, which works for whoever is
+// active.
+std::uint64_t& joined() noexcept {
+    thread_local std::uint64_t which = 0;
+    return which;
+}
+
+std::uint64_t next_ordinal() noexcept {
+    static std::atomic<std::uint64_t> made = 0;
+    return made.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<Driver> active() {
     const std::lock_guard<SpinLock> guard(the_active().flag);
-    return the_active().driver;
+    const c10::intrusive_ptr<Driver>& driver = the_active().driver;
+    if (driver && joined() != 0 && joined() != driver->ordinal) {
+        return {};
+    }
+    return driver;
+}
+
+void join(const Driver* driver) noexcept {
+    joined() = driver == nullptr ? 0 : driver->ordinal;
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {
@@ -37,7 +58,7 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     std::swap(the_active().driver, driver);
 }
 
-Driver::Driver(Bytes budget) : engine(budget, *this) {
+Driver::Driver(Bytes budget) : engine(budget, *this), ordinal(next_ordinal()) {
     drivers().push_back(this);
 }
 

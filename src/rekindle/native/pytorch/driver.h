@@ -83,6 +83,7 @@ private:
     Ref<Storage> resizing_;
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes, for the time being
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
+    Addresses<bool> awaited_;
 
 public:
     Engine engine;
@@ -95,8 +96,13 @@ public:
     std::vector<const Facts*> again;  // what ran again, if somebody counts
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
+    Nanoseconds sample_at = 0;        // clock at which a sample of it is due
     Bytes in_flight = 0;              // of results of operators that run just now
-    bool look_due = false;  // who has memory is to be asked: there is more of it than ever
+    bool look_due = false;         // who has memory is to be asked: there is more of it than ever
+    bool sample_due = false;       // how much there is, at this clock
+    bool owners_due = false;       // somebody is to be told what is in `met`
+    std::vector<const void*> met;  // storages that somebody waited for
+    bool tell_ranges = false;      // of the profiler, amid the step of an optimizer
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
 
@@ -105,6 +111,9 @@ public:
 
     // What Python calls it.
     std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
+
+    // Which one of the process it is, from 1: no other ever is.
+    const std::uint64_t ordinal;
 
     // -- storages -------------------------------------------------------------------------------
 
@@ -145,6 +154,15 @@ public:
     void keep(const c10::TensorImpl& tensor);
     // Its memory counts from now on.
     void meet(const c10::TensorImpl& tensor);
+
+    // Somebody waits for the storage at `home` to be met.
+    void await(const void* home) { awaited_.put(home, true); }
+
+    // An optimizer will write it, step after step: it is a constant (R4), or each could be computed
+    // again from all steps before.
+    void keep_from_now_on(const c10::TensorImpl& tensor);
+    // What can only be computed from it as it is now is brought back, and stays (R4).
+    void save_what_needs(const c10::TensorImpl& tensor);
     // What is in `home` is about to be cut off, or to grow. Returns whether it is known.
     bool about_to_resize(c10::StorageImpl& home, Bytes nbytes);
     // It has been.
@@ -249,8 +267,11 @@ void Driver::perform(F&& events, const char* who) {
     bereft_.clear();
 }
 
-// Within whose budget this process is; null: in none. Any thread may ask, without the lock.
+// Within whose budget this process is; null: in none. Any thread may ask, without the lock. One
+// that joined an earlier budget, and goes on, is in none.
 c10::intrusive_ptr<Driver> active();
+// This thread of Python's is within the budget of `driver`; null: in none.
+void join(const Driver* driver) noexcept;
 void set_active(c10::intrusive_ptr<Driver> driver);
 
 }  // namespace rekindle

@@ -108,7 +108,9 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.resizes = facts.moves || facts.name.starts_with("aten::resize");
     read_arguments(facts, schema);
     read_returns(facts, schema);
-    facts.view = facts.view || facts.name.starts_with("profiler::");
+    facts.marks = facts.name.starts_with("profiler::");
+    facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
+    facts.view = facts.view || facts.marks;
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;

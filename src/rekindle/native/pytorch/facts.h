@@ -61,6 +61,8 @@ struct Facts final {
     bool opaque = false;   // never run again
     bool unseen = false;   // may write nobody knows what (R11)
     bool product = false;  // of matrices or the like: there is a precision to choose
+    bool marks = false;    // a range of the profiler begins or ends
+    bool ends = false;     // it ends
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };

@@ -49,9 +49,7 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
     if (!packed) {
         keep_as_it_is(tensor);
     }
-    if (driver_->look_due) {
-        tell_peak(*driver_);
-    }
+    tell(*driver_);
 }
 
 bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
@@ -127,9 +125,7 @@ at::Tensor Handle::call_unpack_hook() {
         TORCH_CHECK(home, "a value that should be in memory is not; please report this");
         return in(home);
     });
-    if (driver_->look_due) {
-        tell_peak(*driver_);
-    }
+    tell(*driver_);
     return found;
 }
 

@@ -188,9 +188,12 @@ void Invocation::take_text(std::string_view text) {
 
 // The running statistics that this call writes behind the schema's back (R6).
 void Invocation::take_statistics(const torch::jit::Stack& stack) {
-    written.clear();
     const auto given = torch::jit::last(stack, facts.arguments);
     const auto [mean, variance, training] = facts.traits.statistics;
+    if (mean < 0) {
+        return;  // the schema says what it writes
+    }
+    written.clear();
     const auto n = static_cast<int>(facts.arguments);
     if (training >= 0 && training < n && given[static_cast<std::size_t>(training)].isBool() &&
         !given[static_cast<std::size_t>(training)].toBool()) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "around_steps.h"
 #include "conversions.h"
 #include "driver.h"
 #include "for_tests.h"
@@ -73,6 +74,16 @@ PyObject* start(PyObject* arguments) {
     return PyUnicode_FromString(why_not.c_str());
 }
 
+// learn_traits(name, flags): of an operator that is made just now
+PyObject* learn_traits(PyObject* arguments) {
+    const char* name = nullptr;
+    rekindle::Traits made;
+    parse(arguments, "si", &name, &made.flags);
+    const Locked lock;
+    rekindle::learn_traits(name, made);
+    return nothing();
+}
+
 // new(budget) -> driver; a negative budget is none
 PyObject* make(PyObject* arguments) {
     long long budget = 0;
@@ -92,11 +103,12 @@ PyObject* number(PyObject* arguments) {
     return PyLong_FromSsize_t(driver_of(driver).number());
 }
 
-// see(on): whether operators of this thread are seen
+// see(driver): operators of this thread are seen by it; None: by nobody any more
 PyObject* see(PyObject* arguments) {
-    int on = 0;
-    parse(arguments, "p", &on);
-    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, on != 0);
+    PyObject* driver;
+    parse(arguments, "O", &driver);
+    rekindle::join(driver == Py_None ? nullptr : &driver_of(driver));
+    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, driver != Py_None);
     return nothing();
 }
 
@@ -298,19 +310,6 @@ PyObject* follow_again(PyObject* arguments) {
     return nothing();
 }
 
-// forget_sources(driver): what is kept for nothing but to compute again what is there
-PyObject* forget_sources(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
-    rekindle::in_words(driver, [&] {
-        const Locked lock;
-        driver.settle();
-        driver.forget_sources();
-    });
-    return nothing();
-}
-
 // resized(driver): what was about to be
 PyObject* resized(PyObject* arguments) {
     PyObject* capsule;
@@ -348,6 +347,7 @@ PyObject* check(PyObject* arguments) {
 // forked(): in a child process nothing is within a budget
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forget_owner();
+    rekindle::join(nullptr);
     c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
     rekindle::set_active({});
     return nothing();
@@ -381,6 +381,7 @@ constexpr PyMethodDef method(const char* name) {
 
 PyMethodDef methods[] = {
     method<start>("start"),
+    method<learn_traits>("learn_traits"),
     method<make>("new"),
     method<number>("number"),
     method<see>("see"),
@@ -389,6 +390,13 @@ PyMethodDef methods[] = {
     method<numbers>("numbers"),
     method<set_peak>("set_peak"),
     method<look_above>("look_above"),
+    method<rekindle::sample_at>("sample_at"),
+    method<rekindle::set_budget>("set_budget"),
+    method<rekindle::tell_ranges>("tell_ranges"),
+    method<rekindle::await>("await_"),
+    method<rekindle::met>("met"),
+    method<rekindle::keep_from_now_on>("keep_from_now_on"),
+    method<rekindle::save_what_needs>("save_what_needs"),
     method<holders>("holders"),
     method<keep>("keep"),
     method<meet>("meet"),
@@ -397,7 +405,7 @@ PyMethodDef methods[] = {
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
     method<give_away>("give_away"),
-    method<forget_sources>("forget_sources"),
+    method<rekindle::forget_sources>("forget_sources"),
     method<step_back>("step_back"),
     method<follow_again>("follow_again"),
     method<never_recompute>("never_recompute"),

@@ -107,6 +107,43 @@ at::Tensor detached(const at::Tensor& tensor) {
     return made;
 }
 
+namespace {
+
+// Calls the method `name` of Python's; what it raises is thrown.
+template <class... Numbers>
+void ask(const char* name, const char* format, Numbers... numbers) {
+    if (Py_IsInitialized() == 0) {
+        return;
+    }
+    python_error raised;
+    {
+        const Gil gil;
+        PyObject* done = PyObject_CallMethod(python().answers, name, format, numbers...);
+        if (done != nullptr) {
+            Py_DECREF(done);
+            return;
+        }
+        raised.persist();
+    }
+    throw raised;
+}
+
+}  // namespace
+
+void tell_sample(Driver& driver) {
+    driver.sample_due = false;
+    ask("sample", "n", driver.number());
+}
+
+void tell_owners(Driver& driver) {
+    driver.owners_due = false;
+    ask("owners", "n", driver.number());
+}
+
+void tell_range(Driver& driver, bool ends) {
+    ask("range", "ni", driver.number(), ends ? 1 : 0);
+}
+
 void tell_peak(Driver& driver) {
     driver.look_due = false;
     if (Py_IsInitialized() == 0) {

@@ -39,6 +39,25 @@ bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
 at::Tensor detached(const at::Tensor& tensor);
 // Who has memory now, at a new peak: Python writes it down.
 void tell_peak(Driver& driver);
+// How much there is, now and then.
+void tell_sample(Driver& driver);
+// Parameters were met whose optimizer has a state from before, which counts as well.
+void tell_owners(Driver& driver);
+// A range of the profiler begins or ends amid an optimizer's step.
+void tell_range(Driver& driver, bool ends);
+
+// Tells all that is due.
+inline void tell(Driver& driver) {
+    if (driver.look_due) {
+        tell_peak(driver);
+    }
+    if (driver.sample_due) {
+        tell_sample(driver);
+    }
+    if (driver.owners_due) {
+        tell_owners(driver);
+    }
+}
 
 // A driver is gone, and so are all handles of it: Python will hear of it.
 void tell_gone(std::ptrdiff_t number) noexcept;

@@ -61,7 +61,11 @@ void run(
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, stack);
     } else if (facts.view) {
+        const bool tells = facts.marks && driver.tell_ranges;
         lock.unlock();
+        if (tells) {
+            tell_range(driver, facts.ends);
+        }
         pass(op, keys, stack);
     } else if (facts.moves) {
         set_memory(driver, facts, op, keys, stack, lock);
@@ -78,9 +82,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
         return;
     }
     in_words(*driver, [&] { run(*driver, op, keys, stack); });
-    if (driver->look_due) {
-        tell_peak(*driver);
-    }
+    tell(*driver);
 }
 
 }  // namespace

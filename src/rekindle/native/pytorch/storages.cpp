@@ -63,6 +63,7 @@ void Driver::account(Nanoseconds cost, Bytes nbytes) {
 
 void Driver::note_peak() noexcept {
     look_due = look_due || engine.memory > look_above;
+    sample_due = sample_due || engine.clock >= sample_at;
 }
 
 Driver::Resident* Driver::resident_at(c10::StorageImpl& home) noexcept {
@@ -126,6 +127,11 @@ Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
     const auto nbytes = static_cast<Bytes>(home.nbytes());
     if (nbytes > engine.budget - engine.memory) {
         make_room(nbytes, is_weight(tensor) ? "a parameter" : "a tensor of yours");
+    }
+    if (awaited_.size() != 0 && awaited_.find(&home) != nullptr) {
+        awaited_.take(&home);
+        met.push_back(&home);
+        owners_due = true;
     }
     return become_source(nullptr, home_of(tensor), &tensor);
 }
@@ -256,6 +262,28 @@ void Driver::keep(const c10::TensorImpl& tensor) {
 void Driver::meet(const c10::TensorImpl& tensor) {
     if (resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
         known(tensor);
+    }
+}
+
+void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
+    Record* record = known(tensor);
+    if (record == nullptr || !record->replayable) {
+        return;
+    }
+    if (!record->resident) {
+        use(*record);
+    }
+    perform([&] { engine.let_return(*record, false); });
+    if (may_forget(*record)) {
+        seal(*record);
+    }
+}
+
+void Driver::save_what_needs(const c10::TensorImpl& tensor) {
+    Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    Record* record = found == nullptr ? nullptr : found->record;
+    if (record != nullptr && record->consumed() && !record->replayable) {
+        forget(*record);
     }
 }
 

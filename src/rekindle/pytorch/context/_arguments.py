@@ -51,7 +51,8 @@ class Arguments:
             )
         self._check_evict()
         self.host(device_of(self.device))
-        self.core_on(device_of(self.device))
+        if self.core != "auto":  # which may take a minute to build, once it is entered
+            self.core_on(device_of(self.device))
 
     def _check_evict(self) -> None:
         if self.evict == "anything":

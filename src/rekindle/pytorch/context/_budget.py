@@ -252,7 +252,7 @@ class budget:
         else:
             runtime = Runtime(host.driver(self._budget, chosen))
         runtime.driver.assumed = given.device is None
-        run = Run(runtime.driver, self._budget, policy, record=given.record)
+        run = Run(runtime.driver, self._budget, policy, core, record=given.record)
         if given.learn and self._budget is not None:
             lessons = lessons_for(self._budget, device, cache=given.cache)
             learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
@@ -284,7 +284,6 @@ class budget:
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
-        run.core = str(core)
         self._runtime = runtime
         return run
 
@@ -292,20 +291,25 @@ class budget:
         module = native_core()
         assert module is not None, "a core that was chosen is there"
         driver: Any = NativeDriver(module, self._budget, device)
-        run = Run(driver, self._budget, policy_of(self._arguments.policy), record=False)
+        runtime = NativeRuntime(driver)
+        run = Run(driver, self._budget, policy_of(self._arguments.policy), core, record=False)
         with ExitStack() as stack:
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))
             stack.enter_context(trades_seen(driver.trading))
-            stack.enter_context(inherited(is_seen, partial(seen_in_thread, driver)))
+            steps = OptimizerSteps(runtime, None)
+            for hook in steps.watch():
+                stack.callback(hook.remove)
+            stack.callback(steps.leave)
             self._over = []
+            in_thread = partial(self._in_native_thread, driver, steps)
+            stack.enter_context(inherited(is_seen, in_thread))
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
-        run.core = str(core)
-        self._runtime: Any = NativeRuntime(driver)
+        self._runtime: Any = runtime
         return run
 
     def __exit__(
@@ -359,6 +363,19 @@ class budget:
             stack.callback(self._over.remove, over)
             del runtime, held, steps  # which this thread may outlive
             yield
+
+    @contextmanager
+    def _in_native_thread(self, driver: NativeDriver, steps: OptimizerSteps) -> Iterator[None]:
+        its_steps = steps.of_this_thread(None)
+        self._over.append(its_steps.over)
+        try:
+            with seen_in_thread(driver):
+                del driver, steps  # which this thread may outlive
+                yield
+        finally:
+            its_steps.leave()
+            if its_steps.over in self._over:
+                self._over.remove(its_steps.over)
 
 
 def _is_inside(runtime: Runtime) -> bool:

@@ -9,9 +9,10 @@ from typing import Literal, final
 import torch
 
 from rekindle._errors import Unsupported
-from rekindle.policies import Policy, Thrifty
+from rekindle.policies import Policy, Thrifty, policy_of
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native import why_not
+from rekindle.pytorch.online import device_of
 
 Core = Literal["auto", "native", "python"]
 
@@ -27,8 +28,12 @@ class Chosen:
     native: bool
     reason: str
 
+    @property
+    def name(self) -> Literal["native", "python"]:
+        return "native" if self.native else "python"
+
     def __str__(self) -> str:
-        return f"{'native' if self.native else 'python'}, {self.reason}"
+        return f"{self.name}, {self.reason}"
 
 
 def chosen_core(
@@ -55,6 +60,13 @@ def chosen_core(
             "core in Python where the native one cannot be had"
         )
     return Chosen(True, "as asked for")
+
+
+def core_for(
+    policy: Policy | type[Policy] | str | None, device: str | torch.device | None
+) -> Chosen:
+    """The core of a budget of which nothing else is asked."""
+    return chosen_core("auto", policy_of(policy), device_of(device), {})
 
 
 def _obstacle(policy: Policy, device: torch.device, needs_python: Mapping[str, bool]) -> str:

@@ -12,6 +12,7 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 from rekindle.policies import Policy
+from rekindle.pytorch.context._cores import Chosen
 from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.learned import Learner
 from rekindle.pytorch.online import Capture, Driver, Places, Step
@@ -26,11 +27,11 @@ class Run:
     """What one `rekindle.budget(...)` did so far; stays readable after the context."""
 
     def __init__(
-        self, driver: Driver, budget: Bytes | None, policy: Policy, *, record: bool
+        self, driver: Driver, budget: Bytes | None, policy: Policy, core: Chosen, *, record: bool
     ) -> None:
         self.budget = budget
         self.policy = policy
-        self.core = "python"  #: which core runs it, and why
+        self.core = core  #: which one runs it, and why
         self._driver = driver
         driver.recorder = Recorder() if record else None
         driver.whole = driver.capture = Capture() if record else None
@@ -92,7 +93,7 @@ class Run:
         return f"{memory}; step {step.number}: {_events(step.evictions, step.overhead)}"
 
     def __repr__(self) -> str:
-        return f"<rekindle.Run: {self.status()}>"
+        return f"<rekindle.Run: {self.status()}; core: {self.core}>"
 
     @property
     def evictions(self) -> int:
@@ -181,7 +182,7 @@ class Run:
             report = report_of(driver, self.budget)
         else:
             report = report_of(driver, self.budget, self.trace, self.record)
-        report = replace(report, core=self.core)
+        report = replace(report, core=str(self.core))
         if self._learner is None:
             return report
         return replace(report, advice=(*report.advice, self._learner.told()))

@@ -1,9 +1,10 @@
 """The same runtime with a core in C++: for what runs per operator, saved tensor and death."""
 
 from rekindle.pytorch.native._core import core as core
+from rekindle.pytorch.native._core import why_no_native_core as why_no_native_core
 from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
+from rekindle.pytorch.native._higher import is_seen as is_seen
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
-from rekindle.pytorch.native._runtime import is_seen as is_seen
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import NoRoom
+from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import leaves, out_of_budget
 from rekindle.pytorch.operators import (
     changed_size,
@@ -28,6 +29,7 @@ class Answers:
     def out_of_budget(
         self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
     ) -> OutOfBudget:
+        who = shown_name(who)
         driver = drivers.get(number)
         shortage = NoRoom(needed, memory, budget, None)
         if driver is None:  # the context is over, and nobody has its `run` any more
@@ -69,3 +71,19 @@ class Answers:
         driver = drivers.get(number)
         if driver is not None:
             driver.peak.look()
+
+    def sample(self, number: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None:
+            driver.sample()
+
+    def owners(self, number: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None:
+            driver.meet_states()
+
+    def range(self, number: int, ends: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None and driver.undo is not None:
+            driver.undo.marked(entering=not ends)
+            driver.undo_no_more()

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from rekindle.native import extension
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._answers import Answers
+from rekindle.pytorch.native._higher import ONCE
 from rekindle.pytorch.operators import EFFECTS, SUMS_OF_PRODUCTS, traits, views
 
 NAME: Final = "_torch"
@@ -37,15 +38,13 @@ def core(*, build: bool = True) -> ModuleType | None:
     if module is None:
         _started["why not"] = why_not_built(NAME) or "it has not been compiled yet"
         return None
-    reason = module.start(
-        Answers(),
-        torch.Tensor,
-        Parameter,
-        [tuple(each) for each in traits()],
-        EFFECTS,
-        SUMS_OF_PRODUCTS,
-        views(),
-    )
+    try:
+        reason = module.start(
+            Answers(), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
+            SUMS_OF_PRODUCTS, views(),
+        )  # fmt: skip
+    except RuntimeError as error:  # somebody else registered first
+        reason = f"it cannot be installed: {str(error).splitlines()[0]}"
     if reason:
         _started["why not"] = reason
         _started["module"] = None
@@ -59,3 +58,8 @@ def core(*, build: bool = True) -> ModuleType | None:
 def why_not() -> str:
     """Why `core()` returned None the last time, in a few words."""
     return _started.get("why not", "")
+
+
+def why_no_native_core() -> str:
+    """Builds it if it is not there yet. Empty: it is there; else why it cannot be."""
+    return "" if core() is not None else why_not()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.native._answers import drivers
+from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import (
     CATEGORIES,
     GRADIENTS,
@@ -29,8 +30,11 @@ from rekindle.pytorch.online import (
     Owners,
     Snapshot,
     Steps,
+    Undo,
     leaves,
+    state_of,
     users_line,
+    warm_optimizers,
 )
 
 # Flags of a holder, as in `native/pytorch/driver.h`.
@@ -75,7 +79,16 @@ class NativeEngine:
     def __init__(self, core: ModuleType, handle: Any, budget: Bytes | None) -> None:
         self._core = core
         self._handle = handle
-        self.budget: Bytes | float = float("inf") if budget is None else budget
+        self._budget: Bytes | float = float("inf") if budget is None else budget
+
+    @property
+    def budget(self) -> Bytes | float:
+        return self._budget
+
+    @budget.setter
+    def budget(self, nbytes: Bytes | float) -> None:
+        self._budget = nbytes
+        self._core.set_budget(self._handle, -1 if nbytes == float("inf") else nbytes)
 
     def now(self) -> _Numbers:
         return _Numbers(*self._core.numbers(self._handle))
@@ -149,6 +162,9 @@ class NativeDriver:
         self.busy = False
         self.owners = Owners()
         self.steps = Steps(self.engine)
+        self.undo: Undo | None = None  #: of the step that is running
+        self._warm = warm_optimizers()  # those with a state from before, by their parameters
+        core.await_(self.handle, list(self._warm))
         self.peak = NativePeak(self)
         self.refused: tuple[int, str, dict[str, Any]] | None = None  #: when, and how, the last time
         drivers[core.number(self.handle)] = self
@@ -185,6 +201,38 @@ class NativeDriver:
     def meet(self, tensor: Tensor) -> None:
         """The memory of `tensor` counts from now on."""
         self.core.meet(self.handle, tensor)
+
+    def meet_states(self) -> None:
+        """Parameters were met: the state of their optimizers from before counts as well."""
+        for address in self.core.met(self.handle):
+            optimizer = self._warm.pop(address, None)
+            if optimizer is not None and optimizer not in self.owners.optimizers:
+                self.owners.optimizers.add(optimizer)
+                for state in state_of(optimizer):
+                    self.meet(state)
+
+    def undo_no_more(self) -> None:
+        """Unless the step that may have to be undone is still running."""
+        if self.undo is not None and not self.undo.running:
+            self.undo = None
+            self.core.tell_ranges(self.handle, False)
+
+    def sample(self) -> None:
+        """How much memory there is now is noted for the picture of it over time."""
+        self.steps.sample()
+        self.core.sample_at(self.handle, self.steps.due)
+
+    def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
+        """An optimizer will write them, step after step."""
+        self.core.keep_from_now_on(self.handle, list(tensors))
+
+    def save_what_needs(self, tensors: Iterable[Tensor]) -> None:
+        """What can only be computed from them as they are is brought back, and stays (R4)."""
+        self.core.save_what_needs(self.handle, list(tensors))
+
+    def forget_sources(self) -> bool:
+        """What is kept for nothing but to compute again what is there goes; whether it did."""
+        return self.core.forget_sources(self.handle)
 
     def make_room(self, needed: Bytes, who: str) -> None:
         self.core.make_room(self.handle, needed, who)
@@ -224,7 +272,7 @@ class NativeDriver:
             category = _category(each, gradients, state)
             categories[category] += each.nbytes
             if category in (SAVED, PROGRAM, KEPT):
-                sites[each.site] += each.nbytes
+                sites[shown_name(each.site)] += each.nbytes
         ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
         now = self.engine.now()
         return Snapshot(now.memory, now.clock, users_line(), ordered, sites.most_common(5))

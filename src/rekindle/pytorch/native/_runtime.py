@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-import torch.optim.optimizer as hooks
-from torch._ops import _higher_order_ops
+from torch import Tensor
 
 from rekindle.pytorch.native._driver import NativeDriver
+from rekindle.pytorch.native._higher import compiled_regions_seen, teach_higher_order_operators
+from rekindle.pytorch.online import Undo
 
 
 @final
@@ -20,6 +21,7 @@ class NativeRuntime:
     def __init__(self, driver: NativeDriver) -> None:
         self.driver = driver
         self._never_recompute = 0
+        self.interrupted: Any = None  #: of nobody here
 
     @property
     def never_recompute(self) -> int:
@@ -31,65 +33,54 @@ class NativeRuntime:
         self.driver.core.never_recompute(self.driver.handle, depth - self._never_recompute)
         self._never_recompute = depth
 
+    # -- an optimizer's step (as `OptimizerSteps` asks for it) ----------------------------------
 
-@contextmanager
-def seen(driver: NativeDriver) -> Iterator[None]:
-    """Inside, operators of this thread and what autograd saves are the driver's.
+    def record_without_grad(self, record: bool) -> None:
+        """Here nothing is, ever."""
 
-    It knows the optimizers that make a step, for the report: whose state is whose.
-    """
-    core = driver.core
+    def unseen(self, func: Any, *args: Tensor) -> Tensor:
+        """Runs an operator of our own, whose result stays and counts."""
+        with torch.no_grad():
+            return func(*args)
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        core.forget_sources(driver.handle)
+    def undo(self, optimizer: Any, *, copies: bool) -> Undo:
+        """Puts back what a step of `optimizer` writes, if it fails."""
+        undo = Undo(self, optimizer, copies=copies, at_once=True)
+        self.driver.undo = undo
+        self.driver.core.tell_ranges(self.driver.handle, True)
+        return undo
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer made a step: one step of the program is over."""
+        driver = self.driver
+        driver.undo_no_more()
         driver.owners.optimizers.add(optimizer)
         driver.steps.over(driver.evictions, driver.recomputations)
 
-    hook = hooks.register_optimizer_step_post_hook(stepped)
+
+@contextmanager
+def seen(driver: NativeDriver) -> Iterator[None]:
+    """Inside, operators of this thread and what autograd saves are the driver's."""
+    core = driver.core
     core.enter(driver.handle)
     before = torch._C._dispatch_tls_local_include_set()
-    core.see(True)
+    core.see(driver.handle)
     try:
-        _teach_higher_order_operators(torch._C._dispatch_tls_local_include_set() - before)
-        yield
+        keys = torch._C._dispatch_tls_local_include_set() - before
+        teach_higher_order_operators(core, keys)
+        with compiled_regions_seen():
+            yield
     finally:
-        core.see(False)
-        hook.remove()
-
-
-_taught: set[str] = set()
-_key: list[Any] = []
-
-
-def is_seen() -> bool:
-    """Whether operators of this thread are: not amid one."""
-    included = torch._C._dispatch_tls_local_include_set()
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    return included.has(_key[0]) and not excluded.has(_key[0])
+        core.see(None)
 
 
 @contextmanager
 def seen_in_thread(driver: NativeDriver) -> Iterator[None]:
     """For a thread that was started inside. When the budget is over, what it runs just passes."""
     core = driver.core
+    core.see(driver.handle)
     del driver  # which the thread may outlive
-    core.see(True)
     try:
         yield
     finally:
-        core.see(False)
-
-
-def _teach_higher_order_operators(keys: Any) -> None:
-    """They ask each dispatch key for a kernel, and do not know that of the core: they pass it over.
-
-    What they run in their turn is seen, operator by operator.
-    """
-    if _higher_order_ops.keys() <= _taught:
-        return
-    key = keys.highestPriorityTypeId()  # Python has no name for it
-    _key.append(key)
-    for name, each in _higher_order_ops.items():
-        each.non_fallthrough_keys = each.non_fallthrough_keys.remove(key)
-        each._dispatch_cache.clear()
-        _taught.add(name)
+        core.see(None)

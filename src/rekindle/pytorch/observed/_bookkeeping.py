@@ -1,7 +1,7 @@
-"""What the runtime costs beside the operators themselves: Python that records, decides, rebuilds.
+"""What the runtime costs beside the operators themselves: code that records, decides, rebuilds.
 
-It depends on the machine, not on the program. Measured once for each process, on a chain of
-operators so small that there is little else.
+It depends on the machine and on the core, not on the program. Measured once for each process, on a
+chain of operators so small that there is little else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Nanoseconds
-from rekindle.pytorch.context import Run, budget
+from rekindle.policies import Policy
+from rekindle.pytorch.context import Core, Run, budget, core_for
 
 _LENGTH, _WIDTH = 120, 256
 _TIGHT = 30 * 4 * _WIDTH  # bytes: a quarter of the chain
@@ -30,20 +31,26 @@ class Prices(NamedTuple):
     again: Nanoseconds
 
 
+def prices(policy: Policy | None, device: str | torch.device | None) -> Prices:
+    """Those of the core that a budget of this policy on this device has."""
+    return prices_of(core_for(policy, device).name)
+
+
 @functools.cache
-def prices() -> Prices:
+def prices_of(core: Core) -> Prices:
     """The least of a few rounds; takes about a tenth of a second, the first time."""
     weight = torch.full((_WIDTH,), 0.5, requires_grad=True)
-    _chain(weight, budget.unlimited())  # what is seen for the first time is dearer
+    roomy = budget.unlimited(device="cpu", core=core)
+    _chain(weight, roomy)  # what is seen for the first time is dearer
     operator: list[Nanoseconds] = []
     again: list[Nanoseconds] = []
     for _ in range(_ROUNDS):
         plain, _ = _chain(weight, None)
-        roomy, _ = _chain(weight, budget.unlimited(device="cpu"))
-        tight, run = _chain(weight, budget(_TIGHT, device="cpu"))
+        kept, _ = _chain(weight, roomy.copy())
+        tight, run = _chain(weight, budget(_TIGHT, device="cpu", core=core))
         assert run is not None
-        operator.append((roomy - plain) // (2 * _LENGTH))
-        again.append((tight - roomy - run.recompute_ns) // max(1, run.recomputations))
+        operator.append((kept - plain) // (2 * _LENGTH))
+        again.append((tight - kept - run.recompute_ns) // max(1, run.recomputations))
     return Prices(max(0, min(operator)), max(0, min(again)))
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
-from rekindle.pytorch.context import Run, budget
+from rekindle.pytorch.context import Core, Run, budget
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.observed._bookkeeping import prices
+from rekindle.pytorch.observed._bookkeeping import prices, prices_of
 from rekindle.pytorch.observed._undo import Undo
 from rekindle.pytorch.online import Driver
 from rekindle.report._report import Report
@@ -62,22 +62,22 @@ def observe(
         _synchronize(run)
         return clock() - start
 
-    def within(*, record: bool = False) -> budget:
+    def within(*, record: bool = False, core: Core = "auto") -> budget:
         if amount is None:
-            return budget.unlimited(device=device, record=record)
-        return budget(amount, policy=policy, device=device, record=record)
+            return budget.unlimited(device=device, record=record, core=core)
+        return budget(amount, policy=policy, device=device, record=record, core=core)
 
     if not repeats:
         watch("running")
         with within(record=True) as run:
             step()
-        return _from_operators(run)
+        return _from_operators(run, policy, device)
     undo = Undo()
     plain: list[Nanoseconds] = []
     kept: list[Nanoseconds] = []
     try:
         watch("warming up")
-        warm = _warm(step, within(), undo)
+        warm = _warm(step, within(core="python"), undo)
         for number in range(repeats):  # in turns: a machine is not equally busy at all times
             watch(f"timing, {number + 1} of {repeats}")
             with within() as run, undo:
@@ -92,7 +92,7 @@ def observe(
     finally:
         undo.restore()
     if not plain:
-        plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
+        plain.append(max(1, min(kept) - prices(policy, device).operator * len(trace.ops)))
     noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
     return Observed(trace, report, min(plain), min(kept), noise)
 
@@ -100,7 +100,7 @@ def observe(
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:
     """A step amid training: with optimizer state, and all that it meets counted from the start."""
     try:
-        warm = _warm(step, budget.unlimited(device=device), undo)
+        warm = _warm(step, budget.unlimited(device=device, core="python"), undo)
         return _written(step, budget.unlimited(device=device, record=True), undo, warm).trace
     finally:
         undo.restore()
@@ -139,16 +139,16 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
     return run
 
 
-def _from_operators(run: Run) -> Observed:
+def _from_operators(run: Run, policy: Policy | None, device: str | torch.device | None) -> Observed:
     trace = run.trace
-    kept = trace.compute_ns + prices().operator * len(trace.ops)
+    kept = trace.compute_ns + prices(policy, device).operator * len(trace.ops)
     return Observed(trace, run.report(), max(1, trace.compute_ns), max(1, kept))
 
 
 def _lost(run: Run) -> Nanoseconds:
     if not run.recomputations:
         return 0
-    return run.recompute_ns + run.recomputations * prices().again
+    return run.recompute_ns + run.recomputations * prices_of(run.core.name).again
 
 
 def _synchronize(run: Run) -> None:

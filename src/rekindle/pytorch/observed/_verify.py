@@ -12,6 +12,7 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context import budget as budget_context
+from rekindle.pytorch.context import core_for
 from rekindle.pytorch.observed._before import Before
 from rekindle.pytorch.observed._observe import KINDS, Key, Outcome, observe
 from rekindle.pytorch.online import Audit, Site
@@ -113,7 +114,7 @@ class Verification:
 def verify(
     step: Callable[[], object], *, budget: str | int, policy: Policy | None = None
 ) -> Verification:
-    """Runs `step` twice without a budget and once within it, and says what is not the same.
+    """Runs `step` twice without a budget and within it, and says what is not the same.
 
     >>> def step():
     ...     model(batch).sum().backward()
@@ -126,8 +127,11 @@ def verify(
         at the end are parameters, buffers, gradients, the state of optimizers, schedulers and
         scalers, attributes of modules, every other tensor that operators wrote, and all random
         number generators; nothing has to be named. Nothing else may train meanwhile.
-    budget: bytes, as an int or as text, for the third run. The first two take what they take.
+    budget: bytes, as an int or as text, for the runs within it. The first two take what they take.
     policy: what to let go, one of `rekindle.policies`.
+
+    Within the budget it runs on the core in Python, which tells what gave something else when it
+    ran again, and where the native core is the one that a budget has, once more on that.
 
     Compared, bit for bit: results, gradients, parameters, buffers, optimizer state, other tensors
     that were there before, random number generators, and how often modules and hooks were called.
@@ -143,9 +147,14 @@ def verify(
         again = observe(step, before)
         before.restore()
         audit = Audit()
-        with budget_context(amount, policy=policy) as run:
+        with budget_context(amount, policy=policy, core="python") as run:
             run._driver.audit = audit
             within = observe(step, before, lambda: run._driver.work.mine)
+        runs = [within]
+        if core_for(policy, None).native:  # what the program will have; it tells less
+            before.restore()
+            with budget_context(amount, policy=policy, core="native"):
+                runs.append(observe(step, before))
     finally:
         before.restore()
     counts = Counter(kind for kind, _ in plain.left)
@@ -156,11 +165,11 @@ def verify(
         recomputations=run.recomputations,
         operators=len(plain.operators),
         compared={kind: counts[kind] for kind in KINDS if counts[kind]},
-        differing=_differing(plain, within),
+        differing=tuple(dict.fromkeys(key for each in runs for key in _differing(plain, each))),
         unstable=_differing(plain, again),
         recomputed_differently=tuple(audit.different),
         first_unstable=_first(plain, again),
-        first_differing=_first(plain, within),
+        first_differing=next(filter(None, (_first(plain, each) for each in runs)), None),
     )
 
 

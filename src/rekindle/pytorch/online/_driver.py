@@ -17,11 +17,11 @@ from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
-from rekindle.pytorch.online._history import forget_sources, knowing
+from rekindle.pytorch.online._history import forget_sources, keep_from_now_on, knowing
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
-from rekindle.pytorch.tensors import Memory
+from rekindle.pytorch.tensors import Memory, homes_of
 from rekindle.schedule import Action, Compute, Free
 
 Result = TypeVar("Result")
@@ -80,6 +80,23 @@ class Driver(Storages):
         self.poll()
         self.perform(self.engine.forget(source))
 
+    def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
+        """An optimizer will write them, step after step."""
+        keep_from_now_on(self, homes_of(tensors))
+
+    def save_what_needs(self, tensors: Iterable[Tensor]) -> None:
+        """What can only be computed from the weights as they are is brought back, and stays (R4):
+        later there might be no room for it."""
+        for home in homes_of(tensors):
+            watch = self.table.watches.get(home._cdata)
+            storage = None if watch is None else watch.storage
+            if storage is not None and storage.consumers and not storage.replayable:
+                self.forget(storage)
+
+    def forget_sources(self) -> bool:
+        """What is kept for nothing but to compute again what is there goes; whether it did."""
+        return forget_sources(self)
+
     def rescue(self, again: Callable[[], Result], out: RuntimeError, needed: Bytes) -> Result:
         """The device ran out of memory all the same: evicts as much as `needed` bytes, then four
         times that, then all, and tries again each time.
@@ -113,7 +130,7 @@ class Driver(Storages):
         try:
             self.perform(self.engine.make_room(needed), who)
         except OutOfBudget:
-            if not forget_sources(self):
+            if not self.forget_sources():
                 raise
             self.perform(self.engine.make_room(needed), who)
 

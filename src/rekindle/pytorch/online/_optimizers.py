@@ -27,11 +27,9 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._dry_run import bytes_of_step
-from rekindle.pytorch.online._history import forget_sources, keep_from_now_on
-from rekindle.pytorch.online._runtime import Runtime
 from rekindle.pytorch.online._undo import Undo, tensors_kept_by
 from rekindle.pytorch.operators import PLAIN_TENSORS
-from rekindle.pytorch.tensors import homes_of, unread
+from rekindle.pytorch.tensors import unread
 
 #: Their steps take the same memory again and again, and run nobody's code but their own.
 KNOWN: Final = frozenset({
@@ -74,12 +72,13 @@ class OptimizerSteps:
     """Stands before and after the step of every optimizer within one budget."""
 
     def __init__(
-        self, runtime: Runtime, mode: Any, threads: dict[int, OptimizerSteps] | None = None
+        self, runtime: Any, mode: Any, threads: dict[int, OptimizerSteps] | None = None
     ) -> None:
-        """`mode`: the budget's own in this thread; it hands every operator to its `runtime`."""
+        """`mode`: the budget's own in this thread; it hands every operator to its `runtime`. None:
+        the native core sees them without."""
         self._runtime = runtime
         self._driver = runtime.driver
-        self._mode = mode
+        self._mode: Any = mode
         self._thread = threading.get_ident()
         self._threads = {} if threads is None else threads  # who looks at the steps of each
         self._threads[self._thread] = self
@@ -134,7 +133,7 @@ class OptimizerSteps:
         engine.peak = max(engine.peak, begun.peak)
         if begun.undo is not None:
             begun.undo.end()
-            if self._mode.runtime is begun.undo:
+            if getattr(self._mode, "runtime", None) is begun.undo:
                 self._mode.runtime = self._runtime
         if begun.passes:
             _push_mode(self._mode)
@@ -193,14 +192,14 @@ class OptimizerSteps:
             tensors = [*tensors_kept_by(optimizer), *_gradients_of(optimizer)]
             for tensor in tensors:
                 driver.meet(tensor)  # or it would seem to come of the step
-            keep_from_now_on(driver, homes_of(tensors))
+            driver.keep_from_now_on(tensors)
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
             name = f"{type(optimizer).__name__}.step()"
             written_down = driver.capture is not None or driver.recorder is not None
             if (predictable or seen is not None) and not written_down:
-                self._save_what_needs(optimizer)
+                driver.save_what_needs(_tensors_of(optimizer))
             passes = seen is not None and predictable and self._may_pass(optimizer)
             undo = None
             needed = seen.needed if seen is not None else None
@@ -208,21 +207,21 @@ class OptimizerSteps:
                 needed = bytes_of_step(optimizer, driver.device)
             if needed is not None and not (written_down and engine.has_room(needed)):
                 driver.make_room(needed, name)  # who replays a trace makes room as it goes
+            memory = engine.memory
             if not predictable:
-                undo = Undo(self._runtime, optimizer, copies=seen is None)
+                undo = self._runtime.undo(optimizer, copies=seen is None)
             if passes:
                 assert seen is not None
                 engine.account(0, seen.needed)
                 engine.account(seen.cost, -seen.needed)
             self._begun = _Begun(
-                kind, passes, undo,
-                engine.peak, engine.memory, engine.compute_ns, _changes(driver),
-            )  # fmt: skip
+                kind, passes, undo, engine.peak, memory, engine.compute_ns, _changes(driver)
+            )
             self._runtime.record_without_grad(False)  # what it makes lives on, and changes
             engine.peak = engine.memory
             if driver.watcher is not None:
                 driver.watcher.optimizing = True
-            if undo is not None:
+            if undo is not None and self._mode is not None:
                 self._mode.runtime = undo
             if passes:
                 self._runtime.interrupted = self.recover
@@ -231,7 +230,7 @@ class OptimizerSteps:
     def _after(self, optimizer: Any) -> None:
         with self._driver.lock:
             self._driver.settle()
-            forget_sources(self._driver)
+            self._driver.forget_sources()
         begun, driver, engine = self._begun, self._driver, self._driver.engine
         if self._nested:
             self._nested -= 1
@@ -253,7 +252,7 @@ class OptimizerSteps:
         From here on the versions of what the step writes are not known any more (R7).
         """
         driver = self._driver
-        if type(optimizer) not in KNOWN or not _are_alone(optimizer):
+        if self._mode is None or type(optimizer) not in KNOWN or not _are_alone(optimizer):
             return False
         watched = driver.capture, driver.recorder, driver.audit, driver.places
         if any(each is not None for each in watched):
@@ -272,15 +271,6 @@ class OptimizerSteps:
         for storage in written:
             storage.payload.version = -1
         return True
-
-    def _save_what_needs(self, optimizer: Any) -> None:
-        """What can only be computed from the weights as they are is brought back, and stays (R4):
-        later there might be no room for it."""
-        for home in homes_of(_tensors_of(optimizer)):
-            watch = self._driver.table.watches.get(home._cdata)
-            storage = None if watch is None else watch.storage
-            if storage is not None and storage.consumers and not storage.replayable:
-                self._driver.forget(storage)
 
 
 def _changes(driver: Driver) -> tuple[int, int]:

@@ -42,6 +42,7 @@ from rekindle.pytorch.online._recording import (
     written_over,
 )
 from rekindle.pytorch.online._turns import let_others_act
+from rekindle.pytorch.online._undo import Undo
 from rekindle.pytorch.operators import (
     COMPILED,
     COUNT_BYTES,
@@ -56,6 +57,7 @@ from rekindle.pytorch.operators import (
     signature_of,
     tensors_in,
 )
+from rekindle.pytorch.operators import operator as operator_of
 from rekindle.pytorch.tensors import (
     COUNTERS,
     EXOTIC,
@@ -238,6 +240,19 @@ class Runtime:
     def mark(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A range of the profiler begins or ends: nothing to do here."""
         return operator.func(*args, **kwargs)
+
+    def unseen(self, func: Any, *args: Tensor) -> Tensor:
+        """Runs an operator of our own, whose result stays and counts."""
+        self.never_recompute += 1
+        try:
+            with torch.no_grad():
+                return self.run(operator_of(func), args, {})
+        finally:
+            self.never_recompute -= 1
+
+    def undo(self, optimizer: Any, *, copies: bool) -> Undo:
+        """Puts back what a step of `optimizer` writes, if it fails."""
+        return Undo(self, optimizer, copies=copies)
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step: one step of the program is over."""

@@ -18,8 +18,7 @@ from torch._ops import HigherOrderOperator
 
 from rekindle._errors import OutOfBudget
 from rekindle.pytorch.online._contents import PutBack, put_back
-from rekindle.pytorch.online._runtime import Runtime
-from rekindle.pytorch.operators import Operator, operator, whole, written_by
+from rekindle.pytorch.operators import Operator, whole, written_by
 from rekindle.pytorch.tensors import homes_of
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
@@ -29,13 +28,17 @@ _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
 class Undo:
     """In the place of the runtime while one optimizer steps: it hears of every operator."""
 
-    def __init__(self, runtime: Runtime, optimizer: Any, *, copies: bool) -> None:
-        """Without `copies` nothing is put back; an error then says so."""
+    def __init__(
+        self, runtime: Any, optimizer: Any, *, copies: bool, at_once: bool = False
+    ) -> None:
+        """Without `copies` nothing is put back; an error then says so. `at_once`: who does not hear
+        of every operator copies all that the step might write, before it begins."""
         self.driver = runtime.driver
         self.running = True
         self._runtime = runtime
         self._name = type(optimizer).__name__
         self._copies = copies
+        self._at_once = at_once
         self._depth = 1  # of ranges of the profiler: one is around every step
         self._homes: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._before: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
@@ -48,6 +51,8 @@ class Undo:
             self._contents.append(put_back(vars(optimizer), {}))
             for home in homes_of(tensors_kept_by(optimizer)):
                 self._homes.setdefault(home._cdata, weakref.ref(home))
+                if self._at_once:
+                    self._about_to_write(home)
 
     def run(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if facts.writes and self._copies and self.running:
@@ -64,15 +69,18 @@ class Undo:
         return self._runtime.set_memory(facts, args, kwargs)
 
     def mark(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.marked(entering="enter" in facts.name)
+        return self._runtime.mark(facts, args, kwargs)
+
+    def marked(self, *, entering: bool) -> None:
         """A range of the profiler begins or ends: the outermost one when the step is over, also
         by an error, which no hook of an optimizer hears of."""
-        self._depth += 1 if "enter" in facts.name else -1
+        self._depth += 1 if entering else -1
         if self.running and not self._depth:
             error = sys.exc_info()[1]
             if isinstance(error, OutOfBudget):
                 self._failed(error)
             self.end()
-        return self._runtime.mark(facts, args, kwargs)
 
     def end(self) -> None:
         """The step is over, and stays as it is."""
@@ -96,10 +104,10 @@ class Undo:
         engine = self.driver.engine
         budget = engine.budget
         try:
-            self._unseen(_COPY, whole(home), copy)
+            self._runtime.unseen(_COPY, whole(home), copy)
         except OutOfBudget:  # to have back what was made amid the step; here that must not matter
             engine.budget = float("inf")
-            self._unseen(_COPY, whole(home), copy)
+            self._runtime.unseen(_COPY, whole(home), copy)
         finally:
             engine.budget = budget
 
@@ -107,16 +115,7 @@ class Undo:
         address = home._cdata
         known = self._homes.get(address)
         if known is not None and known() is home and address not in self._before:
-            self._before[address] = home, self._unseen(_CLONE, whole(home))
-
-    def _unseen(self, func: Any, *args: Tensor) -> Tensor:
-        """Runs an operator of our own, whose result stays and counts."""
-        self._runtime.never_recompute += 1
-        try:
-            with torch.no_grad():
-                return self._runtime.run(operator(func), args, {})
-        finally:
-            self._runtime.never_recompute -= 1
+            self._before[address] = home, self._runtime.unseen(_CLONE, whole(home))
 
 
 def tensors_kept_by(optimizer: Any) -> Iterator[Tensor]:

@@ -24,6 +24,7 @@ from rekindle.pytorch.operators._random import drawn_from as drawn_from
 from rekindle.pytorch.operators._random import generator_of as generator_of
 from rekindle.pytorch.operators._random import generators_of as generators_of
 from rekindle.pytorch.operators._regions import COMPILED as COMPILED
+from rekindle.pytorch.operators._regions import REGION as REGION
 from rekindle.pytorch.operators._regions import region_of as region_of
 from rekindle.pytorch.operators._regions import regions_shown as regions_shown
 from rekindle.pytorch.operators._replay import Recipe as Recipe

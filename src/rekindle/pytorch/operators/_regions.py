@@ -25,6 +25,7 @@ from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
 from rekindle.pytorch.operators._random import Drawn, drawn_from, generators_of
 
 COMPILED = "inductor_compiled_code"
+REGION = "inductor::compiled_region"
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def regions_shown() -> Iterator[None]:
 class Region:
     """What `Operator` says of an operator, said of the code of one graph."""
 
-    name = "inductor::compiled_region"
+    name = REGION
     precise = True
     returns_tensors = True
     random = True  # to put the generator back costs less than to find out

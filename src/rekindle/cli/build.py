@@ -1,0 +1,32 @@
+"""`rekindle build`: compiles the native cores ahead of time."""
+
+from __future__ import annotations
+
+import click
+
+from rekindle.cli._options import examples
+
+
+@click.command(
+    epilog=examples(
+        "rekindle build",
+        "CXX=clang++ rekindle build",
+        exits="1: one of them cannot be built; the core in Python runs in its place.",
+    )
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Compile the native cores now, not when they are first needed.
+
+    There are two, for budgets and for the simulator. Each is compiled for the PyTorch and the
+    compiler that are here, which takes minutes, and kept in the user's cache: the next time there
+    is nothing to do.
+    """
+    from rekindle import native
+    from rekindle.pytorch import why_no_native_core
+
+    simulator = "" if native.engine() is not None else native.why_not(native.ENGINE)
+    reasons = {"simulator": simulator, "budgets": why_no_native_core()}
+    for name, reason in reasons.items():
+        click.echo(f"native core, {name}: {f'not there, {reason}' if reason else 'ready'}")
+    ctx.exit(1 if any(reasons.values()) else 0)

@@ -1,0 +1,124 @@
+#include "around_steps.h"
+
+#include <vector>
+
+#include "conversions.h"
+#include "mutex.h"
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+// Has `act` done to each tensor of a list.
+template <class F>
+PyObject* for_each_tensor(PyObject* arguments, F&& act) {
+    PyObject *capsule, *tensors;
+    parse(arguments, "OO", &capsule, &tensors);
+    Driver& driver = driver_of(capsule);
+    const Object each(PySequence_Fast(tensors, "tensors: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        const c10::TensorImpl& tensor = tensor_of(PySequence_Fast_GET_ITEM(each.get(), i));
+        in_words(driver, [&] {
+            const Locked lock;
+            driver.settle();
+            if (has_memory(tensor)) {
+                act(driver, tensor);
+            }
+        });
+    }
+    return nothing();
+}
+
+}  // namespace
+
+// sample_at(driver, nanoseconds): the clock at which one is due
+PyObject* sample_at(PyObject* arguments) {
+    PyObject* capsule;
+    long long clock = 0;
+    parse(arguments, "OL", &capsule, &clock);
+    const Locked lock;
+    driver_of(capsule).sample_at = clock;
+    return nothing();
+}
+
+// set_budget(driver, bytes); a negative one is none
+PyObject* set_budget(PyObject* arguments) {
+    PyObject* capsule;
+    long long budget = 0;
+    parse(arguments, "OL", &capsule, &budget);
+    const Locked lock;
+    driver_of(capsule).engine.budget = budget < 0 ? UNLIMITED : budget;
+    return nothing();
+}
+
+// tell_ranges(driver, on): of the profiler
+PyObject* tell_ranges(PyObject* arguments) {
+    PyObject* capsule;
+    int on = 0;
+    parse(arguments, "Op", &capsule, &on);
+    const Locked lock;
+    driver_of(capsule).tell_ranges = on != 0;
+    return nothing();
+}
+
+// await(driver, addresses of storages): `owners` is to be told when one is met
+PyObject* await(PyObject* arguments) {
+    PyObject *capsule, *addresses;
+    parse(arguments, "OO", &capsule, &addresses);
+    const Object each(PySequence_Fast(addresses, "addresses: a list"));
+    const Locked lock;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        void* home = PyLong_AsVoidPtr(PySequence_Fast_GET_ITEM(each.get(), i));
+        must(PyErr_Occurred() == nullptr);
+        driver_of(capsule).await(home);
+    }
+    return nothing();
+}
+
+// met(driver) -> the addresses of storages that were met, of those that somebody waits for
+PyObject* met(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    std::vector<const void*> found;
+    {
+        const Locked lock;
+        found.swap(driver_of(capsule).met);
+    }
+    Object list(PyList_New(0));
+    for (const void* home : found) {
+        const Object address(PyLong_FromVoidPtr(const_cast<void*>(home)));
+        must(PyList_Append(list.get(), address.get()) == 0);
+    }
+    return list.give();
+}
+
+// keep_from_now_on(driver, tensors)
+PyObject* keep_from_now_on(PyObject* arguments) {
+    return for_each_tensor(arguments, [](Driver& driver, const c10::TensorImpl& tensor) {
+        driver.keep_from_now_on(tensor);
+    });
+}
+
+// save_what_needs(driver, tensors)
+PyObject* save_what_needs(PyObject* arguments) {
+    return for_each_tensor(arguments, [](Driver& driver, const c10::TensorImpl& tensor) {
+        driver.save_what_needs(tensor);
+    });
+}
+
+// forget_sources(driver): what is kept for nothing but to compute again what is there goes
+// -> whether anything did
+PyObject* forget_sources(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    const bool any = in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        return driver.forget_sources();
+    });
+    return PyBool_FromLong(any ? 1 : 0);
+}
+
+}  // namespace rekindle

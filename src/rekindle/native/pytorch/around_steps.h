@@ -1,0 +1,18 @@
+// What Python asks of the core around the step of an optimizer, as `OptimizerSteps` does it, and
+// for the figures of each step.
+#pragma once
+
+struct _object;
+
+namespace rekindle {
+
+_object* sample_at(_object* arguments);
+_object* set_budget(_object* arguments);
+_object* tell_ranges(_object* arguments);
+_object* await(_object* arguments);
+_object* met(_object* arguments);
+_object* keep_from_now_on(_object* arguments);
+_object* save_what_needs(_object* arguments);
+_object* forget_sources(_object* arguments);
+
+}  // namespace rekindle

@@ -1,0 +1,36 @@
+"""`rekindle build` compiles ahead of time, and says what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rekindle import native, pytorch
+from rekindle.cli import main
+
+
+def test_what_is_there_is_ready() -> None:
+    if pytorch.why_no_native_core():
+        pytest.skip(f"no native core: {pytorch.why_no_native_core()}")
+    done = CliRunner().invoke(main, ["build"])
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [
+        "native core, simulator: ready",
+        "native core, budgets: ready",
+    ]
+
+
+def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native._build, "_found", {})
+    monkeypatch.setattr(pytorch.native._core, "_started", {})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = CliRunner().invoke(main, ["build"])
+    assert done.exit_code == 1
+    reason = "not there, no C++ compiler: $CXX is no-such-compiler, which is not found"
+    assert done.output.splitlines() == [
+        f"native core, simulator: {reason}",
+        f"native core, budgets: {reason}",
+    ]

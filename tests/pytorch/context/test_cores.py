@@ -1,0 +1,150 @@
+"""Which core `core="auto"` takes, and that it says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.policies import DEFAULT, DTR, Thrifty
+from rekindle.pytorch.context import _cores
+from tests.pytorch import cores
+
+ROOT = Path(__file__).parents[3]
+
+#: What a program prints that enters a budget where native is the preferred core.
+PROGRAM = """
+import torch, rekindle
+from rekindle.pytorch.context import _cores
+_cores.PREFERRED = "native"
+weight = torch.ones(10, requires_grad=True)
+with rekindle.budget("1MiB") as run:
+    weight.sin().sum().backward()
+print(run.core)
+print(torch.equal(weight.grad, weight.detach().cos()))
+"""
+
+
+@pytest.fixture
+def _preferred() -> Any:
+    with cores.taken("native"):
+        yield
+
+
+def chosen(**settings: Any) -> rekindle.Run:
+    with rekindle.budget("1GiB", **settings) as run:
+        torch.ones(3, requires_grad=True).sin().sum().backward()
+    return run
+
+
+@pytest.mark.usefixtures("_preferred")
+def test_native_where_it_does_all_that_is_asked_for() -> None:
+    run = chosen()
+    assert str(run.core) == "native, the default"
+    assert "core: native, the default>" in repr(run)
+    assert "core            native, the default" in str(run.report())
+
+
+@pytest.mark.usefixtures("_preferred")
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"record": True}, "it does not do record=True"),
+        ({"learn": True}, "it does not do learn"),
+        ({"swap": "1MiB"}, "it does not do swap"),
+        ({"evict": "anything"}, 'it does not do evict="anything"'),
+        ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),
+        ({"policy": "lru"}, "it knows no policy but Thrifty(), and LRU"),
+        ({"core": "python"}, "as asked for"),
+    ],
+    ids=str,
+)
+def test_python_where_something_else_is_asked_for(settings: dict[str, Any], reason: str) -> None:
+    run = chosen(**settings)
+    assert str(run.core).startswith(f"python, {reason}")
+    assert f"core: python, {reason}" in repr(run)
+    assert f"core            python, {reason}" in str(run.report())
+
+
+@pytest.mark.usefixtures("_preferred")
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_python_on_other_devices(kind: str) -> None:
+    core = _cores.chosen_core("auto", DEFAULT, torch.device(kind), {})
+    assert str(core) == f"python, it works on the CPU, and the budget is for {kind}"
+
+
+@pytest.mark.usefixtures("_preferred")
+def test_python_for_a_policy_of_the_program_s_own() -> None:
+    class Mine(Thrifty):
+        """Not the one that the native core knows."""
+
+    assert "python" in str(_cores.chosen_core("auto", Mine(), torch.device("cpu"), {}))
+
+
+def test_nothing_is_built_before_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building takes a minute; a budget may stand above a function that is never called."""
+    monkeypatch.setattr(_cores, "PREFERRED", "native")
+    monkeypatch.setattr(_cores, "native_core", lambda: pytest.fail("built"))
+    rekindle.budget("1GiB")
+
+
+def _told(environment: Mapping[str, str], program: str = PROGRAM) -> list[str]:
+    """What the program prints; nothing else, and no warning."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    environment = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    assert _told(environment) == [
+        "python, no C++ compiler: $CXX is no-such-compiler, which is not found",
+        "True",
+    ]
+
+
+def test_a_build_that_fails(tmp_path: Path) -> None:
+    """Once: the next process does not try again."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho x >>"$0.log"\nexit 1\n')
+    compiler.chmod(0o755)
+    environment = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path)}
+    told = _told(environment)
+    assert told == ["python, compiler fails: it ends with 1", "True"]
+    tried = (tmp_path / "compiler.log").read_text()
+    assert _told(environment) == told
+    assert (tmp_path / "compiler.log").read_text() == tried
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file is where the folder should be: permissions would not stop the superuser."""
+    (tmp_path / "rekindle").write_text("")
+    core, is_right = _told({"XDG_CACHE_HOME": str(tmp_path)})
+    assert core.startswith("python, no folder to keep the compiled core in: ")
+    assert is_right == "True"
+
+
+def test_where_somebody_else_has_the_dispatch_key() -> None:
+    if cores.core() is None:
+        pytest.skip(f"no native core: {cores.why_not()}")
+    taken = (
+        'import torch; _ = torch.library.Library("_", "IMPL", "Fake"); '
+        "_.fallback(torch.library.fallthrough_kernel)"
+    )
+    core, is_right = _told({}, taken + PROGRAM)
+    assert core == "python, something else runs at the dispatch key that it needs (Fake)"
+    assert is_right == "True"

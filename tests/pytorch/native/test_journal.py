@@ -1,0 +1,118 @@
+"""What the native core does in real programs, the engine in Python does as well: told the same
+events at the same prices it takes the same actions, at the same clock and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import rekindle
+from rekindle.policies import Thrifty
+from rekindle.pytorch.native import core, why_not
+from tests.native.journals import Replay
+from tests.pytorch.harsh import WIDTH, deeper, vector
+
+VECTOR = 4 * WIDTH
+MOST = 200_000
+Step = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def _fixed_prices() -> Iterator[None]:
+    module: Any = core()
+    if module is None:
+        pytest.skip(f"no native core: {why_not()}")
+    module.fix_costs(1_000)
+    yield
+    module.fix_costs(-1)
+
+
+def _chain() -> Step:
+    weight = vector(True)
+    return lambda: deeper(nn.functional.dropout(weight, 0.1), 30).sum().backward()
+
+
+def _in_place() -> Step:
+    weight = vector(True)
+
+    def step() -> None:
+        x = weight
+        for _ in range(12):
+            x = (x * 0.9).add_(0.1).sin()
+        x.sum().backward()
+
+    return step
+
+
+def _unrolled() -> Step:
+    cell, head = nn.LSTMCell(8, 8), nn.Linear(8, 1)
+    batches = torch.rand(30, 4, 8)
+
+    def step() -> None:
+        state = None
+        for batch in batches:
+            state = cell(batch, state)
+        assert state is not None
+        head(state[0]).sum().backward()
+
+    return step
+
+
+def _trained() -> Step:
+    layers = [part for _ in range(6) for part in (nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32))]
+    model = nn.Sequential(*layers)
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    batch = torch.rand(64, 32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _twice_through_one_graph() -> Step:
+    weight = vector(True)
+
+    def step() -> None:
+        loss = deeper(weight, 20).sum()
+        (first,) = torch.autograd.grad(loss, weight, create_graph=True)
+        first.square().sum().backward()
+
+    return step
+
+
+PROGRAMS = [_chain, _in_place, _unrolled, _trained, _twice_through_one_graph]
+
+
+def _journal(step: Step, budget: int | None) -> tuple[list[int], rekindle.Run]:
+    """What two steps were to the core, as numbers."""
+    with rekindle.budget(budget, core="native") as run:
+        driver: Any = run._driver
+        driver.core.open_journal(driver.handle, MOST)
+        step()
+        step()
+        entries = driver.core.journal(driver.handle)
+    assert len(entries) < MOST
+    return list(chain.from_iterable(entries)), run
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("part", [None, 0.8, 0.6])
+def test_the_engine_in_python_acts_the_same(
+    program: Callable[[], Step], part: float | None
+) -> None:
+    torch.manual_seed(20)
+    step = program()
+    _, roomy = _journal(step, None)
+    budget = None if part is None else int(part * roomy.peak)
+    words, run = _journal(step, budget)
+    compared = Replay(budget, Thrifty(), driven=True).compare(words)
+    assert compared >= run.recomputations + run.evictions
+    assert part is None or run.recomputations > 0
