@@ -6,14 +6,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "what custom operators with a backward pass of their own save is kept": (
         "test_rules_custom::test_what_they_save_is_evicted_and_computed_again[native-saved]",
     ),
-    "an error that TorchScript swallowed is not told again": (
-        "test_rules_errors::test_out_of_budget_that_others_turn_into_something_else[native-saved]",
-    ),
-    "a result that its own node saved is what its variable is given as .data since": tuple(
-        "test_rules_versions::test_other_data_for_a_result_that_its_own_node_saved"
-        f"[native-{made}-saved]"
-        for made in ("exp", "tanh_", "apply")
-    ),
     "the end of an empty view is taken for what it needs": (
         "test_rules_values::test_an_empty_view_past_the_end[native]",
     ),

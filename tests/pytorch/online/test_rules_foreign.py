@@ -370,3 +370,29 @@ def test_a_write_by_address_is_seen_if_it_is_declared(
     wanted = gradient(None)
     with rekindle.budget("1GiB") as run:
         assert torch.equal(gradient(run), wanted) == right
+
+
+ARRAY = np.zeros(WIDTH, np.float32)
+
+
+@torch.library.custom_op("rekindle_tests::observe", mutates_args=())
+def observe(x: Tensor) -> Tensor:
+    """An environment's, which fills the same array each time."""
+    ARRAY[:] += 1
+    return torch.from_numpy(ARRAY)
+
+
+def test_what_an_operator_returns_in_memory_of_others_is_kept() -> None:
+    weight = vector(requires_grad=True)
+
+    def step(run: Run | None) -> Tensor:
+        ARRAY[:] = 0
+        seen = observe(weight.detach())
+        loss = deeper((seen * 0.5).sin() * weight, 2).sum()
+        del seen
+        ARRAY[:] += 1
+        let_all_go(run)
+        return loss
+
+    assert same(step, weight, "saved").evictions > 0
+    assert ARRAY[0] == 2  # it did not run again
