@@ -169,13 +169,21 @@ at::Tensor Handle::moved(const Record& record) const {
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
 }
 
-at::Tensor Handle::in(const Home& home) const {
+// How far into its memory it reaches; where there is no element, nowhere.
+std::int64_t Handle::bytes_reached() const {
     std::int64_t last = offset_;
     for (std::size_t i = 0; i < geometry_.size(); ++i) {
         const std::int64_t size = geometry_.size_at_unchecked(i);
-        last += size == 0 ? 0 : (size - 1) * geometry_.stride_at_unchecked(i);
+        if (size == 0) {
+            return 0;
+        }
+        last += (size - 1) * geometry_.stride_at_unchecked(i);
     }
-    const std::int64_t reach = (last + 1) * static_cast<std::int64_t>(dtype_.itemsize());
+    return (last + 1) * static_cast<std::int64_t>(dtype_.itemsize());
+}
+
+at::Tensor Handle::in(const Home& home) const {
+    const std::int64_t reach = bytes_reached();
     TORCH_CHECK(
         reach <= static_cast<std::int64_t>(home->nbytes()),
         "a tensor that autograd saved has lost memory since: its storage was resized to ",

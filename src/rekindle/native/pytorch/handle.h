@@ -29,6 +29,7 @@ private:
     void keep_as_it_is(const at::Tensor& tensor);
     void check_version(const char* maker) const;
     at::Tensor moved(const Record& record) const;
+    std::int64_t bytes_reached() const;
     at::Tensor in(const Home& home) const;
 
     c10::intrusive_ptr<Driver> driver_;

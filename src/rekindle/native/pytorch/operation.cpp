@@ -401,6 +401,9 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.maker = &facts_;
         record.flags = facts_.content;
         driver_.remember(record, *each.tensor);
+        if (!invocation_.written.empty()) {
+            record.version.expected = -1;  // perhaps of `out=`: autograd counts the write afterwards
+        }
         if (facts_.has(Traits::ROUTING) &&
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
             record.pinned = true;  // R8
