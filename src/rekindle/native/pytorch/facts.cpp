@@ -118,6 +118,10 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.product = is_product(facts.name);
     facts.opaque =
         facts.opaque || has_effects(facts.name) || facts.resizes || facts.has(Traits::OPAQUE);
+    facts.differentiated = !facts.name.starts_with("aten::") && !has_effects(facts.name) &&
+                           !facts.writes &&
+                           (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
+                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU));
     return facts;
 }
 

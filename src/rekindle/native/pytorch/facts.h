@@ -55,14 +55,15 @@ struct Facts final {
     bool returns_tensors = false;  // else it makes none
     bool returns_written = false;  // what it writes, and nothing beside
     bool random = false;
-    bool dynamic = false;  // sizes of results depend on the content of arguments
-    bool resizes = false;  // may change the size of a storage
-    bool writes = false;   // statistics included
-    bool opaque = false;   // never run again
-    bool unseen = false;   // may write nobody knows what (R11)
-    bool product = false;  // of matrices or the like: there is a precision to choose
-    bool marks = false;    // a range of the profiler begins or ends
-    bool ends = false;     // it ends
+    bool dynamic = false;         // sizes of results depend on the content of arguments
+    bool resizes = false;         // may change the size of a storage
+    bool writes = false;          // statistics included
+    bool opaque = false;          // never run again
+    bool differentiated = false;  // has a backward pass of its own: it runs with grad mode off
+    bool unseen = false;          // may write nobody knows what (R11)
+    bool product = false;         // of matrices or the like: there is a precision to choose
+    bool marks = false;           // a range of the profiler begins or ends
+    bool ends = false;            // it ends
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };

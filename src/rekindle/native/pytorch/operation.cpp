@@ -27,8 +27,8 @@ void Operation::run() {
     driver_.settle_if_needed();
     invocation_.take(stack_);
     invocation_.signature = signature_of(op_, invocation_, stack_);
-    recording_ = c10::GradMode::is_enabled() && !invocation_.opaque && !facts_.opaque &&
-                 driver_.never_recompute == 0;
+    recording_ = (c10::GradMode::is_enabled() || facts_.differentiated) && !invocation_.opaque &&
+                 !facts_.opaque && driver_.never_recompute == 0;
     if (driver_.let_go_of_everything) {
         driver_.let_go_now();
     }
@@ -402,7 +402,8 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.flags = facts_.content;
         driver_.remember(record, *each.tensor);
         if (!invocation_.written.empty()) {
-            record.version.expected = -1;  // perhaps of `out=`: autograd counts the write afterwards
+            record.version.expected =
+                -1;  // perhaps of `out=`: autograd counts the write afterwards
         }
         if (facts_.has(Traits::ROUTING) &&
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
@@ -466,6 +467,7 @@ bool Operation::written_over(bool recording) {
 // What a recipe reads must stay what it is. `statistics`: what was written is left out (R6).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = invocation_.signature;
+    call.grad_mode = c10::GradMode::is_enabled();
     if (random_ || !invocation_.extras.empty() || !invocation_.written.empty()) {
         call.aside = std::make_unique<Recipe::Aside>();
         call.aside->random = std::move(random_);

@@ -258,7 +258,7 @@ c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {
     torch::jit::Stack stack;
     recipe.signature->arguments(stack, tensors, recipe.extras());
     {
-        const AsTheFirstTime guard(true);
+        const AsTheFirstTime guard(recipe.grad_mode);
         const Drawing drawing(recipe.random());
         const Switched switched(recipe.signature->key[1], recipe.signature->key[2]);
         recipe.signature->op.callBoxed(stack);

@@ -27,6 +27,7 @@ struct Recipe final : Call {
 
     const Facts* facts;  // null: no operator of the program's
     c10::intrusive_ptr<Signature> signature;
+    bool grad_mode = true;
 
     // What few calls have.
     struct Aside final {
