@@ -108,7 +108,11 @@ def _touch(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         result = _run(shells, func, args, kwargs)
     finally:
         shells.done(locked)
-    shells.made(_tensors((result,), {}))
+    made = list(_tensors((result,), {}))
+    shells.made(made)
+    if any(tensor.is_quantized for tensor in made):  # the scales of its channels are within
+        for tensor in tensors:
+            shells.keep(tensor)
     if plain and func._schema.is_mutable:
         shells.made(tensors)
     return result
