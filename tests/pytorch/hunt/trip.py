@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,6 +32,7 @@ class _Trip(TorchDispatchMode):
     def __init__(self, name: str, nth: int) -> None:
         super().__init__()
         self.chosen = (name, nth)
+        self.thread = get_ident()
         self.counts: Counter[str] = Counter()
         self.order: list[tuple[str, int]] = []
         self.depth = 0
@@ -38,6 +40,8 @@ class _Trip(TorchDispatchMode):
 
     def meets(self, func: Any) -> bool:
         """An operator of the program; whether it is the chosen one."""
+        if get_ident() != self.thread:
+            return False
         name = str(func)
         self.counts[name] += 1
         self.order.append((name, self.counts[name]))
@@ -45,6 +49,8 @@ class _Trip(TorchDispatchMode):
 
     def forgets(self, func: Any) -> None:
         """It did not begin, and is maybe called once more when there is more room."""
+        if get_ident() != self.thread:
+            return
         self.counts[str(func)] -= 1
         self.order.pop()
 
