@@ -63,7 +63,7 @@ def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Le
         log.append([_noted(value) for value in values])
 
     space: dict[str, Any] = {name: value for name, value in vars(kit).items() if name[0] != "_"}
-    given = {**space, "note": note, "mark": contexts.mark}
+    given = {**space, "note": note, "mark": contexts.mark, "__name__": kit.__name__}
     given |= {"budget": contexts.budget, "planned": contexts.planned}
     space = dict(given)
     kit.counts.clear()
