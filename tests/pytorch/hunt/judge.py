@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from random import Random
@@ -52,6 +55,22 @@ def collect_little() -> None:
     gc.freeze()
 
 
+@contextmanager
+def _own_dispatch_keys() -> Iterator[None]:
+    """What is left of an exception dies inside, and leaves the thread's dispatch keys alone.
+
+    PyTorch prints a tensor under a guard that its frame holds. If that ends later than a
+    `torch.inference_mode()` around it, the thread has no autograd from then on.
+    """
+    sets = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(*sets):
+        try:
+            yield
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+
 def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Left:
     """Runs `source`, with what `contexts` gives it. `tracked`: below a tracker.
 
@@ -71,12 +90,13 @@ def run_program(source: str, contexts: Contexts, *, tracked: bool = False) -> Le
     tracker = Watch()
     code = compile(source, "<loop>", "exec")
     try:
-        if tracked:
-            with tracker:
+        with _own_dispatch_keys():
+            if tracked:
+                with tracker:
+                    exec(code, space)
+                    gc.collect()
+            else:
                 exec(code, space)
-                gc.collect()
-        else:
-            exec(code, space)
     except rekindle.OutOfBudget:
         raise
     except Exception as raised:

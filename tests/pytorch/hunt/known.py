@@ -1,7 +1,5 @@
 """What is known to go wrong, so that the rest can be hunted: a part of a loop, and what is said.
 
-What begins with "native" is said of the native core: each has a test in `tests.pytorch.not_yet`.
-
 A row is taken away when it holds no more: `python -m tests.pytorch.hunt --known` complains of these
 too.
 """
@@ -47,28 +45,6 @@ KNOWN: tuple[Known, ...] = (
         PEAK,
         "its meta kernel has memory for one offset less than the real one, in the first call",
     ),
-    Known(
-        "block data_replaced",
-        "native.*differing",
-        "native: a result that its own node saved is what its variable is given as .data since",
-    ),
-    Known(
-        "block (numpy_|dlpack|frombuffer)|habit (weights written by numpy|input from a buffer)"
-        "|driver rollout",
-        "native.*differing",
-        "native: memory that was lent to others is recomputed, or read, without a look",
-    ),
-    Known(
-        "block resized",
-        "native.*modified by an inplace",
-        "native: `out=` that makes a tensor larger is one version ahead of its record",
-    ),
-    Known(
-        "driver gradients clipped one by one",
-        "native.*has lost memory since",
-        "native: the end of an empty view is taken for what it needs",
-    ),
-    Known("habit running loss", "native.*storages grow", "native: a mean keeps its batches"),
     Known(
         r"loss (mse_loss|smooth_l1)|driver (denoising|learning to learn)"
         "|habit loss in parts|block folded",
