@@ -157,7 +157,7 @@ def test_help_explains_each_option() -> None:
     ("asked", "message"),
     [
         ("dmeo", "No such command 'dmeo'; did you mean 'rekindle demo'?"),
-        ("xyzzy", "No such command 'xyzzy'; there is: capture, convert, demo"),
+        ("xyzzy", "No such command 'xyzzy'; there is: build, capture, convert"),
         ("_options", "No such command '_options'"),
     ],
 )

@@ -81,9 +81,10 @@ def test_a_public_script_does_not_notice(
 
 
 @pytest.mark.slow
-def test_what_was_learned_lasts(tmp_path: Path) -> None:
+def test_what_was_learned_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image model's loop logs, evaluates, averages weights and saves: every step but those that
     are learned from is followed, and all of them when the script is started again."""
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))  # others learn of it as well
     words = (SCRIPTS / "vision.py", "--epochs=4")
     assert (
         run("--budget=none", "--report", "json", "run.json", *words, cwd=tmp_path).returncode == 0

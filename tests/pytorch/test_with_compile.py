@@ -34,8 +34,10 @@ REGION = Region.name
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> Iterator[None]:
+    """And enough of it may be: past its limit PyTorch goes on eagerly, with other bits."""
     torch._dynamo.reset()
-    yield
+    with torch._dynamo.config.patch(recompile_limit=64):
+        yield
     torch._dynamo.reset()
 
 
@@ -139,7 +141,7 @@ def test_all_that_a_region_saves_counts() -> None:
     assert run.peak > 2 * 4 * activation
     with pytest.raises(rekindle.OutOfBudget, match=REGION) as raised:
         trained(whole("inductor"), f"{4 * activation}B")
-    assert raised.value.needed > 4 * activation
+    assert raised.value.needed >= 4 * activation
 
 
 @pytest.mark.slow
