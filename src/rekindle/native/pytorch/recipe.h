@@ -25,9 +25,9 @@ struct Recipe final : Call {
     Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
         : Call(graph, number, price, can_run_again), facts(what) {}
 
-    const Facts* facts;  // null: no operator of the program's
+    bool grad_mode = true;  // first: it lies in what is left of a Call's last word
+    const Facts* facts;     // null: no operator of the program's
     c10::intrusive_ptr<Signature> signature;
-    bool grad_mode = true;
 
     // What few calls have.
     struct Aside final {
