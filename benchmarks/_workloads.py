@@ -40,27 +40,6 @@ class Workload:
         return self.cuda if device == "cuda" else self.cpu
 
 
-class Encoder(nn.Module):
-    """BERT: post-norm layers, an embedding tied to nothing, a loss over all tokens."""
-
-    def __init__(self, *, vocabulary: int, width: int, layers: int, time: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(0.02 * torch.randn(time, width))
-        heads = max(1, width // 64)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, F.gelu, batch_first=True)
-            for _ in range(layers)
-        )
-        self.out = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        return self.out(x)
-
-
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 with batch norm and in-place ReLU (He et al., CVPR 2016)."""
 
@@ -162,7 +141,7 @@ def _gpt(*, vocabulary: int, width: int, layers: int, time: int, **_: int) -> nn
 
 
 def _bert(*, vocabulary: int, width: int, layers: int, time: int, **_: int) -> nn.Module:
-    return Encoder(vocabulary=vocabulary, width=width, layers=layers, time=time)
+    return networks.Encoder(vocabulary=vocabulary, width=width, layers=layers, context=time)
 
 
 def _moe(*, vocabulary: int, width: int, layers: int, **_: int) -> nn.Module:

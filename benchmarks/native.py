@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import torch
 from _common import conditions, spread, write
+from _operators import operators
 from tests.pytorch.models import Case, Phase, Workload, next_token_loss, tokens, tree_lstm
 from tests.pytorch.networks import GPT
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 
@@ -62,25 +62,6 @@ CASES = [
 ]
 
 
-class _Count(TorchDispatchMode):
-    operators = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.operators += 1
-        return func(*args, **(kwargs or {}))
-
-
-def operators(case: Case) -> int:
-    """In one step."""
-    workload = case.build()
-    workload.step(0)
-    with _Count() as count:
-        workload.step(0)
-    return count.operators
-
-
 def budget_of(case: Case, fraction: float) -> int:
     """The constants and so much of the activations, as a budget counts them."""
     workload = case.build()
@@ -121,7 +102,7 @@ class Clock:
 
 def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) -> dict[str, Any]:
     budget = None if fraction is None else budget_of(case, fraction)
-    count = operators(case)
+    count = operators(case, 0)
     clock = Clock(case, steps)
     plain: list[float] = []
     found: dict[Core, dict[str, Any]] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from _common import conditions, spread, write
+from _operators import operators
 from tests.pytorch.models import (
     ALL_CASES,
     Case,
@@ -31,7 +32,6 @@ from tests.pytorch.networks import ResNet
 from tests.pytorch.tracker import Measured, Tracker, measure
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from rekindle.cli import _demo_training as demo
@@ -67,29 +67,6 @@ TIMED = [
 
 
 # Measuring.
-
-
-class _Count(TorchDispatchMode):
-    """Counts operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.operators += 1
-        return func(*args, **(kwargs or {}))
-
-
-def operators(case: Case) -> int:
-    """In one step, forward, backward and optimizer."""
-    workload = case.build()
-    workload.step(0)
-    with _Count() as count:
-        workload.step(1)
-    return count.operators
 
 
 def plain(case: Case) -> Measured:
@@ -157,7 +134,7 @@ def overhead(rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     small = {case.name: case for case in ALL_CASES}
     for case, steps in ((small["lstm"], 10), (small["tree_lstm"], 20), (TIMED[0], 4)):
-        count = operators(case)
+        count = operators(case, 1)
         timing = side_by_side(case, ROOMY, rounds, steps)
         added = (timing["budget_s"]["median"] - timing["plain_s"]["median"]) / count * 1e6
         found[case.name] = {"operators": count, "added_us_per_operator": round(added, 2), **timing}

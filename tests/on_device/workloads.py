@@ -14,30 +14,9 @@ from tests.on_device.programs import training
 from tests.pytorch import networks
 
 
-class Encoder(nn.Module):
-    """BERT: post-norm layers, learned positions, a loss over all tokens."""
-
-    def __init__(self, *, vocabulary: int, width: int, layers: int, context: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Parameter(0.02 * torch.randn(context, width))
-        heads = max(1, width // 64)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, F.gelu, batch_first=True)
-            for _ in range(layers)
-        )
-        self.out = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        return self.out(x)
-
-
 def bert(machine: Machine, *, large: bool = False) -> nn.Module:
     width, layers = (1024, 24) if large else (768, 12)
-    return Encoder(
+    return networks.Encoder(
         vocabulary=machine.size(30522, 50),
         width=machine.size(width, 32),
         layers=machine.size(layers, 3),

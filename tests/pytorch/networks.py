@@ -60,6 +60,27 @@ class GPT(nn.Module):
         return F.linear(self.norm(x), self.tokens.weight)
 
 
+class Encoder(nn.Module):
+    """BERT: post-norm layers, learned positions, an embedding tied to nothing."""
+
+    def __init__(self, *, vocabulary: int, width: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(context, width))
+        heads = max(1, width // 64)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, F.gelu, batch_first=True)
+            for _ in range(layers)
+        )
+        self.out = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
 class Residual(nn.Module):
     """Convolution, batch norm, in-place ReLU, and a sum in place; sometimes dropped as a whole."""
 
