@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.nn.functional as F
-from _workloads import Encoder, ResNet50
-from tests.pytorch.networks import GPT, MixtureOfExperts
+from _workloads import ResNet50
+from tests.pytorch.networks import GPT, Encoder, MixtureOfExperts
 from torch import Tensor, nn
 
 

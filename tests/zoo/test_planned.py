@@ -6,11 +6,9 @@ Here those that were once not the same, and one of each family as a slow test; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.planned import FRACTION, by_plan, plainly
@@ -19,18 +17,10 @@ from tests.zoo.planned import FRACTION, by_plan, plainly
 ONCE_DIFFERENT = ("UNet2DModel", "segformer ForSemanticSegmentation", "mamba ForCausalLM")
 BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
 
-pytestmark = pytest.mark.filterwarnings("default")  # what the networks warn of is their affair
-
-
-@pytest.fixture(autouse=True)
-def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled"),
+    pytest.mark.filterwarnings("default"),  # what the networks warn of is their affair
+]
 
 
 @pytest.mark.parametrize("name", ONCE_DIFFERENT)

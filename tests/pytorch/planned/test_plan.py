@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,7 @@ ROWS, WIDTH = 256, 32
 Step = Callable[[nn.Module], Any]
 
 
-@pytest.fixture(autouse=True)
-def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
 
 
 def mlp(*between: Callable[[], nn.Module], layers: int = 4) -> nn.Sequential:

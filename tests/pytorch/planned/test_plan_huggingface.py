@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,15 +16,7 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 
 
-@pytest.fixture(autouse=True)
-def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
 
 
 def gpt2() -> nn.Module:
