@@ -100,6 +100,16 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
         finally:
             standin.set_device(before)
 
+    def nested(device: Any = None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, figure in standin.stats(at(device)).items():
+            *outer, last = name.split(".")
+            inner = found
+            for part in outer:
+                inner = inner.setdefault(part, {})
+            inner[last] = figure
+        return found
+
     def stat(name: str) -> Callable[..., int]:
         return lambda device=None: standin.stats(at(device))[name]
 
@@ -133,6 +143,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
         "memory_allocated": stat("allocated_bytes.all.current"),
         "memory_reserved": stat("reserved_bytes.all.current"),
         "memory_stats": lambda device=None: standin.stats(at(device)),
+        "memory_stats_as_nested_dict": nested,
         "reset_peak_memory_stats": lambda device=None: standin.reset_peak(at(device)),
         "set_device": lambda device: standin.set_device(at(device)),
         "set_rng_state": lambda state, device=None: generators[at(device)].set_state(state),

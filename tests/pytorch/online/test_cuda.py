@@ -85,8 +85,9 @@ def test_memory_of_another_device_is_not_counted_and_takes_part_in_recomputation
 
 
 def test_what_the_allocator_gave_out_elsewhere_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_out = 1000
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: given_out)
+    figures = {"current": 1000}
+    stats = {"allocated_bytes": {"all": figures}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
     monkeypatch.setattr(Driver, "counted", lambda self, home: home.nbytes())
     driver = Driver(Engine(10_000, DTR()), torch.device("cuda"))
     driver.open()
@@ -94,7 +95,7 @@ def test_what_the_allocator_gave_out_elsewhere_counts(monkeypatch: pytest.Monkey
     before = torch.ones(100)  # it was there before
     driver.known(before)
     assert driver.engine.memory == 1000 == driver.engine.peak
-    given_out = 1500  # some kernel took memory of its own
+    figures["current"] = 1500  # some kernel took memory of its own
     driver.poll()
     assert driver.engine.memory == 1500
 

@@ -89,8 +89,13 @@ def name_of(device: torch.device) -> str:
 
 
 def allocated(device: torch.device) -> Bytes:
-    """Bytes that the allocator has given out, to whomever."""
-    return torch.cuda.memory_allocated(device)
+    """Bytes that the allocator has given out, to whomever.
+
+    The nested form costs a tenth of `torch.cuda.memory_allocated`, which sorts all figures first.
+    What was freed while another stream may still read it (`record_stream`) is not among them: it
+    comes back by itself, and evicting for it ended programs that run well without.
+    """
+    return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
 
 
 def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
