@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 def compiled(compiler: str) -> Path:
     """The extension, compiled where it is not there yet; for the torch here and these sources."""
-    digest = hashlib.sha256(f"{torch.__version__} {torch.__file__} {sys.version} {compiler}".encode())
+    made_for = f"{torch.__version__} {torch.__file__} {sys.version} {compiler}"
+    digest = hashlib.sha256(made_for.encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
