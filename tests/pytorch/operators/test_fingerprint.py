@@ -1,0 +1,54 @@
+"""What tells contents apart: all of the bytes, also where a device adds them up itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rekindle.pytorch.operators import _fingerprint, fingerprint_of
+
+
+def by_sums(memory: Tensor) -> list[list[int]]:
+    return [part.tolist() for part in _fingerprint._sums(memory)]
+
+
+def by_hash(memory: Tensor) -> bytes:
+    return fingerprint_of(memory)
+
+
+@pytest.mark.parametrize("told", [by_sums, by_hash])
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 16 * 8 + 3, 40 * 8])
+def test_each_bit_and_each_order_has_another(
+    monkeypatch: pytest.MonkeyPatch, told, length: int
+) -> None:
+    monkeypatch.setattr(_fingerprint, "_WORDS", 16)  # so that there are several sums
+    torch.manual_seed(0)
+    memory = torch.randint(0, 256, (length,), dtype=torch.uint8)
+    first = told(memory)
+    assert told(memory.clone()) == first
+    for place in range(length):
+        for bit in range(8):
+            memory[place] ^= 1 << bit
+            assert told(memory) != first
+            memory[place] ^= 1 << bit
+    words = memory[: length // 8 * 8].view(-1, 8)
+    for one in range(len(words)):
+        for other in range(one):
+            swapped = memory.clone()
+            swapped[: len(words) * 8].view(-1, 8)[[one, other]] = words[[other, one]]
+            assert told(swapped) != first
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8])
+def test_content_alone_counts_wherever_it_lies(offset: int) -> None:
+    content = torch.arange(100, dtype=torch.uint8)
+    memory = torch.zeros(200, dtype=torch.uint8)
+    memory[offset : offset + 100] = content
+    assert by_sums(memory[offset : offset + 100]) == by_sums(content)
+    assert by_hash(memory[offset : offset + 100]) == by_hash(content)
+
+
+def test_nothing_has_a_fingerprint_as_well() -> None:
+    assert fingerprint_of(torch.empty(0)) == fingerprint_of(torch.empty(0))
+    assert fingerprint_of(torch.tensor(0.0)) != fingerprint_of(torch.tensor(-0.0))
