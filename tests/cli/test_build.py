@@ -22,6 +22,15 @@ def test_what_is_there_is_ready() -> None:
     ]
 
 
+def test_what_a_wheel_is_made_of(tmp_path: Path) -> None:
+    if pytorch.why_no_native_core():
+        pytest.skip(f"no native core: {pytorch.why_no_native_core()}")
+    done = CliRunner().invoke(main, ["build", "--into", str(tmp_path / "cores")])
+    assert done.exit_code == 0
+    made = [path.name.partition("-")[0] for path in (tmp_path / "cores").iterdir()]
+    assert sorted(made) == ["_engine", "_torch"]
+
+
 def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native._build, "_found", {})
     monkeypatch.setattr(pytorch.native._core, "_started", {})

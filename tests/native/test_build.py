@@ -92,6 +92,27 @@ def test_processes_that_ask_at_once_compile_once(tree: Path) -> None:
     assert sum(" -c " in line for line in log.read_text().splitlines()) == 1
 
 
+@needs_compiler
+def test_what_comes_with_the_package_is_taken_for_the_same_sources(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = _build.ship("tiny", ["*.cpp"], tree / "prebuilt")
+    assert shipped is not None
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tree.parent / "empty"))
+    assert getattr(_again(), "__file__", "") == str(shipped)
+    (tree / "answer.h").write_text("#define ANSWER 43\n")
+    assert _again() is None
+
+
+@needs_compiler
+def test_what_came_and_cannot_be_loaded_is_compiled(tree: Path) -> None:
+    shipped = _build.ship("tiny", ["*.cpp"], tree / "prebuilt")
+    assert shipped is not None
+    shipped.write_bytes(b"for another machine")
+    assert getattr(_again(), "answer", 0) == 42
+
+
 @pytest.mark.usefixtures("tree")
 def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O2")

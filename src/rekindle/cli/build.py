@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from rekindle.cli._options import examples
@@ -11,11 +13,17 @@ from rekindle.cli._options import examples
     epilog=examples(
         "rekindle build",
         "CXX=clang++ rekindle build",
+        "rekindle build --into prebuilt",
         exits="1: one of them cannot be built; the core in Python runs in its place.",
     )
 )
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also copy them there: what a wheel with prebuilt cores is made of.",
+)
 @click.pass_context
-def command(ctx: click.Context) -> None:
+def command(ctx: click.Context, into: Path | None) -> None:
     """Compile the native cores now, not when they are first needed.
 
     There are two, for budgets and for the simulator. Each is compiled for the PyTorch and the
@@ -23,10 +31,13 @@ def command(ctx: click.Context) -> None:
     is nothing to do.
     """
     from rekindle import native
-    from rekindle.pytorch import why_no_native_core
+    from rekindle.pytorch import ship_native_core, why_no_native_core
 
     simulator = "" if native.engine() is not None else native.why_not(native.ENGINE)
     reasons = {"simulator": simulator, "budgets": why_no_native_core()}
     for name, reason in reasons.items():
         click.echo(f"native core, {name}: {f'not there, {reason}' if reason else 'ready'}")
+    if into is not None:
+        native.ship_engine(into)
+        ship_native_core(into)
     ctx.exit(1 if any(reasons.values()) else 0)

@@ -6,9 +6,11 @@ for the simulator and for tests.
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 from rekindle.native._build import extension as extension
+from rekindle.native._build import ship as ship
 from rekindle.native._build import why_not as why_not
 
 ENGINE = "_engine"
@@ -18,3 +20,8 @@ _SOURCES = ("engine/*.cpp", "replay/*.cpp")
 def engine(*, build: bool = True) -> ModuleType | None:
     """The module that replays streams of events; None: `why_not("_engine")`."""
     return extension(ENGINE, _SOURCES, build=build)
+
+
+def ship_engine(folder: Path) -> None:
+    """Puts that module into `folder`, as it comes with a package; no error where there is none."""
+    ship(ENGINE, _SOURCES, folder)

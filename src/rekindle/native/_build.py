@@ -1,8 +1,9 @@
-"""Finds a compiled extension in the user's cache, or compiles it there with the compiler at hand.
+"""Finds a compiled extension, or compiles it with the compiler at hand.
 
-An extension is for exactly these sources, this compiler, these flags and (where it is used) this
-torch: all of them are in its key, so a change of any makes another one. Several processes may ask
-at once: one compiles, the others wait for it.
+One may have come with the package, for these sources and any torch of one minor version. Else it is
+in the user's cache, for exactly these sources, this compiler, these flags and (where it is used)
+this torch: all of them are in its key, so a change of any makes another one. Several processes may
+ask at once: one compiles, the others wait for it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from types import ModuleType
 from typing import Final, final
 
 FOLDER: Final = Path(__file__).parent
+_SHIPPED: Final = "prebuilt"  # the folder of what came with the package
 FLAGS: Final = (
     "-std=c++20",
     "-O2",
@@ -56,15 +58,20 @@ class _Recipe:
     torch: str
 
     def key(self) -> str:
-        digest = hashlib.sha256()
-        for part in (self.version, *self.compiler, *self.flags, *self.links, self.torch, _python()):
-            digest.update(part.encode() + b"\0")
-        for path in (*self.sources, *sorted(FOLDER.rglob("*.h"))):
-            digest.update(str(path.relative_to(FOLDER)).encode() + b"\0" + path.read_bytes())
-        return digest.hexdigest()[:20]
+        made_by = self.version, *self.compiler, *self.flags, *self.links, self.torch
+        return _digest(self.sources, made_by)
 
 
 _found: dict[str, ModuleType | str] = {}  # or why there is none
+
+
+def _digest(sources: Sequence[Path], made_by: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for part in (*made_by, _python()):
+        digest.update(part.encode() + b"\0")
+    for path in (*sources, *sorted(FOLDER.rglob("*.h"))):
+        digest.update(str(path.relative_to(FOLDER)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
 
 
 def extension(
@@ -80,6 +87,11 @@ def extension(
         return found
     if isinstance(found, str) and build:
         return None
+    shipped = FOLDER / _SHIPPED / _shipped_name(name, sources, with_torch=with_torch)
+    if shipped.exists():
+        with contextlib.suppress(Unbuildable):  # then it is compiled here
+            _found[name] = module = _load(name, shipped)
+            return module
     try:
         recipe = _recipe(name, sources, with_torch=with_torch)
         path = _cache() / f"{name}-{recipe.key()}.so"
@@ -100,9 +112,39 @@ def why_not(name: str) -> str:
     return found if isinstance(found, str) else ""
 
 
+def ship(
+    name: str, sources: Sequence[str], folder: Path, *, with_torch: bool = False
+) -> Path | None:
+    """`extension(...)`, copied into `folder` by the name that it has where it comes with a package.
+
+    None: there is none, and `why_not(name)` says why.
+    """
+    module = extension(name, sources, with_torch=with_torch)
+    if module is None:
+        return None
+    assert module.__file__ is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / _shipped_name(name, sources, with_torch=with_torch)
+    return Path(shutil.copyfile(module.__file__, target))
+
+
+def _shipped_name(name: str, sources: Sequence[str], *, with_torch: bool) -> str:
+    """Whatever compiler it was; torch keeps its binary interface within a minor version."""
+    torch = ""
+    if with_torch:
+        import torch as installed
+
+        minor = ".".join(installed.__version__.split(".")[:2])
+        torch = f"torch {minor}, {installed.compiled_with_cxx11_abi()}"
+    return f"{name}-{_digest(_paths(sources), [*FLAGS, torch])}.so"
+
+
+def _paths(sources: Sequence[str]) -> list[Path]:
+    return [path for pattern in sources for path in sorted(FOLDER.glob(pattern))]
+
+
 def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
     compiler = _compiler()
-    paths = [path for pattern in sources for path in sorted(FOLDER.glob(pattern))]
     flags, links, torch = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"], ["-shared"], ""
     if sys.platform == "darwin":
         links += ["-undefined", "dynamic_lookup"]
@@ -113,7 +155,9 @@ def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
     version = _run([*compiler, "--version"])
     if version.returncode != 0:
         raise Unbuildable(f"{compiler[0]} --version fails: {_first_line(version)}")
-    return _Recipe(name, tuple(paths), compiler, version.stdout, tuple(flags), tuple(links), torch)
+    return _Recipe(
+        name, tuple(_paths(sources)), compiler, version.stdout, tuple(flags), tuple(links), torch
+    )
 
 
 def _torch() -> tuple[list[str], list[str], str]:
@@ -131,8 +175,11 @@ def _torch() -> tuple[list[str], list[str], str]:
         f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}",
         f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
     ]
+    # Where these lie Linux need not be told: torch is loaded before, and with it all of them.
     library = home / "lib"
-    links = [f"-L{library}", "-ltorch_python", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{library}"]
+    links = [f"-L{library}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+    if sys.platform == "darwin":
+        links.append(f"-Wl,-rpath,{library}")
     return flags, links, f"{torch.__version__} {torch.version.git_version}"
 
 

@@ -1,6 +1,7 @@
 """The same runtime with a core in C++: for what runs per operator, saved tensor and death."""
 
 from rekindle.pytorch.native._core import core as core
+from rekindle.pytorch.native._core import ship_native_core as ship_native_core
 from rekindle.pytorch.native._core import why_no_native_core as why_no_native_core
 from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver

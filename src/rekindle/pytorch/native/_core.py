@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch.nn import Parameter
 
-from rekindle.native import extension
+from rekindle.native import extension, ship
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._answers import Answers
 from rekindle.pytorch.native._higher import ONCE
@@ -58,6 +59,12 @@ def core(*, build: bool = True) -> ModuleType | None:
 def why_not() -> str:
     """Why `core()` returned None the last time, in a few words."""
     return _started.get("why not", "")
+
+
+def ship_native_core(folder: Path) -> None:
+    """Puts it into `folder`, as it comes with a package; no error where there is none."""
+    if core() is not None:
+        ship(NAME, _SOURCES, folder, with_torch=True)
 
 
 def why_no_native_core() -> str:
