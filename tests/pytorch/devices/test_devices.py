@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import rekindle
 from rekindle.pytorch.devices import accelerator, is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -50,3 +51,20 @@ def test_eight_ranks_share_what_there_is(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert accelerator.ranks_beside(8) == expected
+
+
+def test_whether_memory_is_pinned_is_asked_without_an_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where PyTorch could have a device, each storage from outside may be a staging buffer."""
+    monkeypatch.setattr(accelerator, "IS_BUILT", True)
+    weight = torch.rand(8, requires_grad=True)
+
+    def step() -> None:
+        (weight * weight.sin()).sum().backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad)
+
+    trace = rekindle.capture(step)
+    assert "aten::is_pinned" not in [op.name for op in trace.ops]
+    assert 0 not in trace.storages

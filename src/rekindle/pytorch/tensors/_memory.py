@@ -129,7 +129,10 @@ def is_foreign(home: torch.UntypedStorage) -> bool:
         return True
     if home.device.type != "cpu":
         return False
-    return home.is_shared() or (accelerator.IS_BUILT and home.is_pinned())
+    if not accelerator.IS_BUILT or home.is_shared():
+        return home.is_shared()
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined] # it asks by an operator
+        return home.is_pinned()
 
 
 def unread(storage: Storage | None) -> bool:
