@@ -13,6 +13,7 @@ import torch
 
 from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import NativeDriver, core, is_seen, why_not
+from rekindle.pytorch.online import _history, _runtime
 
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
@@ -72,6 +73,24 @@ def tune(how: Callable[[NativeDriver], None]) -> None:
 
 def tune_no_more() -> None:
     _tunings.clear()
+
+
+@contextmanager
+def short_memory(longest: int) -> Iterator[None]:
+    """Inside, `longest` calls that hang on each other are a long chain, and end."""
+
+    def tuned(driver: NativeDriver) -> None:
+        driver.core.longest_chain(driver.handle, longest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_history, "LONGEST_CHAIN", longest)
+        patch.setattr(_runtime, "LONGEST_CHAIN", longest)
+        _tunings.append(tuned)
+        try:
+            yield
+        finally:
+            if tuned in _tunings:  # else the test is over
+                _tunings.remove(tuned)
 
 
 def entered() -> bool:
