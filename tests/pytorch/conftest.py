@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 #: The tests of these modules run once for each core.
 _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
-    "test_collectives", "test_steps_are_whole", "test_warm_optimizers",
+    "test_collectives", "test_positions", "test_steps_are_whole", "test_warm_optimizers",
 )  # fmt: skip
 #: All others have this one, wherever it does what they ask for.
 _OTHERS: Any = os.environ.get("REKINDLE_TEST_CORE", "python")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import pytest
-import torch
 
 from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import NativeDriver, core, is_seen, why_not
+from rekindle.pytorch.online import _history, _runtime
+from rekindle.pytorch.operators import Position, _signature
 
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
@@ -74,6 +76,51 @@ def tune_no_more() -> None:
     _tunings.clear()
 
 
+def forget_signatures() -> None:
+    """Every operator is met for the first time."""
+    _signature._signatures.clear()
+    module = core()
+    if module is not None:
+        module.fix_costs(-1)
+
+
+def bytes_of_positions() -> int:
+    """Of all that recipes keep of where random number generators stood, each object once."""
+    gc.collect()
+    module = core()
+    positions = [each for each in gc.get_objects() if type(each) is Position]
+    return bytes_of(positions) + (0 if module is None else module.bytes_of_positions())
+
+
+def bytes_of(positions: Iterable[object]) -> int:
+    """What they keep, each object once."""
+    kept = {
+        id(part): len(part)
+        for position in positions
+        for part in gc.get_referents(position)
+        if type(part) is bytes
+    }
+    return sum(kept.values())
+
+
+@contextmanager
+def short_memory(longest: int) -> Iterator[None]:
+    """Inside, `longest` calls that hang on each other are a long chain, and end."""
+
+    def tuned(driver: NativeDriver) -> None:
+        driver.core.longest_chain(driver.handle, longest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_history, "LONGEST_CHAIN", longest)
+        patch.setattr(_runtime, "LONGEST_CHAIN", longest)
+        _tunings.append(tuned)
+        try:
+            yield
+        finally:
+            if tuned in _tunings:  # else the test is over
+                _tunings.remove(tuned)
+
+
 def entered() -> bool:
     """Whether operators of this thread are seen by the native core."""
     return is_seen()
@@ -81,7 +128,4 @@ def entered() -> bool:
 
 def let_go_now(driver: NativeDriver) -> None:
     """Whatever may be evicted now is."""
-    driver.core.let_go_of_everything(driver.handle, True)
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-        torch.zeros(())  # before any operator
-    driver.core.let_go_of_everything(driver.handle, False)
+    driver.core.let_go_now(driver.handle)

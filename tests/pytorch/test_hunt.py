@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.online import _driver
 from rekindle.pytorch.online._runtime import Runtime
 from tests.pytorch import cores
@@ -150,6 +151,15 @@ def test_bookkeeping_that_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     kept.clear()
     assert found is not None
     assert found.text.startswith("storages grow")
+
+
+@pytest.mark.parametrize("mode", ["unlimited", "native, unlimited"])
+def test_what_hangs_on_the_last_step_does_not_for_ever(mode: str) -> None:
+    """Weights that are copies of those of the step before, which no optimizer writes."""
+    loop = Loop((), habits=("state assigned",))
+    if MODES[mode].native and native_core() is None:
+        pytest.skip("no native core")
+    assert growth(loop, MODES[mode]) is None
 
 
 def test_a_wrong_loop_is_made_short(monkeypatch: pytest.MonkeyPatch) -> None:

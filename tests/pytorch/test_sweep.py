@@ -67,6 +67,7 @@ def test_a_sample_that_stays_the_same() -> None:
     assert verdict.again["sin"] > 0
 
 
+@pytest.mark.python_core("a part of the runtime is put out of action")
 def test_a_recomputation_that_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     run_again = _driver.run_again
 
@@ -79,6 +80,7 @@ def test_a_recomputation_that_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "gradient 1" in verdict.detail
 
 
+@pytest.mark.python_core("a part of the runtime is put out of action")
 def test_a_recomputation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> list[Tensor]:
         raise ValueError("no")

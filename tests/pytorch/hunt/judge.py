@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from tests.pytorch import cores
 from tests.pytorch.bits import differing
 from tests.pytorch.fuzz.program import NOTICED
 from tests.pytorch.harsh import Watch, everything
@@ -250,7 +251,8 @@ def _compared(got: Left, plain: Plain, mode: Mode, amount: int) -> Complaint | N
 def growth(loop: Loop, mode: Mode) -> Complaint | None:
     """Whether what is remembered grows with every step, where the plain program's memory does not.
 
-    Steps are compared that have the same size: sizes come again after one, two or three steps.
+    Steps are compared that have the same size: sizes come again after one, two or three steps. What
+    a program carries along from step to step may hang on the one before for a while: a short one.
     """
     source = replace(loop, steps=PERIOD * 3).source()
     plain = [run_program(replace(loop, steps=n).source(), Contexts(None), tracked=True).alive
@@ -258,7 +260,7 @@ def growth(loop: Loop, mode: Mode) -> Complaint | None:
     if plain[0] != plain[1]:  # it keeps something of every step itself
         return None
     contexts = Contexts(mode, ROOMY, counting=True)
-    with mode.around():
+    with mode.around(), cores.short_memory(PERIOD):
         run_program(source, contexts)
     marks = contexts.marks
     if len(marks) < PERIOD * 3:

@@ -45,18 +45,6 @@ KNOWN: tuple[Known, ...] = (
         PEAK,
         "its meta kernel has memory for one offset less than the real one, in the first call",
     ),
-    Known(
-        r"loss (mse_loss|smooth_l1)|driver (denoising|learning to learn)"
-        "|habit loss in parts|block folded",
-        f"native.*{PEAK}",
-        "native: sums that stay in memory of what was summed up are larger than predicted",
-    ),
-    Known(
-        "block (selected|put|sampled|codebook|embedding)|habit (loss of places|inputs from a set)"
-        "|driver (replayed|mixed up|hard examples|denoising)",
-        f"native.*{PEAK}",
-        "native: sizes that values decide are not known before",
-    ),
 )
 
 

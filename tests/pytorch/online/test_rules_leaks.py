@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.engine import Call, Storage, Value
 from rekindle.pytorch import Run
-from rekindle.pytorch.online import _history, _runtime
+from rekindle.pytorch.online import _runtime
 from rekindle.pytorch.online._handle import Handle
 from rekindle.pytorch.operators._replay import Recipe
 from rekindle.pytorch.tensors._memory import Memory
@@ -259,12 +259,10 @@ def train(model: Recurrent, after: Callable[[], None] = lambda: None) -> list[Te
 
 
 @pytest.fixture
-def short_memory(monkeypatch: pytest.MonkeyPatch) -> int:
+def short_memory() -> Iterator[int]:
     longest = 200
-    monkeypatch.setattr(_history, "LONGEST_CHAIN", longest)
-    monkeypatch.setattr(_runtime, "LONGEST_CHAIN", longest)
-    cores.tune(lambda driver: driver.core.longest_chain(driver.handle, longest))
-    return longest
+    with cores.short_memory(longest):
+        yield longest
 
 
 @pytest.mark.parametrize("asks_for_gradient", [False, True])

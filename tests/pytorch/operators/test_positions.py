@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from torch.nn.functional import dropout
 
 import rekindle
 from rekindle.pytorch.operators import Position, Positions
+from tests.pytorch import cores
 from tests.pytorch.tracker import Tracker
 
 DRAWS: tuple[Callable[[Tensor, torch.Generator], object], ...] = (
@@ -52,15 +52,7 @@ def test_what_they_take(numbers: int, share: int) -> None:
     for _ in range(400):
         noted.append(positions.note(generator.get_state()))
         mask.bernoulli_(0.5, generator=generator)
-    assert _bytes_of(noted) <= 400 * (2_496 / share + 120)
-
-
-def _bytes_of(noted: list[object]) -> int:
-    """Of what positions keep, each object once."""
-    kept = {
-        id(part): len(part) for p in noted for part in gc.get_referents(p) if type(part) is bytes
-    }
-    return sum(kept.values())
+    assert cores.bytes_of(noted) <= 400 * (2_496 / share + 120)
 
 
 def test_a_thousand_dropouts_within_a_budget() -> None:
@@ -73,14 +65,9 @@ def test_a_thousand_dropouts_within_a_budget() -> None:
         y = x
         for _ in range(1_000):
             y = dropout(y, 0.001)
-        states = _bytes_of(_positions())
+        states = cores.bytes_of_positions()
     assert run.evictions > 500
     assert tracker.peak <= budget
     assert 0 < states < 250_000
     del y, run
-    assert not _positions()
-
-
-def _positions() -> list[object]:
-    gc.collect()
-    return [found for found in gc.get_objects() if type(found) is Position]
+    assert not cores.bytes_of_positions()

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from rekindle.engine import Call, NoRoom
 from rekindle.pytorch import Run
+from rekindle.pytorch.native import NativeDriver
 from rekindle.pytorch.online import _driver
 
 AMPLE = 1 << 40  #: bytes: nothing is let go for want of room
@@ -21,7 +22,10 @@ evict: Literal["saved", "anything"] = "saved"  #: as in `rekindle.budget`
 
 def let_go(run: Run) -> None:
     """Evicts every storage that may be evicted now."""
-    driver = run._driver
+    driver: Any = run._driver
+    if isinstance(driver, NativeDriver):
+        driver.core.let_go_now(driver.handle)
+        return
     with driver.lock:
         driver.settle()
         driver.poll()
@@ -41,7 +45,10 @@ def _until_nothing_is_left(run: Run) -> Iterator[Any]:
 
 
 class _LetGo(TorchDispatchMode):
-    """Entered inside of a budget: lets everything go after each operator of the program."""
+    """Entered inside of a budget: lets everything go after each operator of the program.
+
+    The native core recomputes below every mode, that in Python above this one.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -49,24 +56,33 @@ class _LetGo(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self._run._driver.work.mine:
+        if isinstance(self._run._driver, NativeDriver) or not self._run._driver.work.mine:
             let_go(self._run)
         return result
 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Which operators run again, and how often."""
+    """Which operators run again, and how often; those of the native core at the end."""
     again: Counter[str] = Counter()
-    run_again = _driver.run_again
+    run_again, make = _driver.run_again, NativeDriver.__init__
+    made: list[NativeDriver] = []
 
     def counting(call: Call, *, in_place: bool) -> Any:
         again[call.name.removeprefix("aten::")] += 1
         return run_again(call, in_place=in_place)
 
+    def making(driver: NativeDriver, *args: Any) -> None:
+        make(driver, *args)
+        driver.core.count_again(driver.handle)
+        made.append(driver)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_driver, "run_again", counting)
+        patch.setattr(NativeDriver, "__init__", making)
         yield again
+    for driver in made:
+        again.update(name.removeprefix("aten::") for name in driver.core.again(driver.handle))
 
 
 @contextmanager

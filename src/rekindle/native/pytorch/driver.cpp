@@ -278,7 +278,7 @@ std::vector<Holder> Driver::holders() {
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
     return records_.alive() * sizeof(Record) + recipes_.alive() * sizeof(Recipe) +
-           engine.graph.nbytes();
+           engine.graph.nbytes() + bytes_of_positions();
 }
 
 // -- actions --------------------------------------------------------------------------------------

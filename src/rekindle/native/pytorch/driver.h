@@ -21,6 +21,7 @@
 #include "addresses.h"
 #include "deaths.h"
 #include "memory.h"
+#include "positions.h"
 #include "recipe.h"
 
 namespace rekindle {
@@ -88,6 +89,7 @@ private:
 public:
     Engine engine;
     Deaths deaths;
+    Positions positions;
     std::int64_t evictions = 0;  // of what somebody may still ask for
     std::int64_t recomputations = 0;
     std::int64_t storages_made = 0;

@@ -36,6 +36,7 @@ struct Traits final {
     static constexpr std::uint32_t COUNTED_FIRST = 512;
     static constexpr std::uint32_t COLLECTIVE = 1024;  // writes its first argument
     static constexpr std::uint32_t HARMLESS = 2048;    // named like one, and writes nothing
+    static constexpr std::uint32_t REDUCED_IN_PLACE = 4096;
 
     std::uint32_t flags = 0;
     std::array<int, 3> statistics{-1, -1, -1};

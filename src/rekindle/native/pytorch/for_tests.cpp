@@ -1,6 +1,8 @@
 #include "for_tests.h"
 
 #include "mutex.h"
+#include "positions.h"
+#include "python.h"
 #include "signature.h"
 
 namespace rekindle {
@@ -12,6 +14,22 @@ PyObject* let_go_of_everything(PyObject* arguments) {
     const Locked lock;
     driver_of(capsule).let_go_of_everything = on != 0;
     return nothing();
+}
+
+PyObject* let_go_now(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        driver.let_go_now();
+    });
+    return nothing();
+}
+
+PyObject* bytes_of_positions(PyObject* /*arguments*/) {
+    return PyLong_FromSize_t(bytes_of_positions());
 }
 
 PyObject* longest_chain(PyObject* arguments) {

@@ -7,6 +7,10 @@ namespace rekindle {
 
 // let_go_of_everything(driver, on): before every operator
 PyObject* let_go_of_everything(PyObject* arguments);
+// let_go_now(driver): of all that may be
+PyObject* let_go_now(PyObject* arguments);
+// bytes_of_positions() -> of all generators, as recipes keep them
+PyObject* bytes_of_positions(PyObject* arguments);
 // longest_chain(driver, calls)
 PyObject* longest_chain(PyObject* arguments);
 // count_again(driver): from now on, `again` tells

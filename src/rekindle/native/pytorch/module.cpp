@@ -411,6 +411,8 @@ PyMethodDef methods[] = {
     method<never_recompute>("never_recompute"),
     method<check>("check"),
     method<rekindle::let_go_of_everything>("let_go_of_everything"),
+    method<rekindle::let_go_now>("let_go_now"),
+    method<rekindle::bytes_of_positions>("bytes_of_positions"),
     method<rekindle::longest_chain>("longest_chain"),
     method<rekindle::count_again>("count_again"),
     method<rekindle::again>("again"),

@@ -187,7 +187,8 @@ void Operation::predict() {
     needed_ = invocation_.signature->needed;
     if (needed_ < 0) {
         lock_.unlock();
-        needed_ = invocation_.signature->predict(invocation_.extras);
+        const auto given = torch::jit::last(stack_, facts_.arguments);
+        needed_ = invocation_.signature->predict(given, invocation_.extras);
         lock_.lock();
         driver_.collect();
         if (facts_.dynamic) {  // never learned, but the bound stays
@@ -258,7 +259,7 @@ void Operation::draw() {  // R5
     }
     const at::Generator generator = generator_of(invocation_.extras);
     if (generator.defined()) {
-        random_ = std::make_unique<Random>(generator);
+        random_ = driver_.positions.note(generator);
     } else {
         recording_ = false;
     }

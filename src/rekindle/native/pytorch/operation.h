@@ -13,7 +13,7 @@
 #include "driver.h"
 #include "invocation.h"
 #include "mutex.h"
-#include "random.h"
+#include "positions.h"
 
 namespace rekindle {
 
@@ -91,7 +91,7 @@ private:
     bool recording_ = false;
     bool foreign_ = false;  // an input is where others may write
     Bytes needed_ = 0;
-    std::unique_ptr<Random> random_;
+    std::unique_ptr<Position> random_;
 };
 
 }  // namespace rekindle

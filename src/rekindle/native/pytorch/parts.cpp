@@ -3,6 +3,12 @@
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/prod.h>
+
+#include <algorithm>
+
+#include "recipe.h"
 
 namespace rekindle {
 
@@ -31,6 +37,26 @@ Parts parts_of(const at::Tensor& tensor) {
         add(static_cast<const at::native::NestedTensorImpl&>(impl).get_unsafe_storage_as_tensor());
     }
     return made;
+}
+
+Bytes largest_padded(std::span<const c10::IValue> given) {
+    const AsTheFirstTime guard(false);
+    Bytes most = 0;
+    for (const c10::IValue& value : given) {
+        if (!value.isTensor() ||
+            !value.toTensor().key_set().has(c10::DispatchKey::NestedTensorCPU)) {
+            continue;
+        }
+        const auto& nested = static_cast<const at::native::NestedTensorImpl&>(
+            *value.toTensor().unsafeGetTensorImpl()
+        );
+        const at::Tensor& sizes = nested.get_nested_sizes();
+        if (sizes.numel() != 0) {
+            const auto count = at::amax(sizes, {0}).prod().item<std::int64_t>() * sizes.size(0);
+            most = std::max(most, count * static_cast<Bytes>(nested.itemsize()));
+        }
+    }
+    return most;
 }
 
 }  // namespace rekindle

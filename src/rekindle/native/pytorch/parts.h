@@ -17,6 +17,9 @@ using Parts = c10::SmallVector<at::Tensor, 3>;
 // Those with memory; none where nobody knows.
 Parts parts_of(const at::Tensor& tensor);
 
+// Bytes of the largest nested tensor among `given`, were it padded: it has no shape.
+Bytes largest_padded(std::span<const c10::IValue> given);
+
 // Visits the tensors with memory in what an operator returned, with the position of the result and
 // whether they are all of it; what is visited may go afterwards.
 template <class F>

@@ -98,7 +98,7 @@ void make_private(Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
 // Puts the generator back afterwards, whatever happens.
 class Drawing final {
 public:
-    explicit Drawing(const Random* random) {
+    explicit Drawing(const Position* random) {
         if (random != nullptr) {
             now_.emplace(random->generator());
             random->restore();

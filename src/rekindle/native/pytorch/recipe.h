@@ -14,7 +14,7 @@
 
 #include "../engine/graph.h"
 #include "memory.h"
-#include "random.h"
+#include "positions.h"
 #include "signature.h"
 
 namespace rekindle {
@@ -31,7 +31,7 @@ struct Recipe final : Call {
 
     // What few calls have.
     struct Aside final {
-        std::unique_ptr<Random> random;  // before the call
+        std::unique_ptr<Position> random;  // of the generator, before the call
         std::vector<c10::IValue> extras;
         std::vector<std::uint32_t> written;  // which of the tensors the operator writes
         bool statistics = false;             // those are left out: they move only once (R6)
@@ -39,7 +39,7 @@ struct Recipe final : Call {
 
     std::unique_ptr<Aside> aside;
 
-    const Random* random() const noexcept { return aside ? aside->random.get() : nullptr; }
+    const Position* random() const noexcept { return aside ? aside->random.get() : nullptr; }
 
     std::span<const c10::IValue> extras() const noexcept {
         return aside ? std::span<const c10::IValue>(aside->extras) : std::span<const c10::IValue>();

@@ -1,9 +1,11 @@
 #include "signature.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/ScalarOps.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "../base/slab.h"
 #include "addresses.h"
 #include "invocation.h"
+#include "parts.h"
 #include "recipe.h"
 #include "versions.h"
 
@@ -65,6 +68,14 @@ at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& home) const 
         impl.set_requires_grad(true);
     }
     return made;
+}
+
+std::int64_t Geometry::numel() const noexcept {
+    return c10::multiply_integers(sizes);
+}
+
+Bytes Geometry::nbytes() const noexcept {
+    return numel() * static_cast<Bytes>(dtype.itemsize());
 }
 
 Bytes Geometry::reach() const noexcept {
@@ -242,54 +253,70 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 
 }  // namespace
 
-Bytes Signature::predict(std::span<const c10::IValue> extras) const {
-    if (!facts.returns_tensors) {
+Bytes Signature::predict(
+    std::span<const c10::IValue> given, std::span<const c10::IValue> extras
+) const {
+    if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
         return 0;
     }
-    Bytes most = 0;
-    for (const Geometry& geometry : geometries) {
-        std::int64_t count = 1;
-        for (const std::int64_t size : geometry.sizes) {
-            count *= size;
+    if (!rebuildable_) {  // as large as the largest argument: a guess
+        Bytes most = largest_padded(given);
+        for (const Geometry& geometry : geometries) {
+            most = std::max(most, geometry.nbytes());
         }
-        const auto dimensions =
-            static_cast<std::int64_t>(std::max<std::size_t>(1, geometry.sizes.size()));
-        most = std::max(most, 8 * count * dimensions);
-    }
-    if (!rebuildable_) {
         return most;
     }
     try {
-        const AsTheFirstTime guard(false);
-        std::vector<at::Tensor> metas;
-        Addresses<Bytes> known;
-        for (const Geometry& geometry : geometries) {
-            metas.push_back(meta_of(geometry));
-            const c10::StorageImpl* home = metas.back().storage().unsafeGetStorageImpl();
-            known.put(home, static_cast<Bytes>(home->nbytes()));
-        }
-        const std::vector<at::Tensor> kept = metas;
-        torch::jit::Stack stack;
-        arguments(stack, metas, extras);
-        on_meta(facts, op, stack);
-        op.callBoxed(stack);
-        Bytes total = 0;
-        each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
-            if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
-                return;
-            }
-            const c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
-            const Bytes* before = known.find(home);
-            const auto nbytes = static_cast<Bytes>(home->nbytes());
-            total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
-            known.put(home, nbytes);
-        });
-        return total;
+        return bytes_on_meta(extras);
     } catch (
         const std::exception&
-    ) {  // if the arguments are wrong, the operator itself will say so
-        return most;
+    ) {                         // if the arguments are wrong, the operator itself will say so
+        std::int64_t most = 0;  // coordinates of all elements of the largest argument
+        for (const Geometry& geometry : geometries) {
+            const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
+            most = std::max(most, geometry.numel() * std::max<std::int64_t>(1, dimensions));
+        }
+        return 8 * most * facts.returns;
     }
+}
+
+Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras) const {
+    const AsTheFirstTime guard(false);
+    std::vector<at::Tensor> metas;
+    Addresses<Bytes> known;
+    for (const Geometry& geometry : geometries) {
+        metas.push_back(meta_of(geometry));
+        const c10::StorageImpl* home = metas.back().storage().unsafeGetStorageImpl();
+        known.put(home, static_cast<Bytes>(home->nbytes()));
+    }
+    const std::vector<at::Tensor> kept = metas;
+    torch::jit::Stack stack;
+    arguments(stack, metas, extras);
+    on_meta(facts, op, stack);
+    op.callBoxed(stack);
+    Bytes total = 0;
+    each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
+        if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
+            return;
+        }
+        const c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
+        const Bytes* before = known.find(home);
+        const auto nbytes = static_cast<Bytes>(home->nbytes());
+        total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
+        known.put(home, nbytes);
+    });
+    return facts.has(Traits::REDUCED_IN_PLACE) ? std::max(total, bytes_of_elements()) : total;
+}
+
+// Of as many as there are before they are summed up.
+Bytes Signature::bytes_of_elements() const {
+    at::DimVector sizes;
+    for (const Geometry& geometry : geometries) {
+        sizes = at::infer_size_dimvector(sizes, geometry.sizes);
+    }
+    return geometries.empty() ? 0
+                              : c10::multiply_integers(sizes) *
+                                    static_cast<Bytes>(geometries.front().dtype.itemsize());
 }
 
 void Signature::learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic) {

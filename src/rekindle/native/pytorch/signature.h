@@ -36,6 +36,8 @@ struct Geometry final {
     static Geometry of(const c10::TensorImpl& tensor);
     // The tensor of this geometry in `home`.
     at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& home) const;
+    std::int64_t numel() const noexcept;
+    Bytes nbytes() const noexcept;
     // Bytes from the start of the storage to the end of the tensor.
     Bytes reach() const noexcept;
 };
@@ -68,9 +70,9 @@ public:
     bool priced = false;
     Nanoseconds cost = 0;
 
-    // Bytes of what a call will make, from the operator's meta kernel: nothing is computed. May run
-    // Python: without the core's lock.
-    Bytes predict(std::span<const c10::IValue> extras) const;
+    // Bytes of what a call will make, from the operator's meta kernel: nothing is computed. Where
+    // there is none, or sizes depend on values: a bound. May run Python: without the core's lock.
+    Bytes predict(std::span<const c10::IValue> given, std::span<const c10::IValue> extras) const;
     // Which of the tensors that a call returned are new, and their bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic);
     // Takes one execution into the price: the least of the first three.
@@ -99,6 +101,8 @@ private:
     };
 
     Part part_of(const c10::IValue& value) const;
+    Bytes bytes_on_meta(std::span<const c10::IValue> extras) const;
+    Bytes bytes_of_elements() const;
 
     std::vector<Part> parts_;
     bool rebuildable_;  // all arguments are in the parts, or in extras

@@ -18,6 +18,7 @@ from rekindle.pytorch.operators._operators import (
     HIDDEN_STATISTICS,
     INDEXING,
     OVERWRITING,
+    REDUCED_IN_PLACE,
     ROUTING,
     SEES_REQUIRES_GRAD,
     UNTAGGED_RANDOM,
@@ -39,6 +40,7 @@ _KINDS: Final = {
     512: COUNTED_FIRST,
     1024: COLLECTIVES_IN_PLACE,
     2048: COLLECTIVES_WITHOUT_RESULT,
+    4096: REDUCED_IN_PLACE,
 }
 
 
