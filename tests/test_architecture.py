@@ -21,11 +21,12 @@ ROOT = Path(__file__).parents[1]
 
 # Who may import whom. A part is a folder or a file right under src/rekindle; a dotted name is one
 # module of a part. To draw a new arrow, change this table and say why in the same commit.
-SHARED = {"_types", "_errors", "_units", "_cache", "_files"}
+SHARED = {"_types", "_errors", "_units", "_checks", "_cache", "_files"}
 ALLOWED = {
     "_types": set[str](),
     "_errors": {"_types"},
     "_units": {"_types", "_errors"},
+    "_checks": {"_types", "_errors"},
     "_cache": set[str](),
     "_files": set[str](),
     "_progress": set[str](),

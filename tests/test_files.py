@@ -23,7 +23,7 @@ from rekindle.trace.formats import save
         (b"", "an empty file"),
         (b"\x89PNG\r\n\x1a\n", "a picture (PNG)"),
         (pickle.dumps([1]), "a pickle"),
-        (gzip.compress(b"x"), "a gzip file"),
+        (gzip.compress(b"x", mtime=0), "a gzip file"),
         ((12).to_bytes(8, "little") + b'{"a":[1,2]} and tensors', "a checkpoint (safetensors)"),
         (b"<!DOCTYPE html>\n<html>", "a web page"),
         (b"\xff\xfe\x00", "bytes"),

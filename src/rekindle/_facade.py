@@ -9,13 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget, Unsupported
-from rekindle._planners import halfway
+from rekindle._planners import given_planner, halfway
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.planners import Plan, Planner, Problem, Progress
-from rekindle.policies.swap import Swap
+from rekindle.policies.swap import Swap, speed
 from rekindle.trace import Trace
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ def sequential(
             "any other model there is `with rekindle.budget(...):`"
         )
     line = "rekindle.sequential(model, sample, {})"
+    checks.one_of(reshape, ("measure", "refuse"), "rekindle.sequential(..., reshape={})")
+    if loss is not None:
+        instead = "lambda output: output.mean()"
+        checks.function(loss, "rekindle.sequential(..., loss={})", instead, "output")
     plan = partial(_plan_chain, budget=parse_bytes(budget, line=line))
     others = parse_bytes(beside, line="rekindle.sequential(..., beside={})") if beside else 0
     watch = watch or ProgressLine().stages
@@ -119,11 +124,16 @@ def export(
     from rekindle.pytorch.planned import Export, candidates
 
     limit = parse_bytes(budget, line="rekindle.export(model, step, {})")
+    checks.step(step, "rekindle.export(model, {}, budget)")
+    checks.switch(selective, "rekindle.export(..., selective={})")
+    if blocks is not None:
+        line, instead = "rekindle.export(..., blocks={})", '["layers.0", "layers.1"]'
+        checks.kind(blocks, (list, tuple), "paths of submodules", line, instead)
     trace, modules = capture_modules(step, model)
     ran = {".".join(path.split(".")[:n]) for path in modules for n in range(1, path.count(".") + 2)}
     names = candidates(model, ran) if blocks is None else list(blocks)
     if not names or not ran.issuperset(names):
-        missing = ", ".join(name for name in names if name not in ran)
+        missing = ", ".join(str(name) for name in names if name not in ran)
         what = f"{missing} did not run" if missing else "there are no lists or sequentials"
         raise Unsupported(f"rekindle.export: {what}; write blocks=[...] with paths of submodules")
     problem = Problem.of(trace)
@@ -145,7 +155,7 @@ def plan(
     program: Trace | str | PathLike[str],
     *,
     budget: str | int | None = None,
-    planner: Planner | None = None,
+    planner: Planner | type[Planner] | str | None = None,
     swap: Swap | None = None,
 ) -> Plan: ...
 @overload
@@ -154,7 +164,7 @@ def plan(
     example_inputs: Any,
     *,
     budget: str | int | None = None,
-    planner: Planner | None = None,
+    planner: Planner | type[Planner] | str | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
     check: bool = True,
@@ -164,7 +174,7 @@ def plan(
     example_inputs: Any = None,
     *,
     budget: str | int | None = None,
-    planner: Planner | None = None,
+    planner: Planner | type[Planner] | str | None = None,
     swap: Swap | None = None,
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
@@ -178,7 +188,8 @@ def plan(
     budget: bytes, as an int or as text ("6GiB"), of everything that one forward and backward pass
         holds: parameters, buffers, inputs, activations, gradients. None: half way between what no
         schedule can do with less and keeping everything, or the smallest that has a plan.
-    planner: one of `rekindle.planners`; default: `Cuts`, begun with a run of DTR.
+    planner: one of `rekindle.planners`, or its name as on the command line ("rotor"); default:
+        `Cuts`, begun with a run of DTR.
     swap: for a trace, and the default planner: values may also go to the host and come back, by
         ways of that bandwidth, as in `rekindle.simulate`. What is waited for counts as cost.
     reserve: bytes of the budget for what the model's graph does not show: the optimizer's state,
@@ -195,6 +206,9 @@ def plan(
     for a model whose path depends on data, or that is not the same when planned.
     """
     amount = None if budget is None else parse_bytes(budget, line="rekindle.plan(..., budget={})")
+    checks.switch(check, "rekindle.plan(..., check={})")
+    speed(swap, "rekindle.plan(..., swap={})")
+    planner = given_planner(planner, "rekindle.plan(..., planner={})", TIME_LIMIT)
     if swap is not None and planner is not None:
         raise Unsupported(
             f"rekindle.plan: swap={swap} is for the default planner; write it without planner=, or "
@@ -290,7 +304,7 @@ def _check(found: ModelPlan, model: Any, example_inputs: Any) -> None:
 def backend(
     budget: str | int,
     *,
-    planner: Planner | None = None,
+    planner: Planner | type[Planner] | str | None = None,
     inner: Literal["inductor", "eager"] = "inductor",
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
@@ -311,6 +325,7 @@ def backend(
     """
     from rekindle.pytorch.planned import Backend
 
+    planner = given_planner(planner, "rekindle.backend(..., planner={})", TIME_LIMIT)
     progress = ProgressLine()
     found = Backend(
         parse_bytes(budget, line="rekindle.backend({})"),

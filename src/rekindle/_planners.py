@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Any, Final, final
 
+from rekindle import _checks as checks
+from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes
 from rekindle.engine import RIGHT, NoRoom, Thrashed
 from rekindle.planners import (
@@ -198,3 +200,27 @@ SWAPPING: dict[str, Callable[[float, Swap], Planner]] = {
     "dtr": lambda _, swap: Online(DTR(), swap),
 }
 """Those that can also swap."""
+
+
+def given_planner(
+    planner: Planner | type[Planner] | str | None, line: str, seconds: float
+) -> Planner | None:
+    """The planner that is meant: one, its name, its class (with the defaults), None: the default.
+
+    One that is named searches for `seconds`. Raises `InvalidArgument` for anything else; `line` is
+    what the user wrote, with {} for the planner.
+    """
+    if planner is None:
+        return None
+    if isinstance(planner, str):
+        name = checks.one_of(planner.strip().lower(), tuple(PLANNERS), line)
+        return None if name == "cuts" else PLANNERS[name](seconds)
+    found: Any = planner
+    if isinstance(planner, type):
+        found = checks.function(planner, line, '"rotor"')()
+    if not callable(getattr(found, "plan", None)):
+        raise InvalidArgument(
+            f"{line.format(repr(planner))}: wanted one of rekindle.planners, or its name; write "
+            + line.format("rekindle.planners.Rotor()")
+        )
+    return found

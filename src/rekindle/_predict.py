@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
+from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, OutOfBudget
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes, Nanoseconds
-from rekindle._units import format_bytes
+from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy, policy_of
 from rekindle.report import Choice, Profile
 from rekindle.simulator import Point, at_batch, curve, fits
@@ -47,11 +48,10 @@ def profile(
     """
     from rekindle.pytorch import observe, prices
 
-    if not callable(step):
-        raise InvalidArgument(
-            f"rekindle.profile: got {type(step).__name__}, wanted a function that takes one step; "
-            "write rekindle.profile(lambda: step(batch))"
-        )
+    checks.step(step, "rekindle.profile({})")
+    checks.number(repeats, 0, "rekindle.profile(step, repeats={})", "3")
+    if budget is not None and budget != "auto":
+        budget = parse_bytes(budget, line="rekindle.profile(step, budget={})")
     policy = policy_of(policy)
     seen = observe(
         step,
@@ -62,6 +62,11 @@ def profile(
         clock=clock,
         watch=watch,
     )
+    if not seen.trace.ops:
+        raise InvalidArgument(
+            "rekindle.profile: got a step that ran no operator of PyTorch, wanted one that trains; "
+            "write rekindle.profile(lambda: step(batch))"
+        )
     points = curve(
         seen.trace, policy, watch=lambda done, of: watch(f"simulating budget {done + 1} of {of}")
     )
@@ -146,6 +151,13 @@ def max_batch(
     """
     from rekindle.pytorch import Probe, prices
 
+    line = "rekindle.max_batch(step_factory, {})"
+    checks.function(step_factory, "rekindle.max_batch({})", "lambda n: lambda: step(batch[:n])", 1)
+    checks.number(at_most, 1, line.format("at_most={}"), "4096")
+    if slowdown is not None:
+        checks.number(slowdown, 1.0, line.format("slowdown={}"), "1.3")
+    if budget != "auto":
+        budget = parse_bytes(budget, line=line.format("budget={}"))
     progress = ProgressLine()
     watch = watch or progress
     policy = policy_of(policy)

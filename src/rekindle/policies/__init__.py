@@ -19,5 +19,6 @@ from rekindle.policies.msps import MSPS as MSPS
 from rekindle.policies.random import Random as Random
 from rekindle.policies.swap import Swap as Swap
 from rekindle.policies.swap import Ways as Ways
+from rekindle.policies.swap import speed as speed
 from rekindle.policies.thrifty import Thrifty as Thrifty
 from rekindle.policies.unoptimized import Unoptimized as Unoptimized

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
+from rekindle import _checks as checks
 from rekindle.policies._base import Chooser, Policy
 from rekindle.policies._neighborhood import Classes, Exact, Local, Nothing
 from rekindle.policies._scored import ScoredChooser
@@ -20,6 +21,9 @@ class Ablation(Policy):
     staleness: bool
     size: bool
     cost: Literal["exact", "classes", "local", "none"]
+
+    def __post_init__(self) -> None:
+        checks.one_of(self.cost, tuple(COSTS), "rekindle.policies.Ablation(..., cost={})")
 
     def bind(self) -> Chooser:
         return ScoredChooser(COSTS[self.cost](), by_size=self.size, by_staleness=self.staleness)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
+from rekindle import _checks as checks
 from rekindle.policies._base import Chooser, Policy
 from rekindle.policies._neighborhood import Classes, Exact, Local
 from rekindle.policies._scored import ScoredChooser
@@ -24,6 +25,9 @@ class DTR(Policy):
     """Lets go what is cheap to have again, large, and long unused; as the paper has it."""
 
     neighborhood: Literal["exact", "classes", "local"] = "exact"
+
+    def __post_init__(self) -> None:
+        checks.one_of(self.neighborhood, tuple(NEIGHBORHOODS), "rekindle.policies.DTR({})")
 
     def bind(self) -> Chooser:
         neighborhood = NEIGHBORHOODS[self.neighborhood]()

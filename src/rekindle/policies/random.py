@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import final
 
+from rekindle import _checks as checks
 from rekindle._types import Nanoseconds
 from rekindle.policies._base import Candidate, Chooser, Policy
 
@@ -16,6 +17,9 @@ class Random(Policy):
     """Lets go a storage at random; the same seed chooses alike."""
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.number(self.seed, 0, "rekindle.policies.Random({})", "0")
 
     def bind(self) -> Chooser:
         return _RandomChooser(random.Random(self.seed))

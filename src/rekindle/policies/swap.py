@@ -29,6 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from rekindle import _checks as checks
+from rekindle._errors import InvalidArgument
 from rekindle._types import Bytes, Nanoseconds
 
 SECOND: Final = 1_000_000_000
@@ -52,10 +54,22 @@ class Swap:
 
     def __post_init__(self) -> None:
         if self.out_bytes_per_s <= 0 or self.in_bytes_per_s <= 0:
-            raise ValueError(
+            raise InvalidArgument(
                 f"Swap: bandwidths are positive, got {self.out_bytes_per_s} and "
                 f"{self.in_bytes_per_s} bytes per second; without swapping write swap=None"
             )
+        if self.host is not None:
+            checks.number(self.host, 1, "rekindle.policies.Swap(host={})", "32 * 2**30")
+        checks.switch(self.only, "rekindle.policies.Swap(only={})")
+
+
+def speed(swap: Swap | None, line: str) -> Swap | None:
+    """`swap`, where it is to say how fast the ways are: an amount of memory does not.
+
+    Raises `InvalidArgument` for anything else; `line` is what the user wrote.
+    """
+    instead = "rekindle.policies.Swap(host=32 * 2**30)"
+    return checks.kind(swap, (Swap, type(None)), "a rekindle.policies.Swap", line, instead)
 
 
 @final

@@ -8,6 +8,7 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any, final
 
+from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
@@ -73,6 +74,7 @@ class Profile:
     def budget_for(self, slowdown: float = 1.1) -> Bytes:
         """The smallest budget (bytes) with which a step is predicted to take at most `slowdown`
         times as long as without Rekindle; raises `ValueError` if none is."""
+        checks.number(slowdown, 0.0, "profile.budget_for(slowdown={})", "1.1")
         fast = [choice for choice in self.curve if choice.slowdown <= slowdown]
         if not fast:
             least = self.curve[0].slowdown

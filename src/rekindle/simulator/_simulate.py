@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from typing import get_args
 
+from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.engine import RIGHT, NoRoom, Rules
-from rekindle.policies import Policy, Swap, policy_of
+from rekindle.policies import Policy, Swap, policy_of, speed
 from rekindle.schedule import Record
 from rekindle.simulator._native import Core
 from rekindle.simulator._replay import Run
@@ -36,6 +38,16 @@ def simulate(
     `core` says which engine decides: the "native" one (`Unsupported` where it cannot), the one in
     "python", or "auto": the faster that is there. The record is the same, to the last bit.
     """
+    checks.kind(
+        trace,
+        (Trace, str, PathLike),
+        "a trace, or the path of one",
+        "rekindle.simulate({}, budget=...)",
+        "rekindle.capture(step)",
+    )
+    checks.kind(rules, Rules, "rules", "rekindle.simulate(trace, rules={})", "Rules()")
+    checks.one_of(core, get_args(Core), "rekindle.simulate(trace, core={})")
+    speed(swap, "rekindle.simulate(trace, swap={})")
     if budget is not None:
         budget = parse_bytes(budget, line="rekindle.simulate(trace, budget={})")
     found = trace if isinstance(trace, Trace) else load(Path(trace))

@@ -36,7 +36,14 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
     begins = True  # whether what comes next begins a stage
     x = tree_map_only(Tensor, lambda t: t.detach().clone(), sample)
     for name, module in _leaves(model, ""):
-        wrote, viewed, x = _try(Stage(name, [module]), x)
+        try:
+            wrote, viewed, x = _try(Stage(name, [module]), x)
+        except Exception as error:
+            error.add_note(
+                f"in layer {name} ({type(module).__name__}), with the sample that was given: "
+                "rekindle.sequential(model, sample, ...) wants one such as training will bring"
+            )
+            raise
         if wrote and len(groups) <= (not begins):
             raise Unsupported(
                 f"layer {name} ({type(module).__name__}) writes into the input of the chain, from "

@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 import torch
 
+from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
@@ -44,11 +45,8 @@ class Arguments:
                 f"rekindle.budget(..., learn={self.learn!r}): write learn=True, learn=False, or "
                 'learn="wait", which waits for schedules at the end of a step'
             )
-        if not isinstance(self.cache, bool):
-            raise InvalidArgument(
-                f"rekindle.budget(..., cache={self.cache!r}): write cache=False, which keeps what "
-                "is learned in this process, or cache=True"
-            )
+        checks.switch(self.record, "rekindle.budget(..., record={})")
+        checks.switch(self.cache, "rekindle.budget(..., cache={})")
         self._check_evict()
         self.host(device_of(self.device))
         if self.core != "auto":  # which may take a minute to build, once it is entered

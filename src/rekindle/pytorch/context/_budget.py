@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
@@ -211,6 +212,7 @@ class budget:
 
         The `run` of the last call is an attribute of what is returned.
         """
+        checks.kind(function, Callable, "a function", "rekindle.budget(...)({})", "train")
         if isgeneratorfunction(function) or iscoroutinefunction(function):
             raise Unsupported(
                 f"@rekindle.budget(...) on {function.__qualname__}, which is over before what it "

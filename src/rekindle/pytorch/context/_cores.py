@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 
+from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle.policies import Policy, Thrifty, policy_of
 from rekindle.pytorch.native import core as native_core
@@ -40,11 +41,7 @@ def chosen_core(
     asked: Core, policy: Policy, device: torch.device, needs_python: Mapping[str, bool]
 ) -> Chosen:
     """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
-    if asked not in ("auto", "native", "python"):
-        raise Unsupported(
-            f'rekindle.budget(..., core={asked!r}): write core="auto", core="native" or '
-            'core="python"'
-        )
+    checks.one_of(asked, get_args(Core), "rekindle.budget(..., core={})")
     if asked == "python":
         return Chosen(False, "as asked for")
     obstacle = _obstacle(policy, device, needs_python)

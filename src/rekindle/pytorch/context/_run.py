@@ -8,6 +8,7 @@ from typing import final
 
 from torch import Tensor
 
+from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
@@ -79,6 +80,7 @@ class Run:
 
     def on_step(self, listener: Callable[[Step], None]) -> None:
         """Calls `listener` after each step of an optimizer, with what happened since the last."""
+        checks.function(listener, "run.on_step({})", "lambda step: print(step.overhead)", "step")
         self._driver.steps.listeners.append(listener)
 
     def status(self) -> str:
@@ -165,6 +167,7 @@ class Run:
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""
+        checks.kind(tensor, Tensor, "a tensor", "run.keep({})", "tensor")
         driver = self._driver
         with driver.lock:
             driver.settle()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
-from rekindle._units import format_bytes
+from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.context import amount_of, available, is_auto
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.observed import Estimate
@@ -56,8 +56,8 @@ def common_budget(
     """
     where = accelerator.with_index(device_of(device))
     mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)
-    if not is_auto(amount):
-        amount_of(amount, where)  # raises here, before the others wait
+    if not is_auto(amount):  # raises here, before the others wait
+        parse_bytes(amount, line="rekindle.distributed.common_budget({})")
     ranks = _gathered(mine, group)
     beside = sum(rank.place == mine.place for rank in ranks)
     given = available(where, beside) if is_auto(amount) else amount_of(amount, where)

@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.optim import Optimizer
 
-from rekindle._errors import Unsupported
+from rekindle import _checks as checks
+from rekindle._errors import InvalidArgument, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.chains import total
@@ -123,9 +124,16 @@ def estimate(
     set to None before the next. Not counted: what operators allocate inside, fragmentation. Raises
     `Unsupported` where shapes depend on data: `rekindle.capture` a real step then.
     """
+    line = "rekindle.estimate({}, batch)"
+    checks.kind(model, nn.Module, "a model (an nn.Module)", line, "model")
+    _check_optimizer(optimizer, model)
+    if loss is not None:
+        line = "rekindle.estimate(model, batch, loss={})"
+        checks.function(loss, line, "lambda output: output.mean()", "output")
+    where = _device_of(model) if device is None else _possible(device)
     state = torch.get_rng_state()
     try:
-        return _Rehearsal(model, example_inputs, device).run(optimizer, loss or _default_loss)
+        return _Rehearsal(model, example_inputs, where).run(optimizer, loss or _default_loss)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise Unsupported(
             f"the size of a result depends on data ({error.func}), at {users_line()}: there is no "
@@ -145,8 +153,8 @@ def _default_loss(output: Any) -> Tensor:
 class _Rehearsal:
     """The step on fake copies of everything."""
 
-    def __init__(self, model: nn.Module, inputs: Any, device: str | torch.device | None) -> None:
-        self._device = torch.device(device) if device is not None else _device_of(model)
+    def __init__(self, model: nn.Module, inputs: Any, device: torch.device) -> None:
+        self._device = device
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._meter = _FakeMeter()
         self._memo: dict[int, Any] = {}
@@ -187,7 +195,7 @@ class _Rehearsal:
             parameter.grad = None
         meter.restart()
         output = self._call()
-        value = loss(output)
+        value = _number(loss(output))
         phases = [self._phase("forward", optimizer)]
         value.backward()
         phases.append(self._phase("backward", optimizer))
@@ -241,6 +249,55 @@ class _FakeMeter(Meter):
                     False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
                 )
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _check_optimizer(optimizer: object, model: nn.Module) -> None:
+    line, instead = "rekindle.estimate(model, batch, optimizer={})", "torch.optim.AdamW"
+    if not isinstance(optimizer, Optimizer):
+        if optimizer is not None:
+            checks.function(optimizer, line, instead, "parameters")
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    theirs = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    if own.isdisjoint(theirs):
+        raise InvalidArgument(
+            f"{line.format('...')}: got {type(optimizer).__name__} for parameters of which none is "
+            f"the model's; write {line.format(instead)}, which is given those of the model"
+        )
+
+
+def _possible(device: object) -> torch.device:
+    """A device that need not be here, of a kind that this PyTorch was built for."""
+    built = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if built is None else ("cpu", built.type)
+    try:
+        found = torch.device(device)  # type: ignore[arg-type]
+    except (RuntimeError, TypeError):
+        found = None
+    if found is not None and found.type in kinds:
+        return found
+    got = "no device that PyTorch knows" if found is None else "one that this PyTorch was not built"
+    lines = " or ".join(f'rekindle.estimate(model, batch, device="{kind}")' for kind in kinds)
+    raise InvalidArgument(
+        f"rekindle.estimate(model, batch, device={str(device)!r}): got {got}"
+        f"{' for' * (found is not None)}; write {lines}"
+    )
+
+
+def _number(value: object) -> Tensor:
+    """What `loss` returned, if it can be differentiated."""
+    if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+        return value
+    if not isinstance(value, Tensor):
+        got = type(value).__name__
+    elif value.numel() != 1:
+        got = f"a tensor of {tuple(value.shape)}"
+    else:
+        got = "a number without a gradient (are all parameters frozen?)"
+    raise InvalidArgument(
+        f"rekindle.estimate: the loss is {got}, wanted one number with a gradient; write "
+        "rekindle.estimate(model, batch, loss=lambda output: output.mean())"
+    )
 
 
 def _device_of(model: nn.Module) -> torch.device:

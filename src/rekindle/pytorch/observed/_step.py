@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from rekindle import _checks as checks
 from rekindle.pytorch.context import budget
 from rekindle.trace import Trace
 
@@ -25,6 +26,7 @@ def capture(step: Callable[[], object], *, device: str | torch.device | None = N
     Sizes are in bytes, costs in ns as measured here. `rekindle.trace.formats.save` puts it into a
     file, `rekindle.simulate` replays it within a budget.
     """
+    checks.step(step, "rekindle.capture({})")
     with budget.unlimited(device=device, record=True) as run:
         step()
         return run.trace
@@ -34,6 +36,7 @@ def capture_modules(
     step: Callable[[], object], model: nn.Module, *, device: str | torch.device | None = None
 ) -> tuple[Trace, list[str]]:
     """The same, and for each operator of the forward pass the path of its module in `model`."""
+    checks.kind(model, nn.Module, "a model", "rekindle.export({}, step, budget)", "model")
     with _stack_of(model) as stack, budget.unlimited(device=device, record=True) as run:
         capture = run._driver.whole
         assert capture is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+from rekindle import _checks as checks
 from rekindle._errors import VerificationFailed
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
@@ -139,6 +140,7 @@ def verify(
     everything is put back. Takes a pass over the memory of every result, on the CPU: minutes for
     large models.
     """
+    checks.step(step, "rekindle.verify({}, budget=...)")
     amount = parse_bytes(budget, line="rekindle.verify(step, budget={})")
     before = Before()
     try:

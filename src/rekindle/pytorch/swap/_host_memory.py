@@ -11,6 +11,7 @@ from typing import Final, final
 
 import torch
 
+from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
@@ -63,6 +64,9 @@ class HostMemory:
                 f"swap_directory={os.fspath(directory)!r} on {device.type}, from where values go "
                 'to pinned memory and not to a file; write rekindle.budget(..., swap="32GiB") alone'
             )
+        line = 'rekindle.budget("6GiB", swap="32GiB", swap_directory={})'
+        paths = (str, os.PathLike, type(None))
+        checks.kind(directory, paths, "the path of a folder", line, '"/var/tmp"')
         self._swap = swap
         if not isinstance(swap, Swap):
             self._limit = parse_bytes(swap, line='rekindle.budget("6GiB", swap={})')

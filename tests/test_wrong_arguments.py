@@ -1,0 +1,186 @@
+"""Wrong arguments of public functions: what was wanted, the line to write. Nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.policies import DTR, Ablation, Random, Swap
+from rekindle.trace import chain
+
+MODEL = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+BATCH = torch.ones(4, 8)
+TRACE = chain(3)
+ran: list[str] = []
+
+
+def step() -> None:
+    ran.append("step")
+
+
+OF_A_STEP: dict[str, Callable[[object], object]] = {
+    "rekindle.profile": rekindle.profile,  # type: ignore[dict-item]
+    "rekindle.capture": rekindle.capture,  # type: ignore[dict-item]
+    "rekindle.verify": lambda given: rekindle.verify(given, budget="1MiB"),  # type: ignore[arg-type]
+    "rekindle.export": lambda given: rekindle.export(MODEL, given, "1MiB"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", OF_A_STEP)
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        (None, r"got None \(a call in place of a function\?\)"),
+        (BATCH, "got Tensor"),
+        (MODEL, r"got Sequential \(missing a required argument: 'input'\)"),
+        (lambda batch: None, "missing a required argument: 'batch'"),
+    ],
+)
+def test_no_step(name: str, given: object, got: str) -> None:
+    told = f"{name}.*{got}.*, wanted a function without arguments; write {name}.*lambda: step"
+    with pytest.raises(rekindle.InvalidArgument, match=told):
+        OF_A_STEP[name](given)
+
+
+def budget(**options: object) -> Callable[[], object]:
+    return lambda: rekindle.budget("1GiB", **options)  # type: ignore[arg-type]
+
+
+def profile(**options: object) -> Callable[[], object]:
+    return lambda: rekindle.profile(step, **options)  # type: ignore[arg-type]
+
+
+def max_batch(factory: object = lambda n: step, **options: object) -> Callable[[], object]:
+    given = {"budget": "1MiB"} | options
+    return lambda: rekindle.max_batch(factory, **given)  # type: ignore[arg-type]
+
+
+def estimate(model: object = MODEL, **options: object) -> Callable[[], object]:
+    return lambda: rekindle.estimate(model, BATCH, **options)  # type: ignore[arg-type]
+
+
+def simulate(trace: object = TRACE, **options: object) -> Callable[[], object]:
+    return lambda: rekindle.simulate(trace, **options)  # type: ignore[arg-type]
+
+
+def plan(**options: object) -> Callable[[], object]:
+    given = {"budget": "1MiB"} | options
+    return lambda: rekindle.plan(MODEL, (BATCH,), **given)  # type: ignore[call-overload]
+
+
+def sequential(**options: object) -> Callable[[], object]:
+    return lambda: rekindle.sequential(MODEL, BATCH, "1MiB", **options)  # type: ignore[arg-type]
+
+
+def export(**options: object) -> Callable[[], object]:
+    return lambda: rekindle.export(MODEL, step, "1MiB", **options)  # type: ignore[arg-type]
+
+
+NOT_ITS_OWN = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+OTHER_LOSS = (
+    r"the loss is {}, wanted one number with a gradient; write .*loss=lambda output: output.mean"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (budget(record="yes"), r"record='yes'\): wanted True or False; write .*record=True\)"),
+        (budget(record=1), r"record=1\): wanted True or False"),
+        (budget(cache="no"), r"cache='no'\): .*write .*cache=True\) or .*cache=False\)"),
+        (budget(core="c++"), r'wanted one of "auto", "native", "python"; write .*core="auto"\)'),
+        (budget(swap="1GiB", swap_directory=5), "got int, wanted the path of a folder; write"),
+        (lambda: rekindle.budget("1GiB")("train"), r"got str, wanted a function; write"),
+        (lambda: DTR("all"), r'wanted one of "exact", "classes", "local"; write .*DTR\("exact"\)'),
+        (lambda: Random("x"), r"Random\('x'\): wanted a whole number of at least 0; write"),
+        (lambda: Ablation(True, True, "x"), r'cost=.x.\): wanted one of .*"none"; write'),
+        (lambda: Swap(-4), r"Swap\(host=-4\): wanted a whole number of at least 1; write"),
+        (lambda: Swap("4GiB"), r"Swap\(host='4GiB'\): wanted a whole number"),
+        (lambda: Swap(only="yes"), "wanted True or False"),
+        (lambda: Swap(out_bytes_per_s=0), "without swapping write swap=None"),
+        (profile(repeats=-1), r"repeats=-1\): wanted a whole number of at least 0; write"),
+        (profile(repeats=1.5), "wanted a whole number"),
+        (profile(budget="6 Gigs"), r"rekindle\.profile\(step, budget='6 Gigs'\): got the unknown"),
+        (max_batch(None), "got None"),
+        (max_batch(lambda: step), r"\(too many positional arguments\), wanted a function"),
+        (max_batch(slowdown=0.5), r"slowdown=0.5\): wanted a number of at least 1.0; write .*1.3"),
+        (max_batch(slowdown="1.3"), "wanted a number of at least 1.0"),
+        (max_batch(at_most=0), r"at_most=0\): wanted a whole number of at least 1; write"),
+        (max_batch(budget=None), r"rekindle\.max_batch\(.*budget=None\): got an object of type"),
+        (estimate(nn.Linear), "got the class Linear, wanted a model"),
+        (estimate(None), "got None, wanted a model"),
+        (estimate(optimizer="adam"), "got str, wanted a function; write .*torch.optim.AdamW"),
+        (estimate(optimizer=NOT_ITS_OWN), "got SGD for parameters of which none is the model's"),
+        (estimate(loss="mse"), "got str, wanted a function; write .*loss=lambda output"),
+        (estimate(loss=nn.MSELoss()), r"got MSELoss \(missing a required argument: 'target'\)"),
+        (estimate(loss=lambda output: None), OTHER_LOSS.format("NoneType")),
+        (estimate(loss=lambda output: output), OTHER_LOSS.format(r"a tensor of \(4, 8\)")),
+        (estimate(loss=lambda x: x.detach().sum()), OTHER_LOSS.format("a number without.*")),
+        (estimate(device="gpu"), 'got no device that PyTorch knows; write .*device="cpu"'),
+        (simulate(None), r"got None, wanted a trace, or the path of one; write .*capture\(step\)"),
+        (simulate(step), "got function, wanted a trace"),
+        (simulate(core="c"), 'wanted one of "auto", "native", "python"; write'),
+        (simulate(rules=3), "got int, wanted rules"),
+        (simulate(swap="1GiB"), r"got str, wanted a rekindle.policies.Swap; write .*Swap\(host="),
+        (plan(planner="newest"), r'planner=\'newest\'\): wanted one of "cuts", .*; write'),
+        (plan(planner=3), r"planner=3\): wanted one of rekindle.planners, or its name; write"),
+        (plan(planner=SimpleNamespace), "wanted one of rekindle.planners"),
+        (plan(check="no"), "wanted True or False"),
+        (plan(swap="1GiB"), "wanted a rekindle.policies.Swap"),
+        (lambda: rekindle.backend("1MiB", planner="x"), r"rekindle\.backend.*wanted one of"),
+        (sequential(reshape="x"), 'wanted one of "measure", "refuse"; write'),
+        (sequential(loss="x"), "got str, wanted a function; write .*loss=lambda output"),
+        (export(selective="x"), "wanted True or False"),
+        (export(blocks="0"), "got str, wanted paths of submodules; write"),
+        (lambda: rekindle.export(None, step, "1MiB"), "got None, wanted a model; write"),
+        (lambda: rekindle.distributed.common_budget("x"), r"common_budget\('x'\): got text"),
+    ],
+)
+def test_what_is_written_instead(call: Callable[[], object], told: str) -> None:
+    ran.clear()
+    with pytest.raises((rekindle.InvalidArgument, rekindle.InvalidBudget), match=told):
+        call()
+    assert ran == []
+    with rekindle.budget("1GiB"):  # would be refused inside another
+        pass
+
+
+def test_a_device_that_this_pytorch_was_not_built_for() -> None:
+    """Pretending to have one ended the process."""
+    if torch.accelerator.current_accelerator() is not None:
+        pytest.skip("this PyTorch was built for an accelerator")
+    with pytest.raises(rekindle.InvalidArgument, match=r"was not built for; write .*device=.cpu."):
+        rekindle.estimate(MODEL, BATCH, device="cuda")
+
+
+def test_a_run_is_told_what_it_can_use() -> None:
+    with rekindle.budget(None) as run:
+        pass
+    with pytest.raises(rekindle.InvalidArgument, match=r"got str, wanted a function; write run\."):
+        run.on_step("print")  # type: ignore[arg-type]
+    with pytest.raises(rekindle.InvalidArgument, match=r"got int, wanted a tensor"):
+        run.keep(5)  # type: ignore[arg-type]
+
+
+def test_a_step_without_an_operator_has_no_profile() -> None:
+    with pytest.raises(rekindle.InvalidArgument, match="ran no operator of PyTorch, wanted one"):
+        rekindle.profile(lambda: None, repeats=0)
+
+
+def test_a_sample_that_does_not_fit_names_the_layer() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        rekindle.sequential(MODEL, torch.ones(4, 7), "1MiB")
+    assert "in layer 0 (Linear)" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "planner", ["chen-sqrt", " Chen-SQRT", rekindle.planners.ChenSqrt, rekindle.planners.ChenSqrt()]
+)
+def test_a_planner_by_name_by_class_or_itself(planner: object) -> None:
+    found = rekindle.plan(TRACE, budget=1 << 20, planner=planner)  # type: ignore[call-overload]
+    assert found.planner == rekindle.planners.ChenSqrt().name
