@@ -27,8 +27,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import PutBack, put_back
-from rekindle.pytorch.operators import operator, whole, written_by
-from rekindle.pytorch.tensors import homes_of, living_objects
+from rekindle.pytorch.operators import operator, written_by
+from rekindle.pytorch.tensors import homes_of, living_objects, whole
 
 _LAZY = (LazyModuleMixin, UninitializedParameter, UninitializedBuffer)
 _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)

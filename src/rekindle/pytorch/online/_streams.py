@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from rekindle.pytorch.devices import accelerator
-from rekindle.pytorch.operators import whole
+from rekindle.pytorch.tensors import whole
 
 
 @final

@@ -18,8 +18,8 @@ from torch._ops import HigherOrderOperator
 
 from rekindle._errors import OutOfBudget
 from rekindle.pytorch.online._contents import PutBack, put_back
-from rekindle.pytorch.operators import Operator, whole, written_by
-from rekindle.pytorch.tensors import homes_of
+from rekindle.pytorch.operators import Operator, written_by
+from rekindle.pytorch.tensors import homes_of, whole
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
 

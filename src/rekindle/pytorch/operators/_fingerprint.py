@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rekindle.pytorch.operators._signature import PLAIN_TENSORS
+from rekindle.pytorch.tensors import whole
 
 Fingerprint = bytes
 
@@ -51,8 +52,3 @@ def fingerprint_of_memory(home: torch.UntypedStorage) -> Fingerprint:
     """Of all bytes of a storage."""
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         return fingerprint_of(whole(home))
-
-
-def whole(home: torch.UntypedStorage) -> Tensor:
-    """The bytes of `home` as a tensor."""
-    return torch.empty(0, dtype=torch.uint8, device=home.device).set_(home)  # type: ignore[call-overload]

@@ -120,6 +120,11 @@ class Memory:
         return -1 if origin is None else version_of(origin)
 
 
+def whole(home: torch.UntypedStorage) -> Tensor:
+    """The bytes of `home` as a tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=home.device).set_(home)  # type: ignore[call-overload]
+
+
 def is_foreign(home: torch.UntypedStorage) -> bool:
     """Whether others than PyTorch may write there: NumPy, another process, who fills a buffer.
 
@@ -131,8 +136,8 @@ def is_foreign(home: torch.UntypedStorage) -> bool:
         return False
     if not accelerator.IS_BUILT or home.is_shared():
         return home.is_shared()
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined] # it asks by an operator
-        return home.is_pinned()
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        return whole(home).is_pinned()  # as `home.is_pinned()`, where torch 2.10 warns of itself
 
 
 def unread(storage: Storage | None) -> bool:
