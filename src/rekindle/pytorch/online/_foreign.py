@@ -17,8 +17,8 @@ from rekindle._types import Bytes
 from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._recording import move
-from rekindle.pytorch.operators import Invocation, checksum, whole
-from rekindle.pytorch.tensors import COUNTERS, FOREIGN, Memory
+from rekindle.pytorch.operators import Invocation, checksum
+from rekindle.pytorch.tensors import COUNTERS, FOREIGN, Memory, whole
 
 
 def with_private_inputs(driver: Driver, invocation: Invocation, needed: Bytes) -> bool:

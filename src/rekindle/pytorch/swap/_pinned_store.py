@@ -15,8 +15,8 @@ import torch
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.devices import accelerator, is_out_of_memory
 from rekindle.pytorch.online import Streams
-from rekindle.pytorch.operators import whole
 from rekindle.pytorch.swap._store import Store, Transfer
+from rekindle.pytorch.tensors import whole
 
 
 @final

@@ -29,7 +29,5 @@ from rekindle.pytorch.tensors._memory import unread as unread
 from rekindle.pytorch.tensors._memory import version_of as version_of
 from rekindle.pytorch.tensors._memory import whole as whole
 from rekindle.pytorch.tensors._meter import Meter as Meter
-from rekindle.pytorch.tensors._memory import whole as whole
 from rekindle.pytorch.tensors._meter import bytes_of as bytes_of
-from rekindle.pytorch.tensors._memory import whole as whole
 from rekindle.pytorch.tensors._meter import tensors_of as tensors_of
