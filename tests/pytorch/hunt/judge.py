@@ -227,8 +227,12 @@ def complaint(source: str, plain: Plain, mode: Mode, tightness: float) -> Compla
     return Complaint(mode.name, amount, f"the smallest budget grew {MOST_ATTEMPTS} times")
 
 
+#: Refused when it is planned, with the reason: the second, where only the model as it is runs.
+NO_PLAN = (rekindle.Unsupported, rekindle.InvalidArgument)
+
+
 def _compared(got: Left, plain: Plain, mode: Mode, amount: int) -> Complaint | None:
-    if mode.planned and isinstance(got.error, rekindle.Unsupported):
+    if mode.planned and isinstance(got.error, NO_PLAN):
         return Complaint(mode.name, amount, "no plan", excepted=True)
     names, excepted = plain.differing(got)
     if names:

@@ -28,6 +28,11 @@ KNOWN: tuple[Known, ...] = (
         "TorchScript interpreter",
         "OutOfBudget inside nested TorchScript is a bare RuntimeError",
     ),
+    Known(
+        "block embedding_sparse",
+        "bytes grow with every step",
+        "a momentum of sparse gradients gets all of them appended, in plain PyTorch as well",
+    ),
     Known("driver (closure|line search)", PEAK, "a step that is undone is over the budget"),
     Known(
         "block (lstm|packed)",

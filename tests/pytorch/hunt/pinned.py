@@ -45,4 +45,35 @@ with budget():
         optimizer.zero_grad()
         note(loss)
 """),
+    "what died a moment ago, when nothing else is left": Pinned("""\
+torch.manual_seed(663)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.first(x)
+        x = OnContext.apply(x)
+        try:
+            torch.empty(1 << 46)
+        except (MemoryError, RuntimeError):
+            x = x.sin()
+        try:
+            x @ torch.ones(3, 3)
+        except RuntimeError:
+            x = x.tanh()
+        return x
+net = planned(Net(), torch.zeros(6, 8, 8))
+optimizer = torch.optim.SGD(parameters(net), 0.02)
+with budget():
+    for step in range(1):
+        x, target = torch.randn(6, 8, 8), torch.randn(6, 8, 8)
+        y = net(x)
+        loss = F.smooth_l1_loss(y, target, beta=0.5)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(loss)
+        mark()
+"""),
 }

@@ -41,6 +41,16 @@ def test_a_loss(name: str, reduction: str) -> None:
     assert max(tracker.peak, run.peak) <= amount
 
 
+def test_a_loss_of_two_types() -> None:
+    """Of bfloat16 by autocast and of a target that is not, say: it has the larger type."""
+    x, y = torch.rand(10, 30), torch.rand(10, 30).bfloat16()
+    amount = x.nbytes + y.nbytes + y.nbytes + 100
+    for one, other in ((x, y), (y, x)):
+        with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount) as run:
+            F.smooth_l1_loss(one, other)
+        assert max(tracker.peak, run.peak) <= amount
+
+
 def test_patches() -> None:
     patches = torch.rand(2, 9, 64)
     amount = patches.nbytes + 2 * 64 * 4 + 100

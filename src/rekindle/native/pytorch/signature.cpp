@@ -295,6 +295,7 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras) const {
     on_meta(facts, op, stack);
     op.callBoxed(stack);
     Bytes total = 0;
+    Bytes element = 0;  // of a result
     each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
         if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
             return;
@@ -303,20 +304,19 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras) const {
         const Bytes* before = known.find(home);
         const auto nbytes = static_cast<Bytes>(home->nbytes());
         total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
+        element = static_cast<Bytes>(tensor.element_size());
         known.put(home, nbytes);
     });
-    return facts.has(Traits::REDUCED_IN_PLACE) ? std::max(total, bytes_of_elements()) : total;
+    return facts.has(Traits::REDUCED_IN_PLACE) ? std::max(total, element * elements()) : total;
 }
 
-// Of as many as there are before they are summed up.
-Bytes Signature::bytes_of_elements() const {
+// As many as there are before they are summed up.
+std::int64_t Signature::elements() const {
     at::DimVector sizes;
     for (const Geometry& geometry : geometries) {
         sizes = at::infer_size_dimvector(sizes, geometry.sizes);
     }
-    return geometries.empty() ? 0
-                              : c10::multiply_integers(sizes) *
-                                    static_cast<Bytes>(geometries.front().dtype.itemsize());
+    return geometries.empty() ? 0 : c10::multiply_integers(sizes);
 }
 
 void Signature::learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic) {

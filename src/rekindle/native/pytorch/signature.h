@@ -102,7 +102,7 @@ private:
 
     Part part_of(const c10::IValue& value) const;
     Bytes bytes_on_meta(std::span<const c10::IValue> extras) const;
-    Bytes bytes_of_elements() const;
+    std::int64_t elements() const;
 
     std::vector<Part> parts_;
     bool rebuildable_;  // all arguments are in the parts, or in extras

@@ -90,6 +90,8 @@ class Forgetful(Protocol):
 
     def seal(self, storage: Storage) -> None: ...
 
+    def settle(self) -> None: ...
+
 
 def _is_written_down(driver: Forgetful) -> bool:
     """A trace cannot say until when something could be computed again."""
@@ -110,8 +112,9 @@ def forget_sources(driver: Forgetful) -> bool:
         return False
     before = driver.engine.memory
     for storage in list(made_in_vain(list(driver.engine.storages), driver.table.is_held)):
-        if storage.replayable and may_forget(storage):
+        if storage.replayable and may_forget(storage) and driver.table.is_held(storage):
             driver.seal(storage)
+    driver.settle()
     return driver.engine.memory < before
 
 

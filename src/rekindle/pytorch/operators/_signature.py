@@ -382,15 +382,16 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
     if kwargs.get("device") is not None:
         kwargs["device"] = "meta"
     result = signature.operator.predicting(*args, **kwargs)
+    results = tensors_in(result)
     total = 0
-    for tensor in tensors_in(result):
+    for tensor in results:
         if tensor.layout is torch.strided:  # new, or larger than before: `out` grows
             home = tensor.untyped_storage()
             total += max(0, home.nbytes() - known.get(home._cdata, 0))
             known[home._cdata] = home.nbytes()
     if signature.operator.reduced_in_place:
         elements = torch.broadcast_shapes(*(meta.shape for meta in metas)).numel()
-        total = max(total, elements * metas[0].itemsize)
+        total = max(total, elements * results[0].itemsize)
     return total
 
 

@@ -311,7 +311,12 @@ class Table:
         return self.shells is not None and self.shells.refilled(storage, home)
 
     def is_held(self, storage: Storage) -> bool:
-        """Whether the program keeps the memory of `storage` beside the runtime."""
+        """Whether the program keeps the memory of `storage` beside the runtime.
+
+        Not if it died a moment ago and nobody has acted on it: others may be at that address.
+        """
         memory: Memory = storage.payload
         assert memory.watch is not None
+        if memory.watch() is None:
+            return False
         return use_count(memory.watch.address) > (1 if memory.alias is None else 2)
