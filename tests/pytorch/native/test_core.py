@@ -63,6 +63,15 @@ def test_what_it_does_not_do_is_refused(settings: dict[str, Any], reason: str) -
     assert 'core="auto"' in str(caught.value)
 
 
+def test_a_part_of_a_run_is_not_written_down() -> None:
+    with within("1GiB") as run, pytest.raises(rekindle.Unsupported, match='core="python"'):
+        run.begin_trace()
+    with rekindle.budget("1GiB", core="python") as run:
+        run.begin_trace()
+        vector(True).sin().sum().backward()
+        assert run.end_trace().ops
+
+
 def test_other_devices() -> None:
     with pytest.raises(rekindle.Unsupported, match="works on the CPU, and the budget is for cuda"):
         _cores.chosen_core("native", DEFAULT, torch.device("cuda"), {})

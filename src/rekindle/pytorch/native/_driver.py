@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, final
 import torch
 from torch import Tensor
 
+from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._higher import shown_name
@@ -27,6 +28,7 @@ from rekindle.pytorch.online import (
     PARAMETERS,
     PROGRAM,
     SAVED,
+    Capture,
     Owners,
     Snapshot,
     Steps,
@@ -260,6 +262,13 @@ class NativeDriver:
     def close(self) -> None:
         """The context is over: from now on what dies is acted on at once."""
         self.core.leave(self.handle)
+
+    def also_capture(self) -> Capture:
+        """The core in Python writes down what happens; this one does not."""
+        raise Unsupported(
+            "run.begin_trace() within a budget of the native core, which writes nothing down: write "
+            'rekindle.budget(..., core="python")'
+        )
 
     def snapshot(self) -> Snapshot:
         """Who holds memory now. Walks everything: not for every operator."""
