@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 #: The tests of these modules run once for each core, always.
 _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
-    "test_collectives", "test_positions", "test_steps_are_whole", "test_threads",
+    "test_collectives", "test_optimizers", "test_positions", "test_steps_are_whole", "test_threads",
     "test_warm_optimizers",
 )  # fmt: skip
 #: Those of these folders run once: they ask for a core, or for what one of them alone does.

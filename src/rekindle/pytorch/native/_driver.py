@@ -266,7 +266,7 @@ class NativeDriver:
     def also_capture(self) -> Capture:
         """The core in Python writes down what happens; this one does not."""
         raise Unsupported(
-            "run.begin_trace() within a budget of the native core, which writes nothing down: write "
+            "run.begin_trace() with the native core, which writes nothing down: write "
             'rekindle.budget(..., core="python")'
         )
 
