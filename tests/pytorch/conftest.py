@@ -22,9 +22,9 @@ _FOR_BOTH = (
     "test_collectives", "test_optimizers", "test_positions", "test_steps_are_whole", "test_threads",
     "test_warm_optimizers",
 )  # fmt: skip
-#: Those of these folders run once: they ask for a core, or for what one of them alone does.
+#: Those of these folders and modules run once: they ask for a core, or for what one alone does.
 _FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned", "swap",
-            "tensors")  # fmt: skip
+            "tensors", "test_hunt")  # fmt: skip
 #: All others run on the core that users have, and on the one in Python among the slow ones.
 #: `REKINDLE_TEST_CORE=python` runs these, and those for one, on that alone.
 _ASKED_FOR: Any = os.environ.get("REKINDLE_TEST_CORE")
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("python_core") is not None:
         names = ["python"]
     elif not name.startswith(_FOR_BOTH):
-        if folder in _FOR_ONE or _ASKED_FOR is not None:
+        if folder in _FOR_ONE or name in _FOR_ONE or _ASKED_FOR is not None:
             return
         names = [_PREFERRED, pytest.param("python", marks=pytest.mark.slow)]
     metafunc.parametrize("core", names, indirect=True)
