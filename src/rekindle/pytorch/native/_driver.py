@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, NamedTuple, final
@@ -24,7 +24,6 @@ from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
     KEPT,
-    OPTIMIZER,
     PARAMETERS,
     PROGRAM,
     SAVED,
@@ -35,6 +34,7 @@ from rekindle.pytorch.online import (
     Undo,
     leaves,
     state_of,
+    told_by,
     users_line,
     warm_optimizers,
 )
@@ -274,11 +274,11 @@ class NativeDriver:
         """Who holds memory now. Walks everything: not for every operator."""
         holders = [_Holder(*each) for each in self.core.holders(self.handle)]
         gradients = {each.gradient for each in holders if each.gradient}
-        state = _addresses_of_state(self.owners.optimizers)
+        said = _said_of(self.owners)
         categories: Counter[str] = Counter()
         sites: Counter[str] = Counter()
         for each in holders:
-            category = _category(each, gradients, state)
+            category = _category(each, gradients, said)
             categories[category] += each.nbytes
             if category in (SAVED, PROGRAM, KEPT):
                 sites[shown_name(each.site)] += each.nbytes
@@ -287,13 +287,13 @@ class NativeDriver:
         return Snapshot(now.memory, now.clock, users_line(), ordered, sites.most_common(5))
 
 
-def _category(holder: _Holder, gradients: set[int], state: set[int]) -> str:
+def _category(holder: _Holder, gradients: set[int], said: Mapping[int, str]) -> str:
     """As `_explain` has it for the core in Python."""
     flags = holder.flags
     if holder.address in gradients:
         return GRADIENTS
-    if holder.address in state:
-        return OPTIMIZER
+    if holder.address in said:
+        return said[holder.address]
     if flags & _COUNTED:
         return IN_USE
     if flags & _REPLAYABLE and not flags & _PINNED:
@@ -307,11 +307,11 @@ def _category(holder: _Holder, gradients: set[int], state: set[int]) -> str:
     return KEPT if flags & _KEPT else IN_USE
 
 
-def _addresses_of_state(optimizers: weakref.WeakSet[Any]) -> set[int]:
-    return {
-        entry.untyped_storage().data_ptr()
-        for optimizer in optimizers
-        for entries in optimizer.state.values()
-        for entry in entries.values()
-        if isinstance(entry, Tensor) and entry.layout is torch.strided
-    }
+def _said_of(owners: Owners) -> dict[int, str]:
+    """The categories that the program itself gives memory, by the address."""
+    found: dict[int, str] = {}
+    for tensor, category, _ in told_by(owners):
+        if tensor is not None and tensor.layout is torch.strided:
+            with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
+                found[tensor.untyped_storage().data_ptr()] = category
+    return found
