@@ -162,6 +162,7 @@ class NativeDriver:
         self.device = device
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
         self.busy = False
+        self.alone = True  #: no other thread has been within the budget
         self.owners = Owners()
         self.steps = Steps(self.engine)
         self.undo: Undo | None = None  #: of the step that is running
@@ -271,7 +272,14 @@ class NativeDriver:
         )
 
     def snapshot(self) -> Snapshot:
-        """Who holds memory now. Walks everything: not for every operator."""
+        """Who holds memory now. Walks everything: not for every operator.
+
+        With several threads only how much there is: the gradients of one thread's parameters, by
+        which they are known, may go while another thread looks at them.
+        """
+        if not self.alone:
+            now = self.engine.now()
+            return Snapshot(now.memory, now.clock, users_line())
         holders = [_Holder(*each) for each in self.core.holders(self.handle)]
         gradients = {each.gradient for each in holders if each.gradient}
         said = _said_of(self.owners)
