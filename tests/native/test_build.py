@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -67,6 +68,26 @@ def test_it_is_compiled_once_and_again_when_a_header_changes(tree: Path) -> None
     assert getattr(_again(), "answer", 0) == 43
     assert len([*cache.glob("*.so")]) == 2
     assert not [*cache.glob("build-*")]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@needs_compiler
+@pytest.mark.usefixtures("tree")
+def test_a_terminal_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert _again() is not None
+    said = [line for line in terminal.getvalue().split("\r\x1b[K") if line]
+    assert said == [
+        f"rekindle: compiling the native core, once: {done} of 1 files" for done in (0, 1)
+    ]
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert _again() is not None
+    assert said == [line for line in terminal.getvalue().split("\r\x1b[K") if line]
 
 
 @needs_compiler

@@ -10,33 +10,51 @@ from typing import Any
 import pytest
 import torch
 
+from rekindle.pytorch.native import core as native_core
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
 
 torch.set_num_threads(1)
 
-#: The tests of these modules run once for each core.
+#: The tests of these modules run once for each core, always.
 _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
-    "test_collectives", "test_positions", "test_steps_are_whole", "test_warm_optimizers",
+    "test_collectives", "test_optimizers", "test_positions", "test_steps_are_whole", "test_threads",
+    "test_warm_optimizers",
 )  # fmt: skip
-#: All others have this one, wherever it does what they ask for.
-_OTHERS: Any = os.environ.get("REKINDLE_TEST_CORE", "python")
+#: Those of these folders and modules run once: they ask for a core, or for what one alone does.
+_FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned", "swap",
+            "tensors", "test_hunt")  # fmt: skip
+#: All others run on the core that users have, and on the one in Python among the slow ones.
+#: `REKINDLE_TEST_CORE=python` runs these, and those for one, on that alone.
+_ASKED_FOR: Any = os.environ.get("REKINDLE_TEST_CORE")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    name = metafunc.module.__name__.rpartition(".")[2]
-    if "core" in metafunc.fixturenames and name.startswith(_FOR_BOTH):
-        alone = metafunc.definition.get_closest_marker("python_core")
-        names = ("python",) if alone is not None else cores.BOTH
-        metafunc.parametrize("core", names, indirect=True)
+    if "core" not in metafunc.fixturenames:
+        return
+    *_, folder, name = metafunc.module.__name__.split(".")
+    names: list[Any] = ["native", "python"]
+    if metafunc.definition.get_closest_marker("python_core") is not None:
+        names = ["python"]
+    elif not name.startswith(_FOR_BOTH):
+        if folder in _FOR_ONE or name in _FOR_ONE or _ASKED_FOR is not None:
+            return
+        names = [_PREFERRED, pytest.param("python", marks=pytest.mark.slow)]
+    metafunc.parametrize("core", names, indirect=True)
+
+
+_PREFERRED = "preferred"  #: the native core, where it can be built
 
 
 @pytest.fixture(autouse=True)
 def core(request: pytest.FixtureRequest) -> Iterator[cores.Name]:
     """The core that a budget has which does not say."""
     alone = request.node.get_closest_marker("python_core")
-    name: cores.Name = getattr(request, "param", "python" if alone is not None else _OTHERS)
+    asked_for: Any = "python" if alone is not None else _ASKED_FOR
+    name = getattr(request, "param", asked_for or _PREFERRED)
+    if name == _PREFERRED:
+        name = "python" if native_core() is None else "native"
     with cores.taken(name):
         yield name
 

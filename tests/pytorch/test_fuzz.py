@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from rekindle import budget
 from rekindle.pytorch.online._runtime import Runtime
+from tests.pytorch import cores
 from tests.pytorch.fuzz.check import complaint, report, shortened
 from tests.pytorch.fuzz.lines import BUILD, programs
 from tests.pytorch.fuzz.program import Program, left_behind
@@ -153,6 +154,10 @@ EXCEPTED = {
 }
 
 
+#: Of these, what the native core, which is no mode, leaves as plain PyTorch does.
+AS_PLAIN = (MODE, EXCHANGED)
+
+
 @pytest.mark.parametrize("name", PINNED)
 @pytest.mark.parametrize("tightness", [0.0, 0.5, 1.0])
 def test_what_once_went_wrong(name: str, tightness: float) -> None:
@@ -163,10 +168,12 @@ def test_what_once_went_wrong(name: str, tightness: float) -> None:
 def test_what_is_excepted_is_as_in_another_run_of_pytorchs_own(reason: str) -> None:
     wanted = Wanted(Program(BUILD, EXCEPTED[reason]))
     excepted: Counter[str] = Counter()
+    as_plain = cores.native() and reason in AS_PLAIN
     assert complaint(wanted.program, 1.0, excepted) == ""
-    assert +excepted == {reason: 1}
+    if not as_plain or reason == MODE:  # there is a tracker above
+        assert +excepted == {reason: 1}
     got, _ = left_behind(wanted.program, budget("1GiB"))
-    assert wanted.differing(got) == ([], reason)
+    assert wanted.differing(got) == ([], "" if as_plain else reason)
     got["result[b1]"] = torch.zeros(1)
     assert "result[b1]" in wanted.differing(got)[0]
 
@@ -187,6 +194,7 @@ def test_random_programs(drawn: tuple[Program, float]) -> None:
         pytest.fail(report(program, tightness))
 
 
+@pytest.mark.python_core("a part of the runtime is put out of action")
 def test_a_wrong_program_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of versions a write goes unnoticed, and little else is printed."""
     lines = ("v0 = w1.exp()", "v1 = w2.sin()", "held.append(v1)", "v0.add_(1)", "v2 = v1 * 2")

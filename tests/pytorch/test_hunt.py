@@ -48,12 +48,18 @@ LONG = Loop(
 )
 
 
+NATIVE = tuple(name for name, mode in MODES.items() if mode.native)
+
+
 @pytest.mark.parametrize(
     "tens", [0, *(pytest.param(tens, marks=pytest.mark.slow) for tens in range(1, 10))]
 )
-def test_a_hundred_loops(tens: int) -> None:
+@pytest.mark.parametrize("only", [(), NATIVE], ids=["python", "native"])
+def test_a_hundred_loops(tens: int, only: tuple[str, ...]) -> None:
+    if only and native_core() is None:
+        pytest.skip("no native core")
     for seed in range(10 * tens, 10 * tens + 10):
-        outcome = hunted(seed, modes=1)
+        outcome = hunted(seed, 1, only)
         if outcome.kind == "different":
             assert outcome.mode is not None
             told = report(outcome.loop, outcome.mode, outcome.tightness, grows=outcome.grows)

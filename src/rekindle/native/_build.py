@@ -20,8 +20,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -222,8 +222,8 @@ def _compile_once(recipe: _Recipe, path: Path) -> None:
             if time.time() - failed.stat().st_mtime < _AGAIN_AFTER_S:
                 raise Unbuildable(failed.read_text(encoding="utf-8"))
         try:
-            with _progress(recipe.name):
-                _compile(recipe, path)
+            with _progress(recipe) as tell:
+                _compile(recipe, path, tell)
         except OSError as error:
             raise Unbuildable(f"the native core cannot be compiled: {error}") from None
         except Unbuildable as reason:
@@ -246,8 +246,9 @@ def _locked(path: Path) -> Generator[None]:
         yield
 
 
-def _compile(recipe: _Recipe, path: Path) -> None:
-    """Each source by itself, as many at a time as there are processors; then one library."""
+def _compile(recipe: _Recipe, path: Path, tell: Callable[[int], None]) -> None:
+    """Each source by itself, as many at a time as there are processors; then one library. `tell`
+    hears how many are done."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         objects = [str(Path(folder, f"{i}.o")) for i in range(len(recipe.sources))]
 
@@ -255,8 +256,10 @@ def _compile(recipe: _Recipe, path: Path) -> None:
             return _run([*recipe.compiler, *recipe.flags, "-c", str(job[0]), "-o", job[1]])
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done in pool.map(one, zip(recipe.sources, objects, strict=True)):
-                _must(done)
+            jobs = [pool.submit(one, job) for job in zip(recipe.sources, objects, strict=True)]
+            for number, done in enumerate(as_completed(jobs), start=1):
+                _must(done.result())
+                tell(number)
         made = Path(folder, path.name)
         _must(_run([*recipe.compiler, *objects, "-o", str(made), *recipe.links]))
         made.replace(path)  # whole, or not there
@@ -284,16 +287,21 @@ def _first_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @contextlib.contextmanager
-def _progress(name: str) -> Generator[None]:
-    """One line on a terminal that says what takes so long."""
+def _progress(recipe: _Recipe) -> Generator[Callable[[int], None]]:
+    """One line on a terminal that says what takes so long, and how much of it is done."""
     terminal = sys.stderr
     if terminal is None or not terminal.isatty():  # None where there is no console
-        yield
+        yield lambda done: None
         return
-    terminal.write(f"\r\x1b[Krekindle: compiling the native core ({name}), once")
-    terminal.flush()
+
+    def tell(done: int) -> None:
+        share = f"{done} of {len(recipe.sources)} files"
+        terminal.write(f"\r\x1b[Krekindle: compiling the native core, once: {share}")
+        terminal.flush()
+
+    tell(0)
     try:
-        yield
+        yield tell
     finally:
         terminal.write("\r\x1b[K")
         terminal.flush()

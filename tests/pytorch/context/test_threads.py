@@ -167,7 +167,6 @@ def test_a_thread_that_outlives_the_budget_is_outside_from_then_on(evict: Evict)
     assert differing(ours.state(), plain.state()) == []
 
 
-@pytest.mark.parametrize("core", cores.BOTH, indirect=True)
 def test_nor_is_it_within_the_next_budget(core: cores.Name) -> None:
     with ThreadPoolExecutor(1) as pool:
         with rekindle.budget("1GiB"):

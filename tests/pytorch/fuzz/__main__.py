@@ -14,6 +14,7 @@ import click
 import torch
 from benchmarks import _common
 
+from tests.pytorch import cores
 from tests.pytorch.fuzz.check import complaint, report
 from tests.pytorch.fuzz.lines import random_program
 from tests.pytorch.sweep._results import RESULTS, results, write_results
@@ -23,8 +24,9 @@ from tests.pytorch.sweep._results import RESULTS, results, write_results
 @click.option("--programs", default=10_000, show_default=True, help="How many.")
 @click.option("--seed", default=0, show_default=True, help="Of the first; the next has the next.")
 @click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
+@click.option("--core", type=click.Choice(cores.BOTH), default="native", show_default=True)
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
-def main(programs: int, seed: int, longest: int, save: bool) -> None:
+def main(programs: int, seed: int, longest: int, core: cores.Name, save: bool) -> None:
     """Random programs, plainly and within budgets; prints a short one for each that differs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -36,10 +38,12 @@ def main(programs: int, seed: int, longest: int, save: bool) -> None:
         rng = Random(number)
         program = random_program(rng, longest)
         tightness = rng.choice((1.0, 1.0, rng.random()))
-        wrong = complaint(program, tightness, excepted)
+        with cores.taken(core):
+            wrong = complaint(program, tightness, excepted)
         counts["wrong" if wrong else "passed"] += 1
         if wrong:
-            click.echo(f"\nseed {number}: {report(program, tightness)}")
+            with cores.taken(core):
+                click.echo(f"\nseed {number}: {report(program, tightness)}")
         if sys.stderr.isatty() or (number + 1) % 100 == 0:
             took = time.monotonic() - started
             done = number + 1 - seed

@@ -65,9 +65,8 @@ class Mode:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        prices, taken = fixed_prices(), nullcontext()
-        if self.native:
-            prices, taken = _fixed_prices_of_the_native_core(), cores.taken("native")
+        prices = _fixed_prices_of_the_native_core() if self.native else fixed_prices()
+        taken = cores.taken("native" if self.native else "python")
         with prices, taken, letting_go_of_everything() if self.everything else nullcontext():
             yield
 

@@ -63,6 +63,36 @@ def test_what_it_does_not_do_is_refused(settings: dict[str, Any], reason: str) -
     assert 'core="auto"' in str(caught.value)
 
 
+def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
+    """Plain PyTorch may free one while another thread reads it: only how much there is is told."""
+
+    def train() -> None:
+        layer = nn.Linear(32, 32)
+        for _ in range(40):
+            layer.zero_grad()
+            layer(torch.rand(64, 32)).tanh().square().mean().backward()
+
+    with unlimited() as run:
+        threads = [threading.Thread(target=train) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            run._driver.snapshot()
+        for thread in threads:
+            thread.join()
+        assert run._driver.snapshot().memory == run.memory
+    assert run.report().at_peak.categories == {}
+
+
+def test_a_part_of_a_run_is_not_written_down() -> None:
+    with within("1GiB") as run, pytest.raises(rekindle.Unsupported, match='core="python"'):
+        run.begin_trace()
+    with rekindle.budget("1GiB", core="python") as run:
+        run.begin_trace()
+        vector(True).sin().sum().backward()
+        assert run.end_trace().ops
+
+
 def test_other_devices() -> None:
     with pytest.raises(rekindle.Unsupported, match="works on the CPU, and the budget is for cuda"):
         _cores.chosen_core("native", DEFAULT, torch.device("cuda"), {})
@@ -75,7 +105,7 @@ def test_a_device_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch, prefer
 
 
 def test_no_such_core() -> None:
-    with pytest.raises(rekindle.Unsupported, match='write core="auto"'):
+    with pytest.raises(rekindle.InvalidArgument, match='one of "auto", "native", "python"'):
         rekindle.budget("1GiB", core="rust")  # type: ignore[arg-type]
 
 

@@ -34,9 +34,9 @@ def see_state(tracker: Tracker, workload: Workload) -> None:
 @functools.cache
 def captured(case: Case) -> tuple[Trace, int]:
     """The trace of the second step, and its peak as a tracker saw it."""
-    for _ in range(3):  # prices settle
+    for _ in range(3):  # prices settle, of the core that writes traces
         workload = warmed_up(case)
-        with rekindle.budget.unlimited():
+        with rekindle.budget.unlimited(core="python"):
             workload.step(1)
     workload = warmed_up(case)
     gc.collect()

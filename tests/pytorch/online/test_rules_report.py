@@ -201,6 +201,21 @@ def test_the_report() -> None:
     assert re.search(r", at .*harsh\.py:\d+\):$", report, re.MULTILINE)
 
 
+def test_a_model_that_is_built_inside() -> None:
+    """What it is made of comes from operators: only the modules say what it is."""
+    with rekindle.budget("1GiB") as run:
+        model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.rand(8, 16)).square().mean().backward()
+            optimizer.step()
+    parameters = 4 * (16 * 64 + 64 + 2 * 64)
+    found = run.report().at_peak.categories
+    assert found["parameters"] == found["gradients"] == parameters
+    assert found["inputs and buffers"] >= 4 * 2 * 64
+
+
 def test_the_report_of_nothing() -> None:
     with rekindle.budget("1MiB") as run:
         pass

@@ -17,8 +17,8 @@ from rekindle.pytorch.online import device_of
 
 Core = Literal["auto", "native", "python"]
 
-#: What "auto" takes where both can be had. The native core is younger.
-PREFERRED: Core = "python"
+#: What "auto" takes where both can be had.
+PREFERRED: Core = "native"
 
 
 @final
@@ -46,7 +46,7 @@ def chosen_core(
         return Chosen(False, "as asked for")
     obstacle = _obstacle(policy, device, needs_python)
     if asked == "auto" and PREFERRED == "python":
-        return Chosen(False, "the default for now")
+        return Chosen(False, "the default")
     if not obstacle and native_core() is None:
         obstacle = why_not()
     if asked == "auto":

@@ -63,7 +63,10 @@ class Run:
         return self._driver.steps.last
 
     def begin_trace(self) -> None:
-        """Writes down what happens from now on, up to `end_trace`: one step, say."""
+        """Writes down what happens from now on, up to `end_trace`: one step, say.
+
+        Raises `Unsupported` with the native core: `rekindle.budget(..., core="python")` does it.
+        """
         self._part = self._driver.also_capture()
 
     def end_trace(self) -> Trace:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, NamedTuple, final
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, final
 import torch
 from torch import Tensor
 
+from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._higher import shown_name
@@ -23,16 +24,17 @@ from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
     KEPT,
-    OPTIMIZER,
     PARAMETERS,
     PROGRAM,
     SAVED,
+    Capture,
     Owners,
     Snapshot,
     Steps,
     Undo,
     leaves,
     state_of,
+    told_by,
     users_line,
     warm_optimizers,
 )
@@ -160,6 +162,7 @@ class NativeDriver:
         self.device = device
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
         self.busy = False
+        self.alone = True  #: no other thread has been within the budget
         self.owners = Owners()
         self.steps = Steps(self.engine)
         self.undo: Undo | None = None  #: of the step that is running
@@ -261,15 +264,29 @@ class NativeDriver:
         """The context is over: from now on what dies is acted on at once."""
         self.core.leave(self.handle)
 
+    def also_capture(self) -> Capture:
+        """The core in Python writes down what happens; this one does not."""
+        raise Unsupported(
+            "run.begin_trace() with the native core, which writes nothing down: write "
+            'rekindle.budget(..., core="python")'
+        )
+
     def snapshot(self) -> Snapshot:
-        """Who holds memory now. Walks everything: not for every operator."""
+        """Who holds memory now. Walks everything: not for every operator.
+
+        With several threads only how much there is: the gradients of one thread's parameters, by
+        which they are known, may go while another thread looks at them.
+        """
+        if not self.alone:
+            now = self.engine.now()
+            return Snapshot(now.memory, now.clock, users_line())
         holders = [_Holder(*each) for each in self.core.holders(self.handle)]
         gradients = {each.gradient for each in holders if each.gradient}
-        state = _addresses_of_state(self.owners.optimizers)
+        said = _said_of(self.owners)
         categories: Counter[str] = Counter()
         sites: Counter[str] = Counter()
         for each in holders:
-            category = _category(each, gradients, state)
+            category = _category(each, gradients, said)
             categories[category] += each.nbytes
             if category in (SAVED, PROGRAM, KEPT):
                 sites[shown_name(each.site)] += each.nbytes
@@ -278,13 +295,13 @@ class NativeDriver:
         return Snapshot(now.memory, now.clock, users_line(), ordered, sites.most_common(5))
 
 
-def _category(holder: _Holder, gradients: set[int], state: set[int]) -> str:
+def _category(holder: _Holder, gradients: set[int], said: Mapping[int, str]) -> str:
     """As `_explain` has it for the core in Python."""
     flags = holder.flags
     if holder.address in gradients:
         return GRADIENTS
-    if holder.address in state:
-        return OPTIMIZER
+    if holder.address in said:
+        return said[holder.address]
     if flags & _COUNTED:
         return IN_USE
     if flags & _REPLAYABLE and not flags & _PINNED:
@@ -298,11 +315,11 @@ def _category(holder: _Holder, gradients: set[int], state: set[int]) -> str:
     return KEPT if flags & _KEPT else IN_USE
 
 
-def _addresses_of_state(optimizers: weakref.WeakSet[Any]) -> set[int]:
-    return {
-        entry.untyped_storage().data_ptr()
-        for optimizer in optimizers
-        for entries in optimizer.state.values()
-        for entry in entries.values()
-        if isinstance(entry, Tensor) and entry.layout is torch.strided
-    }
+def _said_of(owners: Owners) -> dict[int, str]:
+    """The categories that the program itself gives memory, by the address."""
+    found: dict[int, str] = {}
+    for tensor, category, _ in told_by(owners):
+        if tensor is not None and tensor.layout is torch.strided:
+            with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
+                found[tensor.untyped_storage().data_ptr()] = category
+    return found

@@ -25,6 +25,7 @@ from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
+from rekindle.pytorch.online._explain import told_by as told_by
 from rekindle.pytorch.online._foreign import given_away as given_away
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle

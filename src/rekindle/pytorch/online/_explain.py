@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -87,20 +87,27 @@ def _known(engine: Engine, owners: Owners) -> dict[int, tuple[str, int]]:
             with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
                 found[tensor.untyped_storage()._cdata] = category, parameter
 
-    for buffer in owners.buffers:
-        note(buffer, INPUTS, 0)
-    for parameter in owners.parameters:
-        note(parameter, PARAMETERS, id(parameter))
-        note(parameter.grad if parameter.is_leaf else None, GRADIENTS, id(parameter))
+    for said in told_by(owners):
+        note(*said)
     for storage in engine.storages:
         origin: Tensor | None = storage.payload.program_tensor()
         if origin is not None and origin.is_leaf:
             note(origin.grad, GRADIENTS, id(origin))
+    return found
+
+
+def told_by(owners: Owners) -> Iterator[tuple[Tensor | None, str, int]]:
+    """What modules and optimizers say about tensors: the category, and the id of the parameter that
+    each belongs to, or 0."""
+    for buffer in owners.buffers:
+        yield buffer, INPUTS, 0
+    for parameter in owners.parameters:
+        yield parameter, PARAMETERS, id(parameter)
+        yield parameter.grad if parameter.is_leaf else None, GRADIENTS, id(parameter)
     for optimizer in owners.optimizers:
         for parameter, entries in optimizer.state.items():
             for entry in entries.values():
-                note(entry if isinstance(entry, Tensor) else None, OPTIMIZER, id(parameter))
-    return found
+                yield entry if isinstance(entry, Tensor) else None, OPTIMIZER, id(parameter)
 
 
 def _category(
