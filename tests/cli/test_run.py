@@ -176,7 +176,8 @@ def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
 def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
     result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
     assert result.returncode == 1
-    assert "OutOfBudget" in result.stderr
+    assert "\nrekindle.OutOfBudget: " in result.stderr
+    assert "rekindle run --profile train.py" in result.stderr
     smallest = result.stderr.rpartition("On this command line: --budget ")[2]
     assert int(smallest) > 64 * 1024
 
@@ -194,6 +195,13 @@ def test_reports_profile_and_progress(script: Path) -> None:
     smallest = first.stderr.partition("smallest budget: --budget ")[2].split()[0]
     second = run("--budget", smallest, "train.py", cwd=script.parent)
     assert (second.stdout, second.returncode) == (first.stdout, 0)
+
+
+def test_a_program_with_a_budget_of_its_own_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import rekindle\nwith rekindle.budget('1GiB'): pass")
+    result = run("train.py", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "if that is `rekindle run`: start the program with python" in result.stderr
 
 
 def test_a_program_that_starts_others_is_told_so(tmp_path: Path) -> None:
