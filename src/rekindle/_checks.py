@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from rekindle._errors import InvalidArgument
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 
 def one_of(value: T, choices: tuple[T, ...], line: str) -> T:
@@ -36,11 +35,10 @@ def switch(value: bool, line: str) -> bool:
     raise InvalidArgument(f"{_written(line, value)}: wanted True or False; write {lines}")
 
 
-def number(value: N, least: N, line: str, instead: str) -> N:
+def number(value: Any, least: float, line: str, instead: str) -> Any:
     """A number of at least `least`. instead: one that makes sense."""
     kinds = (int,) if isinstance(least, int) else (int, float)
-    given: object = value
-    if isinstance(given, kinds) and not isinstance(given, bool) and value >= least:
+    if isinstance(value, kinds) and not isinstance(value, bool) and value >= least:
         return value
     wanted = f"a{' whole' * isinstance(least, int)} number of at least {least}"
     raise InvalidArgument(f"{_written(line, value)}: wanted {wanted}; write {line.format(instead)}")

@@ -197,6 +197,13 @@ def test_reports_profile_and_progress(script: Path) -> None:
     assert (second.stdout, second.returncode) == (first.stdout, 0)
 
 
+def test_a_profile_of_too_few_steps_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(3).add(1).sum())")
+    result = run("--profile", "-q", "train.py", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "there were 0 steps: nothing was measured" in result.stderr
+
+
 def test_a_program_with_a_budget_of_its_own_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import rekindle\nwith rekindle.budget('1GiB'): pass")
     result = run("train.py", cwd=tmp_path)

@@ -150,6 +150,12 @@ def command(
     finally:
         if run is not None and os.getpid() == process:  # not what was forked inside
             _tell(run, reports, quiet)
+            if measured and run.steps < 2:
+                click.echo(
+                    "rekindle: --profile measures the second step of an optimizer, and there were "
+                    f"{run.steps} steps: nothing was measured",
+                    err=True,
+                )
     ctx.exit(code)
 
 
