@@ -44,9 +44,10 @@ def number(value: Any, least: float, line: str, instead: str) -> Any:
     raise InvalidArgument(f"{_written(line, value)}: wanted {wanted}; write {line.format(instead)}")
 
 
-def function(value: Any, line: str, instead: str, *arguments: object) -> Callable[..., Any]:
+def function(
+    value: Any, line: str, instead: str, *arguments: object, wanted: str = "a function"
+) -> Callable[..., Any]:
     """What can be called with so many arguments. instead: what to write in its place."""
-    wanted = "a function" if arguments else "a function without arguments"
     if not callable(value):
         got = _kind(value) + " (a call in place of a function?)" * (value is None)
     elif (missing := _unlike(value, arguments)) is None:
@@ -60,7 +61,8 @@ def function(value: Any, line: str, instead: str, *arguments: object) -> Callabl
 
 def step(value: Any, line: str) -> Callable[[], object]:
     """A function that takes one step of training."""
-    return function(value, line, "lambda: step(batch)")
+    wanted = "a function that takes one step, without arguments"
+    return function(value, line, "lambda: step(batch)", wanted=wanted)
 
 
 def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
