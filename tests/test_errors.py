@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+import rekindle
 from rekindle import _errors
 from rekindle._errors import RekindleError
 
@@ -31,3 +32,15 @@ def test_errors_go_from_process_to_process(error: RekindleError) -> None:
         assert again.args == error.args
         assert vars(again) == vars(error)
         assert again.__notes__ == ["and more"]
+
+
+def test_tracebacks_show_what_users_write() -> None:
+    kinds = {name: getattr(rekindle, name) for name in rekindle.__all__}
+    public = {
+        name: kind
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, RekindleError)
+    }
+    assert len(public) >= 7
+    for name, kind in public.items():
+        assert f"{kind.__module__}.{kind.__qualname__}" == f"rekindle.{name}"

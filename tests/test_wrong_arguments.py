@@ -42,7 +42,8 @@ OF_A_STEP: dict[str, Callable[[object], object]] = {
     ],
 )
 def test_no_step(name: str, given: object, got: str) -> None:
-    told = f"{name}.*{got}.*, wanted a function without arguments; write {name}.*lambda: step"
+    wanted = "wanted a function that takes one step, without arguments"
+    told = f"{name}.*{got}.*, {wanted}; write {name}.*lambda: step"
     with pytest.raises(rekindle.InvalidArgument, match=told):
         OF_A_STEP[name](given)
 
@@ -99,7 +100,7 @@ OTHER_LOSS = (
         (lambda: DTR("all"), r'wanted one of "exact", "classes", "local"; write .*DTR\("exact"\)'),
         (lambda: Random("x"), r"Random\('x'\): wanted a whole number of at least 0; write"),
         (lambda: Ablation(True, True, "x"), r'cost=.x.\): wanted one of .*"none"; write'),
-        (lambda: Swap(-4), r"Swap\(host=-4\): wanted a whole number of at least 1; write"),
+        (lambda: Swap(-4), r"Swap\(host=-4\): wanted a whole number of at least 0; write"),
         (lambda: Swap("4GiB"), r"Swap\(host='4GiB'\): wanted a whole number"),
         (lambda: Swap(only="yes"), "wanted True or False"),
         (lambda: Swap(out_bytes_per_s=0), "without swapping write swap=None"),

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from rekindle._errors import InvalidArgument
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 
 def one_of(value: T, choices: tuple[T, ...], line: str) -> T:
@@ -36,19 +35,19 @@ def switch(value: bool, line: str) -> bool:
     raise InvalidArgument(f"{_written(line, value)}: wanted True or False; write {lines}")
 
 
-def number(value: N, least: N, line: str, instead: str) -> N:
+def number(value: Any, least: float, line: str, instead: str) -> Any:
     """A number of at least `least`. instead: one that makes sense."""
     kinds = (int,) if isinstance(least, int) else (int, float)
-    given: object = value
-    if isinstance(given, kinds) and not isinstance(given, bool) and value >= least:
+    if isinstance(value, kinds) and not isinstance(value, bool) and value >= least:
         return value
     wanted = f"a{' whole' * isinstance(least, int)} number of at least {least}"
     raise InvalidArgument(f"{_written(line, value)}: wanted {wanted}; write {line.format(instead)}")
 
 
-def function(value: Any, line: str, instead: str, *arguments: object) -> Callable[..., Any]:
+def function(
+    value: Any, line: str, instead: str, *arguments: object, wanted: str = "a function"
+) -> Callable[..., Any]:
     """What can be called with so many arguments. instead: what to write in its place."""
-    wanted = "a function" if arguments else "a function without arguments"
     if not callable(value):
         got = _kind(value) + " (a call in place of a function?)" * (value is None)
     elif (missing := _unlike(value, arguments)) is None:
@@ -62,7 +61,8 @@ def function(value: Any, line: str, instead: str, *arguments: object) -> Callabl
 
 def step(value: Any, line: str) -> Callable[[], object]:
     """A function that takes one step of training."""
-    return function(value, line, "lambda: step(batch)")
+    wanted = "a function that takes one step, without arguments"
+    return function(value, line, "lambda: step(batch)", wanted=wanted)
 
 
 def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:

@@ -132,3 +132,16 @@ class Unsupported(RekindleError, RuntimeError):
 
 class VerificationFailed(RekindleError, AssertionError):
     """A step that is not the same within a budget; the message is the table of `verify`."""
+
+
+# Tracebacks show what users write: rekindle.OutOfBudget.
+for _public in (
+    RekindleError,
+    InvalidArgument,
+    InvalidBudget,
+    OutOfBudget,
+    SwapFailed,
+    Unsupported,
+    VerificationFailed,
+):
+    _public.__module__ = "rekindle"

@@ -111,6 +111,7 @@ def test_a_script_does_not_notice(script: Path) -> None:
     assert "parameters" in tight.stderr  # which are made inside
 
 
+@pytest.mark.slow
 def test_a_module_does_not_notice(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -140,6 +141,7 @@ def test_ctrl_c_ends_it_as_it_ends_a_script(script: Path) -> None:
     assert json.loads((script.parent / "run.json").read_text())["peak"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_what_is_forked_inside_reports_nothing(script: Path) -> None:
     plain = python("train.py", "--end=fork", cwd=script.parent)
@@ -176,7 +178,8 @@ def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
 def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
     result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
     assert result.returncode == 1
-    assert "OutOfBudget" in result.stderr
+    assert "\nrekindle.OutOfBudget: " in result.stderr
+    assert "rekindle run --profile train.py" in result.stderr
     smallest = result.stderr.rpartition("On this command line: --budget ")[2]
     assert int(smallest) > 64 * 1024
 
@@ -196,6 +199,23 @@ def test_reports_profile_and_progress(script: Path) -> None:
     assert (second.stdout, second.returncode) == (first.stdout, 0)
 
 
+@pytest.mark.slow
+def test_a_profile_of_too_few_steps_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(3).add(1).sum())")
+    result = run("--profile", "-q", "train.py", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "there were 0 steps: nothing was measured" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_program_with_a_budget_of_its_own_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import rekindle\nwith rekindle.budget('1GiB'): pass")
+    result = run("train.py", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "if that is `rekindle run`: start the program with python" in result.stderr
+
+
+@pytest.mark.slow
 def test_a_program_that_starts_others_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "launcher.py").write_text("print('started')")
     result = run("launcher.py", cwd=tmp_path)

@@ -14,7 +14,7 @@ import pytest
 
 from rekindle._errors import InvalidFile, OutOfBudget
 from rekindle.policies import DTR
-from rekindle.report import Choice, Holders, Profile, Report
+from rekindle.report import Choice, Holders, Profile, Report, _html
 from rekindle.report._data import Timeline
 from rekindle.schedule import verify
 from rekindle.simulator import replay
@@ -206,6 +206,17 @@ def test_the_page_stands_alone(report: Report) -> None:
     assert "What another budget would cost" in words
     assert "6.0 MiB" in words
     assert "<script>" in "".join(page.words)  # a name is text, whatever is in it
+
+
+def test_a_category_has_one_color_in_all_pictures() -> None:
+    """Whatever stands beside it, and whichever lies at the bottom; no two have the same."""
+    several = ["optimizer state", "saved for backward", "something else", "parameters"]
+    alone = _html._colors(["saved for backward"])
+    beside = _html._colors(several)
+    assert alone["saved for backward"] == beside["saved for backward"]
+    assert _html._colors(several[::-1]) == beside
+    assert len(set(beside.values())) == len(several)
+    assert len(_html._colors([str(number) for number in range(20)])) == 20
 
 
 def test_a_page_of_next_to_nothing() -> None:

@@ -147,15 +147,22 @@ def command(
     except SystemExit:
         raise
     except BaseException as error:
-        code = show(_with_a_hint(error))
+        code = show(_with_a_hint(error, f"-m {program}" if is_module else program))
     finally:
         if run is not None and os.getpid() == process:  # not what was forked inside
             _tell(run, reports, quiet)
+            if measured and run.steps < 2:
+                click.echo(
+                    "rekindle: --profile measures the second step of an optimizer, and there were "
+                    f"{run.steps} steps: nothing was measured",
+                    err=True,
+                )
     ctx.exit(code)
 
 
-def _with_a_hint(error: BaseException) -> BaseException:
+def _with_a_hint(error: BaseException, program: str) -> BaseException:
     if isinstance(error, OutOfBudget):
+        error.add_note(f"The same for a program: rekindle run --profile {program}")
         error.add_note(f"On this command line: --budget {error.worth_trying}")
     return error
 

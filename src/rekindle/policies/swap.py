@@ -59,7 +59,7 @@ class Swap:
                 f"{self.in_bytes_per_s} bytes per second; without swapping write swap=None"
             )
         if self.host is not None:
-            checks.number(self.host, 1, "rekindle.policies.Swap(host={})", "32 * 2**30")
+            checks.number(self.host, 0, "rekindle.policies.Swap(host={})", "32 * 2**30")
         checks.switch(self.only, "rekindle.policies.Swap(only={})")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from rekindle._types import Bytes, Nanoseconds
@@ -14,6 +15,15 @@ from rekindle.report._style import PAGE, STYLE
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
 MOST_ROWS = 14
+_CATEGORIES = (
+    "parameters",
+    "optimizer state",
+    "saved for backward",
+    "gradients",
+    "in use by the operator",
+    "held by your code",
+    "inputs and buffers",
+)
 _PALETTE = (*COLORS[:7], "#f0e442")  # no black: it would not be seen on a dark page
 
 
@@ -80,6 +90,14 @@ def _advice(advice: Iterable[str]) -> str:
     return f'<ul class="advice">{lines}</ul>' if lines else ""
 
 
+def _colors(names: Sequence[str]) -> dict[str, str]:
+    """A category has the same color in all pictures; another name has one that is left."""
+    fixed = dict(zip(_CATEGORIES, _PALETTE, strict=False))
+    taken = {fixed[name] for name in names if name in fixed}
+    left = itertools.cycle([color for color in _PALETTE if color not in taken] or _PALETTE)
+    return {name: fixed[name] if name in fixed else next(left) for name in names}
+
+
 def _timeline(report: Figures) -> str:
     line = report.timeline
     if len(line.clock) < 2:
@@ -87,7 +105,7 @@ def _timeline(report: Figures) -> str:
     # What is always there lies at the bottom.
     names = sorted(line.bands, key=lambda name: (-min(line.bands[name]), -max(line.bands[name])))
     bands = {name: line.bands[name] for name in names}
-    colors = {name: _PALETTE[number % len(_PALETTE)] for number, name in enumerate(names)}
+    colors = _colors(names)
     top = int(1.05 * max(report.budget or 0, report.peak, 1))
     drawing = _svg.stacked(line.clock, bands, top, colors)
     if report.budget:

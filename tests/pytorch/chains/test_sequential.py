@@ -70,7 +70,7 @@ def train(
     return found, peak
 
 
-@pytest.mark.parametrize("fraction", [1.1, 0.5, 0.0])
+@pytest.mark.parametrize("fraction", [pytest.param(1.1, marks=pytest.mark.slow), 0.5, 0.0])
 @each_chain
 def test_trains_the_same_within_the_budget(name: str, fraction: float) -> None:
     model, x = built(name)

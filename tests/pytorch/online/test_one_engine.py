@@ -12,6 +12,8 @@ from rekindle.simulator import replay
 from tests.pytorch.models import Case
 from tests.pytorch.test_models import each_case, plainly, train
 
+OTHERS = (DTR("classes"), LRU())
+
 
 def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
     while True:
@@ -25,7 +27,11 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
             return budget, run
 
 
-@pytest.mark.parametrize("policy", [DEFAULT, DTR(), DTR("classes"), LRU()], ids=repr)
+@pytest.mark.parametrize(
+    "policy",
+    [DEFAULT, DTR(), *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)],
+    ids=repr,
+)
 @each_case
 def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
     budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)

@@ -233,7 +233,8 @@ class budget:
         if budget._active is not None:
             raise Unsupported(
                 "rekindle.budget(...) inside rekindle.budget(...): a program has one budget. Leave "
-                "the outer context first, or give the outer one the smaller amount"
+                "the outer context first (if that is `rekindle run`: start the program with "
+                "python), or give the outer one the smaller amount"
             )
         if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
             raise Unsupported(
