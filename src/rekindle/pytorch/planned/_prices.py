@@ -113,7 +113,7 @@ class Prices:
 
     def _path(self, device: str) -> Path:
         assert self.folder is not None
-        name = f"prices-{device}-torch{torch.__version__}-with-strides"
+        name = f"prices-{device}-torch{torch.__version__}-whole"
         return self.folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.json"
 
     def _load(self, device: str) -> dict[str, Price]:
@@ -202,18 +202,7 @@ def _run(node: fx.Node) -> Price:
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
     device = next((leaf.device for leaf in given), torch.device("cpu"))
-    made = [
-        leaf for leaf in pytree.tree_leaves(_call(node, args, kwargs)) if isinstance(leaf, Tensor)
-    ]
-    results = tuple(
-        Result(
-            leaf.untyped_storage().nbytes(),
-            homes.get(leaf.untyped_storage()._cdata, -1),
-            tuple(leaf.stride()),
-        )
-        for leaf in made
-    )
-    del made
+    results = _told(node, _call(node, args, kwargs), homes)
     if results and all(result.alias >= 0 for result in results):
         return Price(0, results)  # a view
     warm: list[Nanoseconds] = []
@@ -225,6 +214,23 @@ def _run(node: fx.Node) -> Price:
         something_else.add_(1)
         cold.append(_time(node, args, kwargs, device))
     return Price((min(warm) + min(cold)) // 2, results)
+
+
+def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
+    """One for each fake result; of those that a kernel leaves out, None in their place, no bytes.
+
+    So does the backward pass of a norm whose input needs no gradient.
+    """
+    told: list[Result] = []
+    leaves = pytree.tree_leaves(returned)
+    for fake, leaf in zip(pytree.tree_leaves(node.meta.get("val")), leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            home = leaf.untyped_storage()
+            alias = homes.get(home._cdata, -1)
+            told.append(Result(home.nbytes(), alias, tuple(leaf.stride())))
+        elif isinstance(fake, Tensor):
+            told.append(Result(0, -1, tuple(fake.stride())))
+    return tuple(told)
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -268,16 +274,9 @@ def _guess(node: fx.Node) -> Price:
     leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
-    made = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-    results = tuple(
-        Result(
-            leaf.untyped_storage().nbytes(),
-            homes.get(leaf.untyped_storage()._cdata, -1),
-            tuple(leaf.stride()),
-        )
-        for leaf in made
-    )
-    moved = sum(leaf.untyped_storage().nbytes() for leaf in [*given, *made])
+    results = _told(node, node.meta.get("val"), homes)
+    moved = sum(leaf.untyped_storage().nbytes() for leaf in given)
+    moved += sum(result.nbytes for result in results)
     return Price(1_000 + moved // UNPRICED_BYTES_PER_NS, results)
 
 
