@@ -18,12 +18,15 @@ from torch.nn import functional as F
 
 import rekindle
 from rekindle.planners import Cuts, KeepAll, RecomputeAll, Status
-from rekindle.pytorch.planned import _segments
+from rekindle.pytorch.planned import _cut, _segments
+from rekindle.pytorch.planned._cut import Cut
+from rekindle.pytorch.planned._joint import Joint
 from rekindle.pytorch.planned._planned import ModelPlan
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
 
 ROWS, WIDTH = 64, 32
+leave_out_slow = Cut.leave_out_slow
 Step = Callable[[nn.Module], Any]
 
 pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
@@ -55,6 +58,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
 
     monkeypatch.setattr(_segments, "_compile", run)
     monkeypatch.setattr(_segments, "_known", {})
+    monkeypatch.setattr(Cut, "leave_out_slow", lambda cut, written: False)
     return made
 
 
@@ -155,6 +159,20 @@ def test_the_segments_are_the_same_for_all_budgets(one_by_one: list[fx.Graph]) -
     other = tight(model, batch())
     assert len(one_by_one) == made
     assert first._planned.segments == other._planned.segments
+
+
+def test_what_is_slower_than_its_operators_is_not_called(
+    monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
+) -> None:
+    """Decided once: at the next plan, too, when all would have been quicker."""
+    monkeypatch.setattr(Cut, "leave_out_slow", leave_out_slow)
+    monkeypatch.setattr(_cut, "_is_slow", {})
+    monkeypatch.setattr(Joint, "cost", lambda joint, node: len(joint.segments()))
+    model = Net()
+    assert not ample(model, batch())._planned.segments
+    monkeypatch.setattr(Joint, "cost", lambda joint, node: -len(joint.segments()))
+    assert not ample(model, batch())._planned.segments
+    same(Net)
 
 
 def test_autocast(one_by_one: list[fx.Graph]) -> None:

@@ -7,7 +7,7 @@ parameters and the gradients of these. Compiling one of them again for other inp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -25,7 +25,7 @@ from rekindle.planners._result import Plan
 from rekindle.pytorch.operators import plain_kernels
 from rekindle.pytorch.planned._boxed import boxed
 from rekindle.pytorch.planned._channels_last import put_channels_last
-from rekindle.pytorch.planned._cut import cut
+from rekindle.pytorch.planned._cut import Cut
 from rekindle.pytorch.planned._joint import Joint, refuse_symbols
 from rekindle.pytorch.planned._late_slices import copy_late_slices
 from rekindle.pytorch.planned._layouts import lay_out
@@ -158,6 +158,8 @@ class Backend:
             if self.inner == "inductor":
                 joint = self._in_segments(joint, num_fwd_outputs)
             plan = self._plan_trace(joint.trace, self._budget_left())
+            if plan.schedule is not None:
+                self._compile(joint.segments())
         self.last = Planned(plan, joint.trace, 0, *self._sizes)
         if plan.schedule is None:
             raise self._out_of_budget(plan)
@@ -174,22 +176,30 @@ class Backend:
             with _disable_current_modes():
                 put_channels_last(module, results)
                 lay_out(module, self._price)
-                self._in_segments(self._joint(module, results), results)
+                joint = self._in_segments(self._joint(module, results), results)
+                self._compile(joint.segments())
         return boxed(module)
 
     def _in_segments(self, joint: Joint, forward_outputs: int) -> Joint:
-        """The graph of `joint` cut into segments, each of which is compiled here."""
-        peak, time = keep_all_peak(joint.trace), joint.trace.compute_ns
-        segments = cut(joint)
-        self._segments.update(dict.fromkeys(segments))
-        for number, segment in enumerate(segments):
+        """The graph of `joint` cut into segments, those that are quicker than their operators."""
+        if self._report is not None:
+            time, peak = format_ns(joint.trace.compute_ns), format_bytes(keep_all_peak(joint.trace))
+            self._report(f"before compilation {time} and {peak} a step, nothing evicted")
+        cutting = Cut(joint)
+        while True:
+            cutting.write()
+            found = self._joint(joint.module, forward_outputs)
+            if not cutting.leave_out_slow(found):
+                return found
+
+    def _compile(self, segments: Iterable[Segment]) -> None:
+        """The code of all of them, which is made anew in each process, of kernels that are kept."""
+        distinct = dict.fromkeys(segments)
+        self._segments.update(distinct)
+        for number, segment in enumerate(distinct):
             if self._report is not None and not segment.is_compiled:
-                self._report(
-                    f"compiling segment {number + 1} of {len(segments)} ({format_ns(time)} and "
-                    f"{format_bytes(peak)} a step without, nothing evicted)"
-                )
+                self._report(f"compiling segment {number + 1} of {len(distinct)}")
             segment.compile()
-        return self._joint(joint.module, forward_outputs)
 
     def _joint(self, module: fx.GraphModule, forward_outputs: int) -> Joint:
         return Joint(module, forward_outputs, self._price, besides=self._besides)

@@ -16,7 +16,8 @@ The model. In bytes moved, for on memory light operators wait:
   which the norm follows): who wants the rest again needs less at hand.
 - A segment is compiled where that saves enough: the bytes its operators move one by one, less what
   it reads and writes as a whole, at least `WORTH` of all that light operators move. The others run
-  one by one. So what is compiled in vain is bounded, and the time of it.
+  one by one. So what is compiled in vain is bounded, and the time of it. Nor is a segment called
+  that turns out to be slower than its operators, once it is measured.
 """
 
 from __future__ import annotations
@@ -87,12 +88,6 @@ LIGHT = {
 _TAGGED = (torch.Tag.pointwise, torch.Tag.reduction)
 
 
-def cut(joint: Joint) -> list[Segment]:
-    """Puts segments in the place of light operators in the graph of `joint`, which is done with
-    then. Returns those that are called, each once; none of them is compiled here."""
-    return _Cut(joint).perform()
-
-
 @final
 @dataclass
 class _Group:
@@ -106,7 +101,9 @@ class _Group:
 
 
 @final
-class _Cut:
+class Cut:
+    """The cut of one joint graph. Nothing is compiled here."""
+
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         self._graph = joint.module.graph
@@ -120,19 +117,39 @@ class _Cut:
                 for place in self._bases(node.all_input_nodes):
                     self._readers.setdefault(place, set()).add(node)
 
-    def perform(self) -> list[Segment]:
         forward, backward = self._halves()
-        passes = [self._groups(forward, True), self._groups(backward, False)]
-        groups = [group for groups in passes for group in groups]
-        self._choose(groups)
+        self._passes = [self._groups(forward, True), self._groups(backward, False)]
+        self._choose(self._all())
+
+    def write(self) -> None:
+        """Puts segments in the place of light operators in the module of the joint graph."""
         writer = _Writer(self, self._graph)
-        writer.write(passes[0], self._joint.forward_results)
-        writer.write(passes[1], self._joint.backward_results)
+        writer.write(self._passes[0], self._joint.forward_results)
+        writer.write(self._passes[1], self._joint.backward_results)
         writer.finish(self._joint.output)
         self._joint.module.graph = writer.new
         self._joint.module.recompile()
-        chosen = (group.segment for group in groups if group.segment is not None)
-        return list(dict.fromkeys(chosen))
+
+    def leave_out_slow(self, written: Joint) -> bool:
+        """Has segments that are slower than their operators run one by one; whether there are any.
+
+        written: the joint graph with the segments, and their prices. Decided once in a process: to
+        change between compiled code and operators, from plan to plan, changes bits.
+        """
+        cost = {call.target: written.cost(call) for call in written.calls_of_segments()}
+        slow: set[Segment] = set()
+        for group in self._all():
+            if group.segment is not None:
+                alone = sum(self._joint.cost(node) for node in group.nodes)
+                if _is_slow.setdefault(group.segment.key, cost[group.segment] > alone):
+                    slow.add(group.segment)
+        for group in self._all():
+            if group.segment in slow:
+                group.segment = None
+        return bool(slow)
+
+    def _all(self) -> list[_Group]:
+        return [group for groups in self._passes for group in groups]
 
     # What reads what.
 
@@ -290,7 +307,7 @@ class _Cut:
 class _Writer:
     """The graph anew, with calls of segments."""
 
-    def __init__(self, parts: _Cut, graph: fx.Graph) -> None:
+    def __init__(self, parts: Cut, graph: fx.Graph) -> None:
         self.new = fx.Graph()
         self._parts = parts
         self._copies: dict[fx.Node, fx.Node] = {}
@@ -330,6 +347,10 @@ class _Writer:
             made = self.new.call_function(operator.getitem, (call, index))
             made.meta = {**self._parts.node_at(place).meta, "val": _fake(place)}
             self._made[place] = made
+
+
+#: Of each segment by its key whether its operators are quicker one by one.
+_is_slow: dict[str, bool] = {}
 
 
 def _connected(nodes: Sequence[fx.Node], ties: Sequence[set[Place]]) -> Iterator[list[fx.Node]]:

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from rekindle._errors import Unsupported
-from rekindle._types import Bytes, ValueId
+from rekindle._types import Bytes, Nanoseconds, ValueId
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.operators import EFFECTS, ROUTING, UNTAGGED_RANDOM, doubt_of, may_differ
 from rekindle.pytorch.planned._prices import Price
@@ -90,8 +90,10 @@ class Joint:
 
     def segments(self) -> tuple[Segment, ...]:
         """Of each call of one, in order."""
-        targets = (node.target for node in self.nodes if node is not None)
-        return tuple(each for each in targets if isinstance(each, Segment))
+        return tuple(call.target for call in self.calls_of_segments())  # type: ignore[misc]
+
+    def calls_of_segments(self) -> list[fx.Node]:
+        return [node for node in self.nodes if node and isinstance(node.target, Segment)]
 
     # The trace.
 
@@ -214,6 +216,9 @@ class Joint:
         for place in dict.fromkeys(read):
             if last[place] is node and is_call(place[0]) and place not in self._results:
                 self._builder.release(self.value[place])
+
+    def cost(self, node: fx.Node) -> Nanoseconds:
+        return self._price[node].cost
 
     def may_run_again(self, node: fx.Node) -> bool:
         """Whether a call gives the same once more, at any time."""
