@@ -30,12 +30,19 @@ leave_out_slow = Cut.leave_out_slow
 Step = Callable[[nn.Module], Any]
 
 pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
-compiles = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # on importing Inductor
-    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
-]
+
+
+def by_inductor(test: Callable[[], None]) -> Callable[[], None]:
+    """Marks a test that compiles."""
+    for mark in (
+        pytest.mark.slow,
+        pytest.mark.timeout(900),
+        pytest.mark.filterwarnings("ignore:.*torch.jit"),  # on importing Inductor
+        pytest.mark.usefixtures("kernels"),
+        pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
+    ):
+        test = mark(test)
+    return test
 
 
 @pytest.fixture
@@ -338,29 +345,28 @@ def test_what_cannot_be_compiled_says_so(
         ample(Net(), batch())
 
 
-@pytest.mark.usefixtures("kernels")
-class TestByInductor:
-    pytestmark = compiles
+@by_inductor
+def test_the_same_bits_at_every_budget() -> None:
+    """And those of eager PyTorch but for rounding, by the measure of `torch.testing`."""
+    wanted = outcome(Net, train, None)
+    found = outcome(Net, train, ample)
+    assert differing(outcome(Net, train, tight), found) == []
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, msg=name)
 
-    def test_the_same_bits_at_every_budget(self) -> None:
-        """And against eager PyTorch no further off than `torch.compile` is, or twice its digits."""
-        wanted = outcome(Net, train, None)
-        found = outcome(Net, train, ample)
-        assert differing(outcome(Net, train, tight), found) == []
-        for name, value in wanted.items():
-            torch.testing.assert_close(found[name], value, msg=name)
 
-    def test_the_peak_is_within_the_budget(self) -> None:
-        """By the allocator's events, what is inside of segments included."""
-        model, x = Net(6, dropout=0.0), torch.randn(2048, WIDTH)
-        whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
-        assert whole is not None
-        budget = whole // 2
-        plan = rekindle.plan(model, (x,), budget=budget, planner=Cuts(time_limit=3), compile=True)
-        planned = plan.apply()
-        gradient = torch.ones(2048, WIDTH)
-        planned(x).backward(gradient)
-        model.zero_grad()
-        given = sum(each.nbytes for each in [x, *model.parameters(), *model.buffers()])
-        peak = given + allocated(lambda: planned(x).backward(gradient)).peak
-        assert given < peak - gradient.nbytes <= budget
+@by_inductor
+def test_the_peak_is_within_the_budget() -> None:
+    """By the allocator's events, what is inside of segments included."""
+    model, x = Net(6, dropout=0.0), torch.randn(2048, WIDTH)
+    whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
+    assert whole is not None
+    budget = whole // 2
+    plan = rekindle.plan(model, (x,), budget=budget, planner=Cuts(time_limit=3), compile=True)
+    planned = plan.apply()
+    gradient = torch.ones(2048, WIDTH)
+    planned(x).backward(gradient)
+    model.zero_grad()
+    given = sum(each.nbytes for each in [x, *model.parameters(), *model.buffers()])
+    peak = given + allocated(lambda: planned(x).backward(gradient)).peak
+    assert given < peak - gradient.nbytes <= budget
