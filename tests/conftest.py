@@ -24,6 +24,13 @@ def prices_of_plans(
 
 
 @pytest.fixture
+def kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor compiles is kept for the tests that compile, and from the user's cache."""
+    folder = tmp_path_factory.getbasetemp() / "kernels"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+@pytest.fixture
 def nothing_left_compiled() -> Iterator[None]:
     """What a test has compiled is gone after it."""
     yield

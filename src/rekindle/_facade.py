@@ -168,6 +168,7 @@ def plan(
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
     check: bool = True,
+    compile: bool = False,
 ) -> ModelPlan: ...
 def plan(
     program: Any,
@@ -179,6 +180,7 @@ def plan(
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
     check: bool = True,
+    compile: bool = False,  # noqa: A002
 ) -> Any:
     """Decides ahead what to recompute so that `program` runs within `budget` bytes.
 
@@ -199,7 +201,13 @@ def plan(
     check: run the model and the plan once each on the example inputs, and refuse a plan that does
         not give the same bits. The model runs within `budget` by recomputation, or within the least
         that this takes; parameters, gradients, buffers and random number generators are put back.
-        Without it the model is traced, and not run.
+        Without it the model is traced, and not run. A compiled plan has other bits than the model:
+        there the code of each segment is compared with its operators instead.
+    compile: have Inductor compile runs of light operators, each as one segment that the plan calls;
+        equal segments (layers, steps) are compiled once. Products, convolutions and random
+        operators run as they are, and all memory is the plan's to manage. Results and gradients are
+        those of the same segments without a budget, bit for bit, and those of eager PyTorch within
+        rounding, as with `torch.compile`. Needs a C++ compiler (a device: Triton).
 
     Returns a `ModelPlan`, whose `apply()` is the module that runs the plan, or for a trace the
     planner's `Plan`. A budget that is too small is a status, not an exception. Raises `Unsupported`
@@ -238,7 +246,14 @@ def plan(
 
     def within(amount: Bytes) -> ModelPlan:
         return plan_model(
-            program, example_inputs, amount, plans, shapes=shapes, reserve=beside, report=progress
+            program,
+            example_inputs,
+            amount,
+            plans,
+            shapes=shapes,
+            reserve=beside,
+            report=progress,
+            compiled=compile,
         )
 
     try:
@@ -250,7 +265,7 @@ def plan(
                 found = within(halfway(Problem.of(everything.trace)) + beside)
                 if found.plan.schedule is None:
                     found = within(found.smallest_budget)
-        if check and found.plan.schedule is not None:
+        if check and not compile and found.plan.schedule is not None:
             progress("comparing the plan with the model")
             _check(found, program, example_inputs)
         return found
@@ -313,11 +328,9 @@ def backend(
 
     >>> model = torch.compile(model, backend=rekindle.backend("6GiB"))  # doctest: +SKIP
 
-    inner: "inductor" compiles the planned forward and backward graphs: what is kept between them is
-        as planned, the order inside a graph is Inductor's own, and less is planned where that would
-        take more than the budget. "eager" runs them operator by
-        operator: the peak is as planned, and the numbers are those of eager PyTorch, bit for bit,
-        on the path that the program takes for compilers.
+    inner: "inductor" compiles runs of light operators, each as one segment that the plan calls, as
+        `rekindle.plan(..., compile=True)` does. "eager" runs operator by operator: the numbers are
+        those of eager PyTorch, bit for bit, on the path that the program takes for compilers.
     The other arguments are those of `rekindle.plan`; of parameters and buffers those count that the
     graph reads. A larger budget never gets a slower plan than a smaller one did, with the same
     planner in the same process. Where no plan fits, compilation fails with `OutOfBudget` as its
@@ -329,7 +342,7 @@ def backend(
     progress = ProgressLine()
     found = Backend(
         parse_bytes(budget, line="rekindle.backend({})"),
-        _Plans(planner, progress, then="compiling by Inductor" if inner == "inductor" else ""),
+        _Plans(planner, progress),
         inner=inner,
         shapes=shapes,
         reserve=_reserve(reserve),
@@ -343,9 +356,7 @@ def _reserve(reserve: str | int) -> Bytes:
     return 0 if reserve == 0 else parse_bytes(reserve, line="reserve={}")
 
 
-def _planner(
-    planner: Planner | None, swap: Swap | None = None, seconds: float | None = None
-) -> Planner:
+def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
     if planner is not None:
         return planner
     from rekindle._planners import WarmCuts
@@ -355,7 +366,7 @@ def _planner(
             "the default planner needs highspy: write pip install 'rekindle[plan]', or "
             "planner=rekindle.planners.ChenGreedy(), which does without"
         )
-    return WarmCuts(time_limit=seconds or TIME_LIMIT, gap=GAP, swap=swap)
+    return WarmCuts(time_limit=TIME_LIMIT, gap=GAP, swap=swap)
 
 
 TIME_LIMIT = 30.0  #: seconds of the default planner
@@ -369,14 +380,12 @@ _MOST_KNOWN = 16
 class _Plans:
     """A planner with a memory: the best plan that it ever found for the program, and that fits."""
 
-    def __init__(self, planner: Planner | None, progress: ProgressLine, then: str = "") -> None:
-        """`then`: what begins when a plan is made, and says nothing until it is over."""
+    def __init__(self, planner: Planner | None, progress: ProgressLine) -> None:
         self._planner = planner
         self._progress = progress
-        self._then = then
 
-    def __call__(self, trace: Trace, budget: Bytes, refused: int = 0) -> Plan:
-        planner = _planner(self._planner, seconds=TIME_LIMIT / min(2**refused, 4))
+    def __call__(self, trace: Trace, budget: Bytes) -> Plan:
+        planner = _planner(self._planner)
         problem = Problem.of(trace)
         progress = self._progress
 
@@ -387,8 +396,6 @@ class _Plans:
             found = planner.plan(problem, budget, watch=watch)
         finally:
             progress.done()
-        if self._then:
-            progress.long(f"{self._then}: {len(trace.ops)} operators")
         key = trace, _planner(self._planner)
         while len(_known) >= _MOST_KNOWN and key not in _known:
             del _known[next(iter(_known))]

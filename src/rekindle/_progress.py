@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import Final, final
 
@@ -18,7 +17,6 @@ class ProgressLine:
     def __init__(self) -> None:
         self._began: float | None = None
         self._shown = 0.0
-        self._timer: threading.Timer | None = None
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
@@ -26,14 +24,6 @@ class ProgressLine:
             self._began = now
         if now - self._began > SECONDS and now - self._shown > 0.2:
             self._show(text)
-
-    def long(self, text: str) -> None:
-        """Something begins that says nothing until it is done."""
-        self.done()
-        if sys.stderr.isatty():
-            self._timer = threading.Timer(SECONDS, self._show, [text])
-            self._timer.daemon = True
-            self._timer.start()
 
     def stages(self, done: int, stages: int) -> None:
         if done < stages:
@@ -43,9 +33,6 @@ class ProgressLine:
 
     def done(self) -> None:
         """The next word begins something else."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

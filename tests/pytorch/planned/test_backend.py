@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
 
 import rekindle
-from rekindle import _facade, _progress
-from rekindle._planners import WarmCuts
-from rekindle.planners import Cuts, KeepAll, Plan, RecomputeAll
-from rekindle.pytorch.planned._boxed import boxed
+from rekindle.planners import Cuts, KeepAll, RecomputeAll
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned.helpers import Onlooker
 
 WIDTH = 32
-COMPILE = "rekindle.pytorch.planned._inductor.compile_by_inductor"
 
 # torch.compile looks at the gradient of what one graph hands to the next.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -135,6 +128,7 @@ def test_wrong_options_say_what_to_write(wrong: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_inductor_computes_the_same_within_rounding() -> None:
     """Against plain torch.compile; it fuses and reorders sums: 1e-4 of the largest number."""
@@ -170,19 +164,18 @@ def test_inductor_computes_the_same_within_rounding() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_a_long_compilation_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a terminal, and the line is gone when it is over."""
-    monkeypatch.setattr(_progress, "SECONDS", 0.05)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-    runs = torch.compile(model, backend=rekindle.backend("1GB", planner=KeepAll()))
-    runs(batch()).sum().backward()
-    shown = capsys.readouterr().err
-    assert "rekindle: compiling by Inductor: " in shown
-    assert shown.endswith("\r\x1b[K")
+def test_compilation_says_what_a_step_takes_without_it() -> None:
+    told: list[str] = []
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())
+    backend = rekindle.backend("1GB", planner=KeepAll())
+    backend._report = told.append
+    torch.compile(model, backend=backend)(batch()).square().sum().backward()
+    (before,) = (line for line in told if line.startswith("before compilation"))
+    later = told[told.index(before) :]
+    assert "a step, nothing evicted" in before
+    assert any("(compiled(" in line or "compiling segment" in line for line in later)
 
 
 class Residual(nn.Module):
@@ -197,90 +190,13 @@ class Residual(nn.Module):
         return x.square().mean()
 
 
-def pretending(more: int) -> Any:
-    """Inductor in whose order the passes take `more` than was planned."""
-
-    def compile_by_inductor(module: Any, inputs: Any, partition: Any, accept: Any) -> Any:
-        refused = False
-
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            nonlocal refused
-            found = partition(*args, **kwargs)
-            backend = partition.__self__
-            peak = backend.last.plan.peak - backend._given
-            refused = not accept(peak + more)
-            return found
-
-        compiled = aot_autograd(fw_compiler=boxed, bw_compiler=boxed, partition_fn=ask)
-        with functorch_config.patch(functionalize_rng_ops=False):
-            runs = compiled(module, inputs)
-        return None if refused else runs
-
-    return compile_by_inductor
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # on importing Inductor
-def test_where_inductor_takes_more_less_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Residual(), torch.randn(1024, WIDTH)
-    whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak
-    assert whole is not None
-    budget = int(0.8 * whole)
-    planned: list[int] = []
-    monkeypatch.setattr(COMPILE, pretending(300_000))
-    backend = rekindle.backend(budget)
-    plan_trace = backend._plan_trace
-
-    def watched(trace: Any, within: int, refused: int) -> Any:
-        assert refused == len(planned)
-        planned.append(within)
-        return plan_trace(trace, within, refused)
-
-    monkeypatch.setattr(backend, "_plan_trace", watched)
-    torch.compile(model, backend=backend)(x).backward()
-    assert planned[0] == budget
-    assert planned == sorted(set(planned), reverse=True)
-    assert len(planned) > 1
-    assert backend.last is not None
-    assert backend.last.plan.peak + 300_000 <= budget
-
-
-def test_a_plan_after_one_that_was_refused_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[float] = []
-
-    def noted(planner: WarmCuts, *arguments: Any, **options: Any) -> Plan:
-        limits.append(planner.time_limit)
-        return plan(planner, *arguments, **options)
-
-    plan = WarmCuts.plan
-    monkeypatch.setattr(WarmCuts, "plan", noted)
-    trace = rekindle.capture(lambda: Residual()(torch.randn(8, WIDTH)).backward())
-    plans = _facade._Plans(None, _facade.ProgressLine())
-    found = [plans(trace, 1 << 30, refused) for refused in range(4)]
-    assert limits == [30.0, 15.0, 7.5, 7.5]
-    assert len({plan.cost_ns for plan in found}) == 1
-    plans = _facade._Plans(Cuts(time_limit=2), _facade.ProgressLine())
-    assert plans(trace, 1 << 30, 3).planner == "cuts"  # whoever names a planner says how long
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_peak_that_stays_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Residual(), torch.randn(1024, WIDTH)
-    monkeypatch.setattr(COMPILE, pretending(1 << 30))
-    backend = rekindle.backend("1MB", planner=Cuts(time_limit=2))
-    with pytest.raises(Exception, match="what Inductor's order needs more") as caught:
-        torch.compile(model, backend=backend)(x)
-    assert isinstance(getattr(caught.value, "inner_exception", None), rekindle.OutOfBudget)
-    assert backend.graphs == {}  # what was planned meanwhile takes nothing from other graphs
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_compiled_by_inductor_the_peak_is_within_the_budget() -> None:
-    """By the allocator's events: without a look at Inductor's order it was twice the budget."""
+    """By the allocator's events: the order of the plan is kept."""
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(1024, WIDTH)
     whole = rekindle.plan(model, (x,), budget="1GB", planner=KeepAll()).peak

@@ -408,3 +408,8 @@ def test_prices_are_measured_once_and_kept(tmp_path: Path, monkeypatch: Any) -> 
     file.write_text("{")  # broken: measured anew, not an error
     rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll())
     assert measured
+
+
+def test_a_result_that_a_kernel_leaves_out() -> None:
+    """The norm's input has no gradient: its backward pass returns None there, and no tensor."""
+    same(lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)), train)

@@ -7,7 +7,7 @@ parameters and the gradients of these. Compiling one of them again for other inp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -20,22 +20,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
-from rekindle._units import format_bytes
+from rekindle._units import format_bytes, format_ns
 from rekindle.planners._result import Plan
 from rekindle.pytorch.operators import plain_kernels
 from rekindle.pytorch.planned._boxed import boxed
+from rekindle.pytorch.planned._channels_last import put_channels_last
+from rekindle.pytorch.planned._cut import Cut
 from rekindle.pytorch.planned._joint import Joint, refuse_symbols
 from rekindle.pytorch.planned._late_slices import copy_late_slices
 from rekindle.pytorch.planned._layouts import lay_out
 from rekindle.pytorch.planned._partition import Partition
 from rekindle.pytorch.planned._prices import Price, Prices, Report
+from rekindle.pytorch.planned._segments import Segment
 from rekindle.pytorch.planned._tangents import Tangents
 from rekindle.trace import Trace, keep_all_peak
 
-#: A program, bytes, and how many plans were refused before: the more, the less time for this one.
-PlanTrace = Callable[[Trace, Bytes, int], Plan]
+PlanTrace = Callable[[Trace, Bytes], Plan]
 Inner = Literal["inductor", "eager"]
-MOST_ATTEMPTS = 6  #: at a plan whose peak is still within the budget in Inductor's order
 Shapes = Literal["replan", "error"]
 
 
@@ -51,6 +52,8 @@ class Planned:
     gradients: Bytes = 0
     spared: Bytes = 0
     """States of generators that nothing runs again from: counted in the trace, but not kept."""
+    segments: tuple[Segment, ...] = ()
+    """Of each call of one in the trace."""
 
 
 @final
@@ -91,12 +94,7 @@ class Backend:
         self.when_compiled: Callable[[], None] = lambda: None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
-        #: What Inductor's order takes above the planned one, as far as it was seen.
-        self._disorder: Bytes = 0
-        self._disorder_before: Bytes = 0  #: at the attempt before
-        self._plans = 0  #: for the present graph
-        #: What the graph finds in memory, and leaves there; None where nothing is planned.
-        self._given: Bytes | None = None
+        self._segments: dict[Segment, None] = {}  #: all that any graph calls
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._same_shapes(module, inputs)
@@ -105,10 +103,8 @@ class Backend:
             _bytes_of(parameters),
             _bytes_of([each for each in parameters if each.requires_grad]),
         )
-        self._disorder, self._disorder_before, self._given = 0, 0, None
-        compile_inner = self._eagerly if self.inner == "eager" else self._by_inductor
         try:
-            compiled = compile_inner(module, inputs)
+            compiled = self._compiled(module, inputs)
         except BaseException:
             self.graphs.pop(_frame(), None)  # it will never run: its memory is free for others
             raise
@@ -122,37 +118,17 @@ class Backend:
 
         return torch._dynamo.disable(run)
 
-    def _eagerly(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         tangents = Tangents()
         compiler = aot_autograd(
             fw_compiler=tangents.forward,
             bw_compiler=tangents.backward,
-            inference_compiler=boxed,
+            inference_compiler=self._inference,
             partition_fn=self._partition,
         )
         settings = functorch_config.patch(functionalize_rng_ops=False, donated_buffer=False)
         with plain_kernels(), settings:
             return tangents.of(compiler(module, inputs))
-
-    def _by_inductor(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Plans within less and less, until the peak is within the budget in Inductor's order."""
-        from rekindle.pytorch.planned._inductor import compile_by_inductor
-
-        for _ in range(MOST_ATTEMPTS):
-            compiled = compile_by_inductor(module, inputs, self._partition, self._accept)
-            if compiled is not None:
-                return compiled
-        assert self.last is not None
-        raise self._out_of_budget(self.last.plan)
-
-    def _accept(self, peak: Bytes) -> bool:
-        """Whether a pass may take `peak` beside what it is given, as Inductor orders it."""
-        if self._given is None:  # there is no backward pass
-            return True
-        excess = self._given + peak - self._budget_left()
-        if excess > 0:
-            self._disorder_before, self._disorder = self._disorder, self._disorder + excess
-        return excess <= 0
 
     def _elsewhere(self) -> Bytes:
         """What the other graphs hold while this one runs."""
@@ -166,31 +142,64 @@ class Backend:
     def _budget_left(self) -> Bytes:
         return max(self.budget - self.reserve - self._elsewhere(), 0)
 
-    def _room(self) -> Bytes:
-        """What may be planned: what is left, less what Inductor's order takes more."""
-        return max(self._budget_left() - self._disorder, 0)
-
     def _partition(
         self, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         refuse_symbols(module)
         with _disable_current_modes():
-            if self.inner == "eager":
-                lay_out(module, self._price)
+            if self.inner == "inductor":
+                put_channels_last(module, num_fwd_outputs)
+            lay_out(module, self._price)
             joint = self._joint(module, num_fwd_outputs)
-            if keep_all_peak(joint.trace) > self._room() and copy_late_slices(module):
+            # What is compiled is the same for all budgets.
+            is_tight = self.inner == "inductor" or keep_all_peak(joint.trace) > self._budget_left()
+            if is_tight and copy_late_slices(module):
                 joint = self._joint(module, num_fwd_outputs)
-            plan = self._plan(joint.trace)
+            if self.inner == "inductor":
+                joint = self._in_segments(joint, num_fwd_outputs)
+            plan = self._plan_trace(joint.trace, self._budget_left())
+            if plan.schedule is not None:
+                self._compile(joint.segments())
         self.last = Planned(plan, joint.trace, 0, *self._sizes)
         if plan.schedule is None:
             raise self._out_of_budget(plan)
-        self._given = joint.given
         partition = Partition(joint, plan.schedule)
         saved = _saved_bytes(joint, partition)
         self.last = self.graphs[_frame()] = Planned(
-            plan, joint.trace, saved, *self._sizes, partition.spared
+            plan, joint.trace, saved, *self._sizes, partition.spared, joint.segments()
         )
         return partition.modules()
+
+    def _inference(self, module: fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        if self.inner == "inductor":
+            results = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+            with _disable_current_modes():
+                put_channels_last(module, results)
+                lay_out(module, self._price)
+                joint = self._in_segments(self._joint(module, results), results)
+                self._compile(joint.segments())
+        return boxed(module)
+
+    def _in_segments(self, joint: Joint, forward_outputs: int) -> Joint:
+        """The graph of `joint` cut into segments, those that are quicker than their operators."""
+        if self._report is not None:
+            time, peak = format_ns(joint.trace.compute_ns), format_bytes(keep_all_peak(joint.trace))
+            self._report(f"before compilation {time} and {peak} a step, nothing evicted")
+        cutting = Cut(joint)
+        while True:
+            cutting.write()
+            found = self._joint(joint.module, forward_outputs)
+            if not cutting.leave_out_slow(found):
+                return found
+
+    def _compile(self, segments: Iterable[Segment]) -> None:
+        """The code of all of them, which is made anew in each process, of kernels that are kept."""
+        distinct = dict.fromkeys(segments)
+        self._segments.update(distinct)
+        for number, segment in enumerate(distinct):
+            if self._report is not None and not segment.is_compiled:
+                self._report(f"compiling segment {number + 1} of {len(distinct)}")
+            segment.compile()
 
     def _joint(self, module: fx.GraphModule, forward_outputs: int) -> Joint:
         return Joint(module, forward_outputs, self._price, besides=self._besides)
@@ -198,27 +207,8 @@ class Backend:
     def _price(self, nodes: list[fx.Node]) -> dict[fx.Node, Price]:
         return self._prices.of(nodes, self._report)
 
-    def _plan(self, trace: Trace) -> Plan:
-        """Within the room there is; or, where that is too little, the least that will do."""
-        plan = self._plan_within(trace, self._room())
-        left = self._budget_left()
-        smallest = plan.smallest_budget
-        refused = left - self._disorder_before
-        if plan.schedule is None and smallest is not None and smallest < refused:
-            self._disorder = left - smallest
-            return self._plan_within(trace, smallest)
-        return plan
-
-    def _plan_within(self, trace: Trace, room: Bytes) -> Plan:
-        self._plans += 1
-        return self._plan_trace(trace, room, self._plans - 1)
-
     def _out_of_budget(self, plan: Plan) -> OutOfBudget:
-        held = {
-            "other graphs": self._elsewhere(),
-            "reserve": self.reserve,
-            "what Inductor's order needs more than the planned one": self._disorder,
-        }
+        held = {"other graphs": self._elsewhere(), "reserve": self.reserve}
         smallest = (plan.smallest_budget or plan.needed) + sum(held.values())
         told = "".join(f", {format_bytes(n)} of it for {name}" for name, n in held.items() if n)
         return OutOfBudget(

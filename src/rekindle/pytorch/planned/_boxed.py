@@ -15,6 +15,7 @@ from torch import fx
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
 from rekindle.pytorch.operators import generator_of, tensors_in
+from rekindle.pytorch.planned._segments import Segment
 
 
 def boxed(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], list[Any]]:
@@ -49,9 +50,14 @@ class _Writer:
         for node in graph.nodes:
             dead.setdefault(last.get(node, node), []).append(self.names[node])
         for node in graph.nodes:
-            lines += self._statement(node)
-            if node.op != "output" and node in dead:
-                lines.append(f"del {', '.join(dead[node])}")
+            gone = dead.get(node, [])
+            if isinstance(node.target, Segment):
+                lines += self._segment(node, [name for name in gone if name != self.names[node]])
+                gone = [name for name in gone if name == self.names[node]]
+            else:
+                lines += self._statement(node)
+            if node.op != "output" and gone:
+                lines.append(f"del {', '.join(gone)}")
         return "def run(args):\n" + "".join(f"    {line}\n" for line in lines)
 
     def _statement(self, node: fx.Node) -> list[str]:
@@ -71,6 +77,14 @@ class _Writer:
                 arguments += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
                 target = _PLAIN.get(node.target, node.target)
                 return [f"{name} = {self._constant(target)}({', '.join(arguments)})"]
+
+    def _segment(self, node: fx.Node, gone: list[str]) -> list[str]:
+        """Its code frees what it is given after the last reader: if nobody else holds it."""
+        assert isinstance(node.target, Segment)
+        lines = [f"given = {self._text(list(node.args))}"]
+        if gone:
+            lines.append(f"del {', '.join(gone)}")
+        return [*lines, f"{self.names[node]} = {self._constant(node.target.compile())}(given)"]
 
     def _text(self, value: Any) -> str:
         if isinstance(value, fx.Node):

@@ -16,10 +16,11 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from rekindle._errors import Unsupported
-from rekindle._types import Bytes, ValueId
+from rekindle._types import Bytes, Nanoseconds, ValueId
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.operators import EFFECTS, ROUTING, UNTAGGED_RANDOM, doubt_of, may_differ
 from rekindle.pytorch.planned._prices import Price
+from rekindle.pytorch.planned._segments import Segment
 from rekindle.trace import Trace, TraceBuilder
 
 #: A tensor in the graph: the call that makes it, and its place among what the call returns.
@@ -72,6 +73,11 @@ class Joint:
 
     # What a node reads and makes.
 
+    def is_view(self, node: fx.Node) -> bool:
+        """Whether all that a call returns lies in the memory of what it is given."""
+        results = self._price[node].results
+        return bool(results) and all(each.alias >= 0 for each in results) and not mutates(node)
+
     @staticmethod
     def places(arguments: Any) -> Iterator[Place]:
         """The tensors among the arguments of a node, in order."""
@@ -81,6 +87,13 @@ class Joint:
 
     def constants(self) -> Iterable[fx.Node]:
         return (node for node in self.module.graph.nodes if node.op == "get_attr")
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Of each call of one, in order."""
+        return tuple(call.target for call in self.calls_of_segments())  # type: ignore[misc]
+
+    def calls_of_segments(self) -> list[fx.Node]:
+        return [node for node in self.nodes if node and isinstance(node.target, Segment)]
 
     # The trace.
 
@@ -132,8 +145,6 @@ class Joint:
             self._source(node, homes)
         rest = besides(self._size_together(self.primals))
         rest += sum(state_bytes(node) for node in forward if is_random(node))
-        #: Bytes of what the graph is given, and that is there from beginning to end.
-        self.given = self._size_together([*self.primals, *self.constants()]) + max(rest, 0)
         if rest > 0:
             self.nodes.append(None)
             self._builder.source(rest, "besides", held=True)
@@ -192,7 +203,7 @@ class Joint:
             list(dict.fromkeys(inputs)),
             [each.nbytes for each in results],
             aliases=aliases,
-            replayable=self._replayable(node),
+            replayable=self.may_run_again(node),
             is_backward=is_backward,
         )
         for index, value in enumerate(made):
@@ -206,14 +217,21 @@ class Joint:
             if last[place] is node and is_call(place[0]) and place not in self._results:
                 self._builder.release(self.value[place])
 
-    def _replayable(self, node: fx.Node) -> bool:
+    def cost(self, node: fx.Node) -> Nanoseconds:
+        return self._price[node].cost
+
+    def may_run_again(self, node: fx.Node) -> bool:
+        """Whether a call gives the same once more, at any time."""
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or mutates(node):
-            return False
-        name = target._schema.name
-        if name in _SEEDS or name in ROUTING or name.split("::")[0] in EFFECTS:
-            return False
-        if torch.Tag.dynamic_output_shape in target.tags or _may_differ(node):
+        if isinstance(target, torch._ops.OpOverload):
+            name = target._schema.name
+            if name in _SEEDS or name in ROUTING or name.split("::")[0] in EFFECTS:
+                return False
+            if mutates(node) or torch.Tag.dynamic_output_shape in target.tags:
+                return False
+            if _may_differ(node):
+                return False
+        elif not isinstance(target, Segment):
             return False
         if makes_statistics(node):
             return True
@@ -247,6 +265,8 @@ def mutates(node: fx.Node) -> bool:
 
 def makes_statistics(node: fx.Node) -> bool:
     """A batch norm that learns: of running statistics it makes new ones, and nothing else."""
+    if isinstance(node.target, Segment):
+        return node.target.makes_statistics
     where = _STATISTICS.get(getattr(node.target, "name", str)())
     return where is not None and (where < 0 or bool(node.args[where]))
 

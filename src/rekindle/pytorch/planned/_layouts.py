@@ -98,7 +98,7 @@ def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
         if node in layouts:
             made = layouts[node]
         elif node.op == "call_function" and not changed.isdisjoint(node.all_input_nodes):
-            made = _result(node)
+            made = result_of(node)
         else:
             continue
         before = _tensors(node)
@@ -107,7 +107,8 @@ def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
             changed.add(node)
 
 
-def _result(node: fx.Node) -> Any:
+def result_of(node: fx.Node) -> Any:
+    """What `node` makes of what it reads, without content; a view that cannot be copies."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

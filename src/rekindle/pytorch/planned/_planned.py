@@ -126,6 +126,10 @@ class ModelPlan:
                 ("predicted time", format_ns(plan.cost_ns)),
                 ("recomputation", f"{plan.overhead:.2%}"),
             ]
+        if self._planned.segments:
+            distinct = len(set(self._planned.segments))
+            calls = f"{len(self._planned.segments)} calls of {distinct} segments"
+            rows.append(("compiled", f"{calls}, {len(self.trace.ops)} operators with them"))
         rows.append(("lower bound", f"{plan.lower_bound:.2%}"))
         if plan.gap is not None:
             rows.append(("gap", f"{plan.gap:.2%}"))
@@ -149,10 +153,12 @@ def plan_model(
     reserve: Bytes = 0,
     prices: Prices | None = None,
     report: Report | None = None,
+    compiled: bool = False,
 ) -> ModelPlan:
     """Traces `model` on `example_inputs` without running it, and plans it.
 
     `example_inputs`: a tuple of arguments, a mapping of keyword arguments, or one tensor.
+    `compiled`: light operators in segments, by Inductor.
     """
     args, kwargs = _arguments(example_inputs)
     around = _bytes_around(model, (args, kwargs))
@@ -161,7 +167,7 @@ def plan_model(
         backend = Backend(
             budget,
             plan_trace,
-            inner="eager",
+            inner="inductor" if compiled else "eager",
             shapes=shapes,
             reserve=reserve,
             prices=prices,

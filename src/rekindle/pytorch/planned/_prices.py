@@ -20,19 +20,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
+from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from rekindle._cache import cache_folder
+from rekindle._errors import RekindleError
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.operators import kernels_in_words
+from rekindle.pytorch.planned._segments import Segment
 
 FEWEST_RUNS, MOST_RUNS = 2, 6  #: warm and cold
 ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
@@ -60,7 +64,10 @@ class Result:
 @final
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one signature: ns, and the tensors returned, in order."""
+    """Of one signature: ns, and the tensors returned, in order.
+
+    Of a segment one more: memory that is there only while it runs.
+    """
 
     cost: Nanoseconds
     results: tuple[Result, ...]
@@ -113,7 +120,7 @@ class Prices:
 
     def _path(self, device: str) -> Path:
         assert self.folder is not None
-        name = f"prices-{device}-torch{torch.__version__}-with-strides"
+        name = f"prices-{device}-torch{torch.__version__}-whole"
         return self.folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.json"
 
     def _load(self, device: str) -> dict[str, Price]:
@@ -186,13 +193,13 @@ def measure(node: fx.Node) -> Price:
 
     Raises the allocator's error where there is no memory for that.
     """
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch._ops.OpOverload | Segment):
         return _guess(node)
     with _disable_current_modes(), torch.no_grad(), _undisturbed_generators():
         try:
             return _run(node)
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or isinstance(error, RekindleError):
                 raise
             return _guess(node)  # made-up arguments: a singular matrix, an index too large
 
@@ -202,20 +209,16 @@ def _run(node: fx.Node) -> Price:
     given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
     device = next((leaf.device for leaf in given), torch.device("cpu"))
-    made = [
-        leaf for leaf in pytree.tree_leaves(_call(node, args, kwargs)) if isinstance(leaf, Tensor)
-    ]
-    results = tuple(
-        Result(
-            leaf.untyped_storage().nbytes(),
-            homes.get(leaf.untyped_storage()._cdata, -1),
-            tuple(leaf.stride()),
-        )
-        for leaf in made
-    )
-    del made
-    if results and all(result.alias >= 0 for result in results):
+    made = _call(node, args, kwargs)
+    results = _told(node, made, homes)
+    if isinstance(node.target, Segment):
+        node.target.compare(args, made)
+        within = _most_at_once(lambda: _call(node, args, kwargs), device)
+        own = sum(result.nbytes for result in results if result.alias < 0)
+        results = (*results, Result(within - own)) if within > own else results
+    elif results and all(result.alias >= 0 for result in results):
         return Price(0, results)  # a view
+    del made
     warm: list[Nanoseconds] = []
     cold: list[Nanoseconds] = []
     is_small = sum(leaf.untyped_storage().nbytes() for leaf in given) < SMALL_BYTES
@@ -225,6 +228,41 @@ def _run(node: fx.Node) -> Price:
         something_else.add_(1)
         cold.append(_time(node, args, kwargs, device))
     return Price((min(warm) + min(cold)) // 2, results)
+
+
+def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
+    """One for each fake result; of those that a kernel leaves out, None in their place, no bytes.
+
+    So does the backward pass of a norm whose input needs no gradient.
+    """
+    told: list[Result] = []
+    leaves = pytree.tree_leaves(returned)
+    for fake, leaf in zip(pytree.tree_leaves(node.meta.get("val")), leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            home = leaf.untyped_storage()
+            alias = homes.get(home._cdata, -1)
+            told.append(Result(home.nbytes(), alias, tuple(leaf.stride())))
+        elif isinstance(fake, Tensor):
+            told.append(Result(0, -1, tuple(fake.stride())))
+    return tuple(told)
+
+
+def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
+    """What the allocator gives out during `call`, at its most: results and what is between. On a
+    device whatever it gives out, one after the other or at once."""
+    if is_accelerator(device):
+        before = accelerator.allocator_figures(device)["allocated_bytes.all.allocated"]
+        call()
+        return accelerator.allocator_figures(device)["allocated_bytes.all.allocated"] - before
+    # The profiler's memory events are those of the allocator itself: compiled code shows no others.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
+        call()
+    assert observed.profiler is not None
+    found = observed.profiler.kineto_results
+    events = [event for event in found.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    events.sort(key=lambda event: event.start_ns())
+    sizes = (event.nbytes() for event in events)  # type: ignore[attr-defined]
+    return max(accumulate(sizes), default=0)
 
 
 def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -268,16 +306,9 @@ def _guess(node: fx.Node) -> Price:
     leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}
-    made = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-    results = tuple(
-        Result(
-            leaf.untyped_storage().nbytes(),
-            homes.get(leaf.untyped_storage()._cdata, -1),
-            tuple(leaf.stride()),
-        )
-        for leaf in made
-    )
-    moved = sum(leaf.untyped_storage().nbytes() for leaf in [*given, *made])
+    results = _told(node, node.meta.get("val"), homes)
+    moved = sum(leaf.untyped_storage().nbytes() for leaf in given)
+    moved += sum(result.nbytes for result in results)
     return Price(1_000 + moved // UNPRICED_BYTES_PER_NS, results)
 
 

@@ -20,6 +20,7 @@ from torch._guards import TracingContext
 from rekindle.pytorch.planned._boxed import boxed
 from rekindle.pytorch.planned._joint import is_tangent, mutates
 from rekindle.pytorch.planned._layouts import VIEWS
+from rekindle.pytorch.planned._segments import Segment
 
 #: How a gradient comes: not at all, as it was expected, or in another layout.
 Comes = Literal["undefined", "expected", "otherwise"]
@@ -112,7 +113,10 @@ def _cut(module: fx.GraphModule, places: Sequence[int], comes: Sequence[Comes]) 
     graph.output(results)
     placeholders = graph.find_nodes(op="placeholder")
     tangents = {placeholders[place]: how for place, how in zip(places, comes, strict=True)}
-    _allow_any_layout(graph, _led_to_by(graph, tangents))
+    if _is_cut(graph):
+        _lay_out_gradients(graph, [node for node, how in tangents.items() if how == "otherwise"])
+    else:
+        _allow_any_layout(graph, _led_to_by(graph, tangents))
     if "undefined" in comes:
         _leave_out(graph, {node for node, how in tangents.items() if how == "undefined"}, tangents)
     graph.lint()
@@ -137,9 +141,22 @@ def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
         elif node.target is _aten.as_strided.default and node.args[0] in gradients:
             source: Any = node.args[0]
             with graph.inserting_before(node):
-                made = graph.call_function(_laid_out, (source, *_geometry(source)))
-            made.meta = {"val": source.meta["val"]}
-            node.replace_input_with(source, made)
+                node.replace_input_with(source, _laid_out_as(source, source))
+
+
+def _lay_out_gradients(graph: fx.Graph, gradients: Sequence[fx.Node]) -> None:
+    """Copies them into the expected layout, for which alone there is compiled code."""
+    behind = graph.find_nodes(op="placeholder")[-1]
+    for node in gradients:
+        with graph.inserting_after(behind):
+            made = _laid_out_as(node, node)
+        node.replace_all_uses_with(made, delete_user_cb=lambda user, made=made: user is not made)
+
+
+def _laid_out_as(node: fx.Node, other: fx.Node) -> fx.Node:
+    made = node.graph.call_function(_laid_out, (node, *_geometry(other)))
+    made.meta = {"val": other.meta["val"]}
+    return made
 
 
 def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
@@ -156,6 +173,10 @@ def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
         if len(lacking) == len(read) and not mutates(node):
             undefined.add(node)
         elif (term := _other_term(node, undefined)) is not None:
+            if _is_cut(graph):
+                with graph.inserting_before(node):
+                    term = _laid_out_as(term, node)
+                gradients.add(term)
             node.replace_all_uses_with(term)
         else:
             for each in lacking:
@@ -167,6 +188,11 @@ def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
     output = graph.output_node()
     output.args = (tuple(None if each in undefined else each for each in output.args[0]),)  # type: ignore[union-attr]
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or mutates(node))
+
+
+def _is_cut(graph: fx.Graph) -> bool:
+    """Whether there is compiled code in it, which is for one layout."""
+    return any(isinstance(node.target, Segment) for node in graph.nodes)
 
 
 def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:

@@ -1,0 +1,194 @@
+"""Compiled segments beside the plan run eagerly and torch.compile: time, memory, compilation.
+
+    scripts/bench compiled [--models gpt bert ...] [--ways ...] [--fractions 0.5 ...] [--rounds 5]
+
+Each point is a process of its own with an empty cache of Inductor, so that what it compiles it
+compiles cold: `build_seconds` are those of tracing, measuring, compiling and planning together, by
+the clock, and `build_cpu_seconds` those of the processor, the C++ compiler's included. Then the
+plain model and the changed one train in turn, block by block (A B A B); time is that of the
+processor, with one thread, so that what else runs on the machine disturbs little. Memory is by
+allocator events as in `peers`; `over_budget` is the peak of a step over the budget. `differs` is
+the largest difference of a gradient from the plain model's, over the largest gradient.
+
+`--depths` instead: what it takes to compile GPTs of 4 and of 48 blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import ROOT, answers, conditions, earlier_by, spread, write
+from _trainer import Trainer, activations
+from _workloads import WORKLOADS, Workload
+
+import rekindle
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("model", "way", "fraction")
+WAYS = ("planned", "compiled plan", "torch.compile")
+FRACTIONS = (1.0, 0.5, 0.25, 0.15)  #: of the activation memory of the plain run
+SECONDS = 0.6  # of a block
+MOST_SECONDS = 590.0  # of a point
+DEPTHS = (4, 48)
+
+
+def block(trainer: Trainer, count: int) -> float:
+    """Seconds of the processor a step."""
+    gc.collect()
+    start = time.process_time()
+    for _ in range(count):
+        trainer.step()
+    return (time.process_time() - start) / count
+
+
+def processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, Any]:
+    """Has `trainer` train in that way; what that is, and what it took."""
+    began, used = time.perf_counter(), processor_seconds()
+    told: dict[str, Any] = {}
+    if way == "torch.compile":
+        trainer.called = torch.compile(trainer.model)
+        trainer.step()
+    else:
+        plan = rekindle.plan(
+            trainer.model,
+            (trainer.batch[0],),
+            budget=budget,
+            reserve=reserve,
+            check=False,
+            compile=way == "compiled plan",
+        )
+        trainer.called = plan.apply()
+        told["recomputation"] = plan.overhead
+        told["planner_seconds"] = round(plan.plan.seconds, 1)
+        trace = plan.trace
+        told["operators"] = len(trace.ops)
+        names = [op.name for op in trace.ops if op.name.startswith("compiled(")]
+        told["segments"] = {"calls": len(names), "distinct": len(set(names))}
+        trainer.step()
+    told["build_seconds"] = round(time.perf_counter() - began, 1)
+    told["build_cpu_seconds"] = round(processor_seconds() - used, 1)
+    return told
+
+
+def gradients(trainer: Trainer) -> list[torch.Tensor]:
+    torch.manual_seed(21)
+    trainer.optimizer.zero_grad()
+    trainer.workload.loss(trainer.called, trainer.batch).backward()
+    return [each.grad.clone() for each in trainer.model.parameters() if each.grad is not None]
+
+
+def differs(plain: Trainer, other: Trainer) -> float:
+    other.model.load_state_dict(plain.model.state_dict())
+    pairs = [*zip(gradients(other), gradients(plain), strict=True)]
+    largest = max(float(wanted.abs().max()) for _, wanted in pairs)
+    return max(float((found - wanted).abs().max()) for found, wanted in pairs) / largest
+
+
+def measure(workload: Workload, way: str, fraction: float, rounds: int) -> dict[str, Any]:
+    plain, other = Trainer(workload, "cpu"), Trainer(workload, "cpu")
+    for _ in range(2):
+        plain.step()
+    constants = plain.constants()
+    peak = constants + activations(plain, "cpu")
+    budget = constants + int(fraction * (peak - constants))
+    told = changed(way, other, budget, plain.state())
+    difference = differs(plain, other)
+    used = constants + activations(other, "cpu")
+    count = max(2, int(SECONDS / block(plain, 1)))
+    pairs = [(block(plain, count), block(other, count)) for _ in range(rounds)]
+    return told | {
+        "memory": round((used - constants) / (peak - constants), 4),
+        "over_budget": round(used / budget, 4),
+        "time": spread([taken / free for free, taken in pairs], 3),
+        "differs": difference,
+    }
+
+
+def worker(name: str, way: str, fraction: float, rounds: int) -> dict[str, Any]:
+    try:
+        return measure(WORKLOADS[name], way, fraction, rounds)
+    except MemoryError as error:
+        return {"infeasible": str(error).splitlines()[0][:200]}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+
+
+def depth(layers: int) -> dict[str, Any]:
+    """What it takes to build a compiled plan of a GPT of so many blocks, at half."""
+    from dataclasses import replace
+
+    sizes = {**WORKLOADS["gpt"].cpu, "batch": 2, "time": 64, "width": 64, "layers": layers}
+    trainer = Trainer(replace(WORKLOADS["gpt"], cpu=sizes), "cpu")
+    trainer.step()
+    constants = trainer.constants()
+    budget = constants + activations(trainer, "cpu") // 2
+    return changed("compiled plan", trainer, budget, trainer.state())
+
+
+def show(row: dict[str, Any]) -> None:
+    print({key: value for key, value in row.items() if key != "commit"}, flush=True)
+
+
+def fresh(command: list[str]) -> dict[str, Any]:
+    """What a process says that finds nothing compiled before."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        return [*answers([sys.executable, __file__, *command], MOST_SECONDS)][-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["gpt", "bert", "resnet50", "densenet",
+                                                        "unet", "lstm"])  # fmt: skip
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--fractions", nargs="+", type=float, default=[*FRACTIONS])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--depths", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "compiled.json")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        torch.set_num_threads(1)
+        name, way, fraction = options.worker
+        done = depth(int(fraction)) if name == "depth" else worker(
+            name, way, float(fraction), options.rounds
+        )  # fmt: skip
+        print(json.dumps(done))
+        return
+    now = conditions()
+    rows = earlier_by(options.out, KEY)
+    points = [
+        (name, way, fraction)
+        for name in options.models
+        for way in options.ways
+        for fraction in ([1.0] if way == "torch.compile" else options.fractions)
+    ]
+    if options.depths:
+        points = [("depth", "compiled plan", float(layers)) for layers in DEPTHS]
+    for key in points:
+        command = ["--worker", *map(str, key), "--rounds", str(options.rounds)]
+        if key[0] == "depth":
+            command[3] = str(int(key[2]))
+        row = dict(zip(KEY, key, strict=True)) | fresh(command)
+        row |= {"commit": now["commit"], "load": round(os.getloadavg()[0], 1)}
+        rows[key] = row
+        show(row)
+        write("compiled", now | {"rows": [*rows.values()]}, options.out)
+
+
+if __name__ == "__main__":
+    main()

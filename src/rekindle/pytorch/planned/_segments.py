@@ -1,0 +1,185 @@
+"""A segment: a run of light operators that Inductor compiles, and that is called as one operator.
+
+Segments that are equal up to names (the layers of a transformer, the steps of a recurrence) are one
+object, compiled once. The first run of a segment and each recomputation are the same code on the
+same inputs, and so give the same bits, whatever the budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, final
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
+
+from rekindle._errors import Unsupported
+from rekindle.pytorch.operators import kernels_in_words
+
+#: Takes its arguments in a list, which it empties, and returns the results in another one.
+Boxed = Callable[[list[Any]], Sequence[Tensor]]
+
+
+@final
+class Segment:
+    """Tensors in, tensors out: what `graph` computes, compiled when it is first asked for.
+
+    The placeholders of `graph` and what it returns carry fake tensors in `meta["val"]`. No result
+    is a view of another, or of an argument.
+    """
+
+    def __init__(self, graph: fx.Graph, key: str, *, makes_statistics: bool) -> None:
+        self.graph = graph
+        self.key = key
+        #: Whether there is a batch norm in it that learns.
+        self.makes_statistics = makes_statistics
+        self._boxed: Boxed | None = None
+        self._lock = threading.Lock()
+        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"  # asked for where code is written
+
+    def __str__(self) -> str:
+        names = [_name(node) for node in self.graph.nodes if node.op == "call_function"]
+        told = "+".join(dict.fromkeys(name for name in names if name != "getitem"))
+        return f"compiled({told})#{self.key[:16]}"
+
+    def __call__(self, *args: Any) -> Sequence[Tensor]:
+        return self.compile()(list(args))
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._boxed is not None
+
+    def compile(self) -> Boxed:
+        """The code, made where there is none yet. Raises `Unsupported` where Inductor cannot."""
+        with self._lock:
+            if self._boxed is None:
+                try:
+                    self._boxed = _compile(self.graph)
+                except Exception as error:
+                    raise Unsupported(
+                        f"{self} cannot be compiled ({type(error).__name__}: "
+                        f"{str(error).strip().partition(chr(10))[0]}). Is there a C++ compiler "
+                        f"that runs? Write it without compile=True, or with "
+                        f'rekindle.backend(..., inner="eager")'
+                    ) from error
+            return self._boxed
+
+    def compare(self, args: Sequence[Any], results: Sequence[Tensor]) -> None:
+        """Raises `Unsupported` where `results` are not what the operators make of `args`, run one
+        by one, but for rounding."""
+        wanted = fx.GraphModule({}, self.graph)(*args)
+        for expected, found in zip(wanted, results, strict=True):
+            if found.stride() != expected.stride() or not _close(found, expected):
+                raise Unsupported(
+                    f"{self}: compiled by Inductor it does not give what its operators do. Write "
+                    f'it without compile=True, or with rekindle.backend(..., inner="eager")'
+                )
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    """Half of the digits agree, of the largest number's."""
+    if not expected.is_floating_point() or not expected.numel():
+        return torch.equal(found, expected)
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()):
+        return False
+    digits = torch.finfo(expected.dtype).eps ** 0.5
+    zero = expected.new_zeros(())
+    difference = (found - expected).where(finite, zero).abs().max()
+    return float(difference) <= digits * float(expected.where(finite, zero).abs().max())
+
+
+_known: WeakValueDictionary[str, Segment] = WeakValueDictionary()
+
+
+def segment_of(graph: fx.Graph, *, makes_statistics: bool) -> Segment:
+    """The segment that computes what `graph` does; the same one for equal graphs."""
+    key = _key(graph)
+    found = _known.get(key)
+    if found is None:
+        found = _known[key] = Segment(graph, key, makes_statistics=makes_statistics)
+    return found
+
+
+def _key(graph: fx.Graph) -> str:
+    """All that code depends on: operators, what they read, constants, geometry, switches."""
+    numbers: dict[fx.Node, int] = {}
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return f"%{numbers[value]}"
+        if isinstance(value, list | tuple):
+            return f"({','.join(text(each) for each in value)})"
+        return repr(value)
+
+    rows = [kernels_in_words(), str(torch.get_num_threads()), str(torch.get_default_dtype())]
+    for node in graph.nodes:
+        numbers[node] = len(numbers)
+        keywords = sorted(node.kwargs.items())
+        rows.append(f"{node.op} {_whole_name(node)} {text(node.args)} {text(keywords)}")
+        made = [node.meta["val"]] if node.op == "placeholder" else []
+        made += [each.meta["val"] for each in node.args[0]] if node.op == "output" else []
+        for fake in made:
+            where = (fake.stride(), fake.storage_offset(), fake.device)
+            rows.append(f"{tuple(fake.shape)} {fake.dtype} {where}")
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _whole_name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_function" else ""
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    return getattr(target, "__name__", str(target))
+
+
+def _compile(graph: fx.Graph) -> Boxed:
+    """By Inductor's own entry below `torch.compile`, without its guards: sizes are fixed here."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.utils import BoxedBool
+
+    # Without symbols for shapes, of which there are none, Inductor looks into none of its caches.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    module = fx.GraphModule({}, graph)
+    with (
+        _disable_current_modes(),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+        tracing(TracingContext(mode)),
+        config.patch(layout_optimization=False),
+    ):
+        with mode:
+            args = [_like(node.meta["val"]) for node in graph.find_nodes(op="placeholder")]
+            # Inductor wants operators taken apart, and taking apart may make constants.
+            whole = make_fx(module, decomposition_table=select_decomp_table())(*args)
+        output = whole.graph.output_node()
+        # Results are to lie in memory as those of the operators one by one do.
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+        record_original_output_strides(whole)
+        compiled: Any = compile_fx_inner(
+            whole, args, cudagraphs=BoxedBool(False), is_inference=True, layout_opt=False
+        )
+    return getattr(compiled, "current_callable", None) or compiled
+
+
+def _like(fake: Tensor) -> Tensor:
+    """A tensor of the present mode that lies as `fake` does."""
+    size, stride, offset = tuple(fake.shape), fake.stride(), fake.storage_offset()
+    if offset == 0:
+        return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)
+    length = fake.untyped_storage().nbytes() // fake.element_size()
+    flat = torch.empty(length, dtype=fake.dtype, device=fake.device)
+    return flat.as_strided(size, stride, offset)
