@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rekindle.pytorch.context._cores import PREFERRED
 from rekindle.pytorch.native import core as native_core
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
@@ -25,7 +26,9 @@ _FOR_BOTH = (
 #: Those of these folders and modules run once: they ask for a core, or for what one alone does.
 _FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned", "swap",
             "tensors", "test_hunt")  # fmt: skip
-#: All others run on the core that users have, and on the one in Python among the slow ones.
+#: All others run on the core that users have: as long as that is the one in Python, on it alone.
+#: On the native one these do not hold yet: as many operators as they count on in test_faults,
+#: one program of test_fuzz, three exceptions and four samples of test_sweep, the peak of a zoo's.
 #: `REKINDLE_TEST_CORE=python` runs these, and those for one, on that alone.
 _ASKED_FOR: Any = os.environ.get("REKINDLE_TEST_CORE")
 
@@ -40,11 +43,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif not name.startswith(_FOR_BOTH):
         if folder in _FOR_ONE or name in _FOR_ONE or _ASKED_FOR is not None:
             return
-        names = [_PREFERRED, pytest.param("python", marks=pytest.mark.slow)]
+        names = [_PREFERRED]
+        if PREFERRED == "native":
+            names.append(pytest.param("python", marks=pytest.mark.slow))
     metafunc.parametrize("core", names, indirect=True)
 
 
-_PREFERRED = "preferred"  #: the native core, where it can be built
+_PREFERRED = "preferred"
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +59,7 @@ def core(request: pytest.FixtureRequest) -> Iterator[cores.Name]:
     asked_for: Any = "python" if alone is not None else _ASKED_FOR
     name = getattr(request, "param", asked_for or _PREFERRED)
     if name == _PREFERRED:
-        name = "python" if native_core() is None else "native"
+        name = "native" if PREFERRED == "native" and native_core() is not None else "python"
     with cores.taken(name):
         yield name
 

@@ -209,7 +209,7 @@ def test_what_cannot_be_planned_is_told_apart(model: object, inputs: object, tol
 def test_a_factory_without_a_step_and_a_profile_of_nothing() -> None:
     with pytest.raises(rekindle.InvalidArgument, match=r"step_factory\(1\) returned NoneType"):
         rekindle.max_batch(lambda n: None, budget="1GiB")  # type: ignore[arg-type,return-value]
-    with pytest.raises(rekindle.InvalidArgument, match="a function without arguments"):
+    with pytest.raises(rekindle.InvalidArgument, match="a function that takes one step"):
         rekindle.profile(torch.ones(3))  # type: ignore[arg-type]
 
 
