@@ -273,6 +273,8 @@ for batch in data:
 total = sum(parameter.sum().item() for parameter in model.parameters())
 with open(f"rank{accelerator.process_index}.txt", "w") as file:
     print(accelerator.num_processes, total, file=file)
+# Torn down after its process group, DDP aborts now and then, also plainly.
+model, optimizer, data = accelerator.free_memory(model, optimizer, data)
 accelerator.end_training()
 """
 
