@@ -32,6 +32,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def nothing_left_compiled() -> Iterator[None]:
-    """What a test has compiled is gone after it."""
+    """What others have compiled is gone before a test, and what it has compiled after it."""
+    torch._dynamo.reset()
     yield
     torch._dynamo.reset()

@@ -87,11 +87,10 @@ def extension(
         return found
     if isinstance(found, str) and build:
         return None
-    shipped = FOLDER / _SHIPPED / _shipped_name(name, sources, with_torch=with_torch)
-    if shipped.exists():
-        with contextlib.suppress(Unbuildable):  # then it is compiled here
-            _found[name] = module = _load(name, shipped)
-            return module
+    module = _shipped(name, sources, with_torch=with_torch)
+    if module is not None:
+        _found[name] = module
+        return module
     try:
         recipe = _recipe(name, sources, with_torch=with_torch)
         path = _cache() / f"{name}-{recipe.key()}.so"
@@ -126,6 +125,19 @@ def ship(
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / _shipped_name(name, sources, with_torch=with_torch)
     return Path(shutil.copyfile(module.__file__, target))
+
+
+def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:
+    """What came with the package, if it did, is for this torch, and can be loaded."""
+    folder = FOLDER / _SHIPPED
+    if not folder.exists():  # most often: the sources need not be read for its name
+        return None
+    path = folder / _shipped_name(name, sources, with_torch=with_torch)
+    if not path.exists():
+        return None
+    with contextlib.suppress(Unbuildable):
+        return _load(name, path)
+    return None
 
 
 def _shipped_name(name: str, sources: Sequence[str], *, with_torch: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tests.pytorch.harsh import Watch
@@ -43,6 +44,23 @@ class WithLoss(nn.Module):
     @staticmethod
     def of(model: nn.Module, phase: Phase) -> WithLoss:
         return WithLoss(model, phase.losses)
+
+
+def training_on(batch: Callable[[int], Tensor]) -> Callable[[nn.Module], list[Tensor]]:
+    """Three steps on the first three batches, the loss outside of the model."""
+
+    def train(model: nn.Module) -> list[Tensor]:
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, 0.9)
+        losses = []
+        for number in range(3):
+            optimizer.zero_grad()
+            loss = model(batch(number)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    return train
 
 
 def half_way(least: int, most: int) -> int:

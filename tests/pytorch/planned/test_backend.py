@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,20 +17,11 @@ from tests.pytorch.planned.helpers import Onlooker
 
 WIDTH = 32
 
-# torch.compile looks at the gradient of what one graph hands to the next.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-
-
-@pytest.fixture(autouse=True)
-def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
-
-
-@pytest.fixture(autouse=True)
-def _forget_what_was_compiled() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled"),
+    # torch.compile looks at the gradient of what one graph hands to the next.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
 class Broken(nn.Module):

@@ -24,6 +24,7 @@ from rekindle.pytorch.planned._joint import Joint
 from rekindle.pytorch.planned._planned import ModelPlan
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import differing, everything
+from tests.pytorch.planned.helpers import training_on
 
 ROWS, WIDTH = 64, 32
 leave_out_slow = Cut.leave_out_slow
@@ -95,17 +96,7 @@ def batch(number: int = 0) -> Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
 
 
-def train(model: nn.Module) -> list[Tensor]:
-    """Three steps, the loss outside."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, 0.9)
-    losses = []
-    for number in range(3):
-        optimizer.zero_grad()
-        loss = model(batch(number)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
+train = training_on(batch)
 
 
 def ample(model: nn.Module, inputs: Any) -> ModelPlan:

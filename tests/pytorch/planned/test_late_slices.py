@@ -20,10 +20,7 @@ from tests.pytorch.networks import UNet
 CLONE = "aten.clone.default"
 
 
-@pytest.fixture(autouse=True)
-def _prices_of_these_tests(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled")
 
 
 def unet() -> nn.Module:

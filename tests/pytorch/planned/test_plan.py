@@ -17,7 +17,7 @@ import rekindle
 from rekindle.planners import Cuts, KeepAll, RecomputeAll, Status
 from rekindle.pytorch.planned._planned import ModelPlan
 from tests.pytorch.harsh import differing, everything
-from tests.pytorch.planned.helpers import Onlooker
+from tests.pytorch.planned.helpers import Onlooker, training_on
 from tests.pytorch.tracker import Tracker
 
 ROWS, WIDTH = 256, 32
@@ -36,6 +36,9 @@ def mlp(*between: Callable[[], nn.Module], layers: int = 4) -> nn.Sequential:
 
 def batch(number: int = 0) -> Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+train = training_on(batch)
 
 
 def tight(model: nn.Module, inputs: Any, **options: Any) -> ModelPlan:
@@ -65,19 +68,6 @@ def same(
     planned = plan.apply()
     assert differing(everything((step(planned), model)), wanted) == []
     return planned
-
-
-def train(model: nn.Module) -> list[Tensor]:
-    """Three steps, the loss outside."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1, 0.9)
-    losses = []
-    for number in range(3):
-        optimizer.zero_grad()
-        loss = model(batch(number)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
 
 
 def test_dropout_draws_once_and_the_generator_ends_where_it_would() -> None:

@@ -134,8 +134,10 @@ def is_foreign(home: torch.UntypedStorage) -> bool:
         return True
     if home.device.type != "cpu":
         return False
-    if not accelerator.IS_BUILT or home.is_shared():
-        return home.is_shared()
+    if home.is_shared():
+        return True
+    if not accelerator.IS_BUILT:
+        return False
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         return whole(home).is_pinned()  # as `home.is_pinned()`, where torch 2.10 warns of itself
 
