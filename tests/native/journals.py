@@ -10,8 +10,8 @@ from rekindle.policies import Advised, Policy
 from rekindle.schedule import Action, Compute, Free
 
 KINDS = (
-    "reads makes views overwrites call admit use pin retain release drop gone forget seal spoil "
-    "account resize require make_room shrink let_return lock unlock mark unmark clear listen "
+    "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
+    "spoil account resize require make_room shrink let_return lock unlock mark unmark clear listen "
     "compute free"
 )
 REPLAYABLE, HELD = 1, 2
@@ -65,7 +65,7 @@ class Replay:
         return compared
 
     def event(self, entry: Entry) -> None:
-        if entry.kind in ("reads", "makes", "views", "overwrites"):
+        if entry.kind in ("reads", "makes", "views", "overwrites", "takes"):
             self.told.append(entry)
             return
         engine = self.engine
@@ -110,6 +110,8 @@ class Replay:
                 self.storages[each.id] = made[each.id].storage
             elif each.kind == "views":
                 call.views(self.storages[each.id])
+            elif each.kind == "takes":
+                call.workspace = each.number
         call.overwrites = [
             (made[each.id], next(v for v in inputs if v.storage.id == each.number))
             for each in told

@@ -210,14 +210,15 @@ class Stream:
             self.calls, "op", rng.randint(0, 9), [self.values[n] for n in inputs], replayable
         )
         self.calls += 1
+        call.workspace = 0 if rng.random() < 0.7 else rng.randint(1, 6)
         flags = REPLAYABLE * replayable | HELD * held | ADMITTED * admitted
-        words = [0, call.id, call.cost, flags, len(inputs), *inputs]
+        words = [0, call.id, call.cost, flags, call.workspace, len(inputs), *inputs]
         made = self.draw_outputs(call, inputs, overwritten)
         words += [len(made) // 3, *made]
         words += [1, made[0], overwritten] if overwritten is not None else [0]
         if admitted:
             lent = self.values[overwritten].storage.nbytes if overwritten is not None else 0
-            room = self.make_room(call.nbytes - lent)
+            room = self.make_room(call.nbytes - lent + call.workspace)
             if not room or not all(value.defined for value in call.inputs):
                 self.undo(call, made)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 import rekindle
+
+#: Options of budgets that the native core does not do.
+ONLY_IN_PYTHON = frozenset({"swap", "learn", "record", "evict", "policy"})
 
 #: Makes a model, and one step of its training.
 Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]
@@ -93,7 +97,10 @@ class Machine:
         return times, host / sum(times)
 
     def _context(self, amount: int | None, options: dict[str, Any]) -> Any:
-        return rekindle.budget(amount, device=self.kind, **options)
+        core: Any = os.environ.get("REKINDLE_TEST_CORE", "auto")
+        if core == "native" and not ONLY_IN_PYTHON.isdisjoint(options):
+            core = "python"
+        return rekindle.budget(amount, device=self.kind, **{"core": core, **options})
 
     def _start_anew(self) -> None:
         gc.collect()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rekindle
 from tests.on_device import programs, workloads
@@ -61,8 +62,18 @@ def bits(machine: Machine) -> Iterator[Line]:
         try:
             yield from _bits(machine, name, program)
         except Exception as error:
-            refused = isinstance(error, rekindle.Unsupported)  # loud, with what to do instead
-            yield check(f"bits: {name}", refused, error=f"{type(error).__name__}: {error}"[:300])
+            refused = _refused(error)
+            told = refused or error
+            yield check(
+                f"bits: {name}", refused is not None, error=f"{type(told).__name__}: {told}"[:300]
+            )
+
+
+def _refused(error: BaseException | None) -> rekindle.Unsupported | None:
+    """What a program is told, loud and with what to do instead, on its own or by a compiler."""
+    while error is not None and not isinstance(error, rekindle.Unsupported):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
@@ -88,9 +99,13 @@ def races(machine: Machine) -> Iterator[Line]:
         program = partial(programs.on_streams, pinned=pinned)
         plain = machine.trained(program)
         for options in ({}, {"swap": "4GiB"}, {"evict": "anything"}):
-            took, _ = machine.within(program, plain.budget(0.5), **options)
-            what = f"pinned {pinned}, {options or 'online'}"
-            yield check(f"races: {what}", same(took.values, plain.values))
+            what = f"races: pinned {pinned}, {options or 'online'}"
+            try:
+                took, _ = machine.within(program, plain.budget(0.5), **options)
+            except rekindle.Unsupported as error:  # loud, with what to do instead
+                yield check(what, True, error=str(error)[:300])
+            else:
+                yield check(what, same(took.values, plain.values))
 
 
 def no_waiting(machine: Machine) -> Iterator[Line]:
@@ -122,17 +137,20 @@ def memory(machine: Machine) -> Iterator[Line]:
     for program in (workloads.bert_base, workloads.resnet, workloads.unet):
         name = program.__name__
         plain = machine.trained(program, 2)
+        repeatable = same(plain.values, machine.trained(program, 2).values)
         seen = machine.trained(program, 2, None) if not machine.is_cuda else _seen(machine, program)
         inside = max(0, plain.peak - seen.peak)
         for share in (0.5,) if machine.tiny else (0.7, 0.5, 0.4):
             took, amount = machine.within(program, plain.budget(share), 2)
+            equal = same(took.values, plain.values)
             yield check(
                 f"memory: {name}, {share:.0%}, {settings}",
-                took.peak <= amount + inside + 2 * MIB,
+                took.peak <= amount + inside + 2 * MIB and (equal or not repeatable),
                 peak=took.peak,
                 budget=amount,
                 inside=inside,
-                equal=same(took.values, plain.values),
+                equal=equal,
+                repeatable=repeatable,
                 reserved=torch.cuda.max_memory_reserved() if machine.is_cuda else 0,
             )
 
@@ -153,7 +171,7 @@ def speed(machine: Machine) -> Iterator[Line]:
                 workloads.language, machine, make(machine, **how), n, sequence, bf16=bf16
             )
             most = machine.trained(lambda _, b=build, n=rows: b(n)(), 2).peak
-            for method, n, context in _methods(machine, most, rows, times):
+            for method, n, context in _methods(machine, most, rows, times, all_of_them=bf16):
                 label = {"model": name, "bf16": bf16, "method": method, "rows": n}
                 try:
                     yield label | _measured(machine, build(n), n, context, warm, count)
@@ -161,17 +179,22 @@ def speed(machine: Machine) -> Iterator[Line]:
                         yield check(f"speed: {name}, bf16 {bf16}, {method} completes", True)
                 except Exception as error:
                     told = f"{type(error).__name__}: {error}"[:300]
+                    refused = _refused(error) is not None
                     yield label | {"error": told}
-                    yield check(f"speed: {name}, bf16 {bf16}, {method} completes", False)
+                    yield check(f"speed: {name}, bf16 {bf16}, {method} completes", refused)
 
 
-def _methods(machine: Machine, most: int, rows: int, times: int) -> Iterator[tuple[str, int, Any]]:
+def _methods(
+    machine: Machine, most: int, rows: int, times: int, *, all_of_them: bool
+) -> Iterator[tuple[str, int, Any]]:
     within = partial(rekindle.budget, most, device=machine.kind)
     yield "plain", rows, None
     yield "plain, beyond the memory", times * rows, None
-    yield "online", times * rows, within
-    yield "learned", times * rows, partial(within, learn="wait")
-    yield "swap", times * rows, partial(within, swap="32GiB")
+    yield "online, Python", times * rows, partial(within, core="python")
+    yield "online, native", times * rows, partial(within, core="native")
+    if all_of_them or machine.tiny:
+        yield "learned", times * rows, partial(within, learn="wait")
+        yield "swap", times * rows, partial(within, swap="32GiB")
 
 
 def _measured(
@@ -201,11 +224,15 @@ def swap(machine: Machine) -> Iterator[Line]:
     """Half of the activations, by swapping too: the same bits, and what was waited for."""
     for program in (workloads.bert_base, workloads.resnet):
         plain = machine.trained(program)
+        repeatable = same(plain.values, machine.trained(program).values)
         took, amount = machine.within(program, plain.budget(0.5), swap="16GiB")
         figures = took.run.report().swapped
+        equal = same(took.values, plain.values)
         yield check(
             f"swap: {program.__name__}",
-            same(took.values, plain.values),
+            equal or not repeatable,
+            equal=equal,
+            repeatable=repeatable,
             budget=amount,
             recomputations=took.run.recomputations,
             swapped=str(figures),
@@ -243,12 +270,16 @@ def _full(machine: Machine, program: Any, plain: Any) -> Iterator[Line]:
     """The device has less than the budget says."""
     total = torch.cuda.get_device_properties(0).total_memory
     machine._start_anew()
-    room = plain.budget(0.7) + 64 * MIB
+    room = plain.budget(0.4) + 32 * MIB
     torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
     try:
         took = machine.trained(program, 3, 1 << 45)
         yield check(
-            "faults: a full device", same(took.values, plain.values), evictions=took.run.evictions
+            "faults: a full device",
+            same(took.values, plain.values) and took.run.evictions > 0,
+            evictions=took.run.evictions,
+            room=room,
+            plain=plain.peak,
         )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -300,6 +331,9 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
     return same([local(t) for t in one], [local(t) for t in other])
 
 
+#: Stages whose bits are compared although their programs' operators add up in any order by default.
+_SETTLED = ("memory", "swap")
+
 #: By name, with seconds on a device. Memory runs once for each setting of the allocator.
 STAGES: dict[str, tuple[Callable[[Machine], Iterator[Line]], int]] = {
     "facts": (facts, 15),
@@ -307,10 +341,10 @@ STAGES: dict[str, tuple[Callable[[Machine], Iterator[Line]], int]] = {
     "races": (races, 50),
     "no_waiting": (no_waiting, 20),
     "memory": (memory, 80),
-    "speed": (speed, 200),
+    "speed": (speed, 185),
     "swap": (swap, 40),
     "faults": (faults, 30),
-    "world_of_one": (world_of_one, 25),
+    "world_of_one": (world_of_one, 40),
 }
 
 
@@ -321,7 +355,12 @@ def main() -> None:
     if not machine.is_cuda:
         torch.set_num_threads(1)
     began = time.perf_counter()
-    with switched(torch.backends.cudnn, "benchmark", False):
+    with (
+        switched(torch.backends.cudnn, "benchmark", False),
+        switched(torch.backends.cudnn, "deterministic", name in _SETTLED),
+        sdpa_kernel(SDPBackend.MATH) if name in _SETTLED else nullcontext(),
+    ):
+        torch.use_deterministic_algorithms(name in _SETTLED, warn_only=True)
         for line in STAGES[name][0](machine):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()

@@ -46,8 +46,10 @@ class Watch(Tracker):
         return self._operators + cores.ran_again(self._native)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self._operators[func.name().split(".")[0].removeprefix("aten::")] += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is not NotImplemented:
+            self._operators[func.name().split(".")[0].removeprefix("aten::")] += 1
+        return result
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Attention(nn.Module):
         split = (batch, time, self.heads, width // self.heads)
         q, k, v = (part.view(split).transpose(1, 2) for part in self.project(x).chunk(3, dim=-1))
         scores = q @ k.transpose(-2, -1) / math.sqrt(split[-1])
-        future = torch.ones(time, time, dtype=torch.bool).triu(1)
+        future = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
         weights = self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))
         return self.out((weights @ v).transpose(1, 2).reshape(x.shape))
 

@@ -17,7 +17,10 @@ from typing import NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+)
 
 #: What no budget sees: one that lets go of what the program holds keeps what it is asked for.
 _home_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
@@ -86,6 +89,8 @@ class Tracker(TorchDispatchMode):
         self._seen: dict[int, _Seen] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # a DTensor has no memory: its parts will come here
         kwargs = kwargs or {}
         if not self._views and _only_views(func):
             return func(*args, **kwargs)
@@ -106,7 +111,9 @@ class Tracker(TorchDispatchMode):
         for tensor in _tensors(values):
             # A shape without memory is not counted, nor what has no one storage (sparse).
             if tensor.device.type != "meta" and tensor.layout is torch.strided:
-                self._count(_home_of(tensor))
+                home = _home_of(tensor)
+                if home.device.type != "meta":  # as that of a FakeTensor
+                    self._count(home)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

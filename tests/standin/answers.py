@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,13 @@ from tests.standin.device import install
 STANDIN = install(Path(sys.argv[1]))  # before anything imports torch
 
 import torch  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 import rekindle  # noqa: E402
-from rekindle.pytorch.online import Streams  # noqa: E402
-from rekindle.pytorch.operators import Operator  # noqa: E402
+from rekindle.pytorch.native import NativeDriver  # noqa: E402
+from rekindle.pytorch.native import core as native_core  # noqa: E402
+from rekindle.pytorch.online import Streams, Workspaces  # noqa: E402
+from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
@@ -31,8 +34,14 @@ MODES: dict[str, dict[str, Any]] = {
     "swap": {"swap": "1GiB"},
     "learned": {"learn": "wait"},
     "anything": {"evict": "anything"},
+    "native": {"core": "native"},
+    "native, full": {"core": "native"},  # the device has less than the budget says
+    "online, full": {"core": "python"},
+    "native, same price": {"core": "native"},  # of all operators, whatever they took
+    "native, harsh": {"core": "native"},  # whatever may go does, before every operator
 }
 FRACTION = 0.6
+WIDTH = 1000
 #: Of what is evicted there, gradients of convolutions are not: they may differ when they run again.
 MORE = {"convolutions, anything": 0.85}
 
@@ -44,7 +53,11 @@ SCHEDULES = {
     "side last": (False, True),
 }
 #: Of the whole peak: order matters where it is tight.
-FRACTIONS = {"streams_in_turn": 0.4, "a_side_stream": 0.35}
+FRACTIONS = {
+    "streams_in_turn": 0.4,
+    "streams_in_turn, native, same price": 0.42,
+    "a_side_stream": 0.35,
+}
 
 
 def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
@@ -68,17 +81,71 @@ def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
 
 
 @contextmanager
+def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
+    """Inside, what is taken out of Rekindle is missing; native drivers may be `harsh`."""
+    make = NativeDriver.__init__
+
+    def made(driver: NativeDriver, *args: Any) -> None:
+        make(driver, *args)
+        driver.core.let_go_of_everything(driver.handle, harsh)
+        for name in missing:
+            driver.core.take_out(driver.handle, name)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(NativeDriver, "__init__", made))
+        for name in missing:
+            where, instead = MUTANTS[name]
+            stack.enter_context(patch.object(where, name, instead))
+        yield
+
+
+@contextmanager
 def _nothing(*_: Any) -> Iterator[None]:
     yield
 
 
-#: Waits that order streams: where each stands, and what does nothing in its place.
+def _least() -> dict[str, Any]:
+    """Vectors of a size that the allocator rounds up, within the least that does."""
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weight = torch.rand(WIDTH).cuda().requires_grad_()
+        x = weight
+        for _ in range(4):
+            x = functional.dropout(x.sin() * torch.rand(WIDTH, device="cuda"), 0.3).exp()
+            x = x * torch.rand(WIDTH).cuda()
+        loss = x.sum()
+        del x
+        loss.backward()
+        return [loss.cpu(), weight.grad.cpu(), torch.cuda.get_rng_state()]
+
+    wanted, budget = step(), 1
+    while True:
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            with rekindle.budget(budget, device="cuda") as run:
+                values = step()
+                peak = torch.cuda.max_memory_allocated()
+        except rekindle.OutOfBudget as error:
+            budget = error.smallest_budget
+            continue
+        run._driver.engine.check()
+        return {
+            "equal": all(map(torch.equal, values, wanted)),
+            "peak over budget": peak / budget,
+            "recomputations": run.recomputations,
+        }
+
+
+#: Waits that order streams, and the like: where each stands, and what does nothing in its place.
 MUTANTS: dict[str, tuple[Any, Any]] = {
     "in_order": (Streams, _nothing),
     "keep_until_read": (Streams, lambda *_: None),
     "wait_on": (Streams, lambda *_: None),
     "wait_for": (Streams, lambda *_: None),
     "may_differ": (Operator, lambda *_: False),
+    "took": (Signature, lambda *_: None),
+    "guess": (Workspaces, lambda *_: 0),
 }
 
 _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
@@ -110,11 +177,27 @@ def _planned(streams: str) -> dict[str, Any]:
     return {"equal": all(map(torch.equal, values, expected)), "peak over plain": peak / most}
 
 
+def _parts(question: str) -> list[str]:
+    """Program, mode, streams, and what is missing."""
+    name, *rest = question.split(", ")
+    mode = next(mode for mode in sorted(MODES | {"planned": {}, "least": {}}, key=len, reverse=True)
+                if ", ".join(rest).startswith(mode))  # fmt: skip
+    return [name, mode, *rest[len(mode.split(", ")) :]]
+
+
+def _at_most(name: str, amount: int) -> int:
+    """What the device is to have, in the segments that its allocator takes."""
+    segment = 2 << 20
+    return max(-(-amount // segment), 1) * segment
+
+
 def answer(question: str) -> dict[str, Any]:
     """Whether the bits are those without a budget, and the allocator's peak over the budget."""
-    name, mode, streams, *mutants = question.split(", ")
+    name, mode, streams, *missing = _parts(question)
     if mode == "planned":
         return _planned(streams)
+    if mode == "least":
+        return _least()
     if name not in _plain:
         STANDIN.late(*SCHEDULES["prompt"])
         before = STANDIN.states_set()
@@ -123,15 +206,21 @@ def answer(question: str) -> dict[str, Any]:
     expected, most, constant, states_set = _plain[name]
     least, fraction = constant, MORE.get(f"{name}, {mode}", FRACTION)
     if name in FRACTIONS:
-        least, fraction = 0, FRACTIONS[name]
+        least, fraction = 0, FRACTIONS.get(f"{name}, {mode}", FRACTIONS[name])
     amount = least + int(fraction * (most - least))
     STANDIN.late(*SCHEDULES[streams])
-    with ExitStack() as stack:
-        for mutant in mutants:
-            where, instead = MUTANTS[mutant]
-            stack.enter_context(patch.object(where, mutant, instead))
+    if native_core() is not None:
+        native_core().fix_costs(1_000 if mode.endswith("same price") else -1)  # type: ignore[union-attr]
+    if mode.endswith("full"):
+        torch.cuda.empty_cache()
+        STANDIN.limit(0, _at_most(name, amount))
+    with _without(missing, harsh=mode.endswith("harsh")):
         before = STANDIN.states_set()
-        values, peak, run = _trained(name, amount=amount, **MODES[mode])
+        try:
+            given = 10 * amount if mode.endswith("full") else amount
+            values, peak, run = _trained(name, amount=given, **MODES[mode])
+        finally:
+            STANDIN.limit(0, 4 << 30)
     return {
         "equal": all(map(torch.equal, values, expected)),
         "peak over budget": peak / amount,

@@ -81,6 +81,48 @@ def transformer() -> tuple[Any, Step]:
     return _training(nn.ModuleList([model, embedding]), loss, foreach=True)
 
 
+def _with_workspace(x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Takes eight times as much as it makes, and gives it back, as a library's kernels do."""
+    workspace = x.new_empty(8 * x.numel())
+    y = compute(x)
+    del workspace
+    return y
+
+
+@torch.library.custom_op("standin::curve_mm", mutates_args=(), device_types="cuda")
+def _curve(x: Tensor) -> Tensor:
+    return _with_workspace(x, torch.sin)
+
+
+@torch.library.custom_op("standin::slope_mm", mutates_args=(), device_types="cuda")
+def _slope(x: Tensor) -> Tensor:
+    """The first of them runs when memory is full."""
+    return _with_workspace(x, torch.cos)
+
+
+_curve.register_fake(torch.empty_like)
+_slope.register_fake(torch.empty_like)
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_curve.register_autograd(lambda ctx, g: g * _slope(*ctx.saved_tensors), setup_context=_save)
+
+
+def workspaces() -> tuple[Any, Step]:
+    model = blocks()
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        for block in model:
+            x = _curve(block(x))
+        return x.pow(2).mean()
+
+    return _training(model, loss)
+
+
 def sums_by_atomics() -> tuple[Any, Step]:
     """Neighbors added up, as in a graph network, and a running sum."""
     layers = blocks()
@@ -101,15 +143,27 @@ def captured_in_between() -> tuple[Any, Step]:
     import _standin
 
     before, inside, after = blocks(), blocks(depth=1, dropout=0.0), blocks()
+    side = torch.cuda.Stream()  # CUDA captures on no default stream
 
     def loss() -> Tensor:
         x = before(torch.randn(256, 64, device="cuda"))
-        _standin.capture(True)
-        y = inside(x.detach().requires_grad_())
-        _standin.capture(False)
+        side.wait_stream(torch.cuda.current_stream())
+        x.record_stream(side)
+        with torch.cuda.stream(side):
+            _standin.capture(True)
+            y = inside(x.detach().requires_grad_())
+            _standin.capture(False)
+        torch.cuda.current_stream().wait_stream(side)
+        y.record_stream(torch.cuda.current_stream())
         return after(x + y).pow(2).mean()
 
-    return _training(nn.ModuleList([before, inside, after]), loss)
+    model, step = _training(nn.ModuleList([before, inside, after]), loss)
+
+    def ordered() -> None:  # as with a side stream, below
+        side.wait_stream(torch.cuda.current_stream())
+        step()
+
+    return model, ordered
 
 
 def by_way_of_the_host() -> tuple[Any, Step]:
@@ -206,5 +260,6 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         mixed_precision,
         a_side_stream,
         streams_in_turn,
+        workspaces,
     )
 }

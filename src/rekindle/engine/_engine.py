@@ -7,7 +7,8 @@ is the sum of the costs of what ran.
 
 How this differs from the authors' prototype and simulator:
 
-- The budget is a cap: room is made before an operator runs, not after.
+- The budget is a cap: room is made before an operator runs, not after, and for what it takes
+  inside itself as well (`Call.workspace`).
 - Memory that the program's own variables hold is no candidate (`held`).
 - An operator that writes in place takes over memory (`Call.overwrites`). When it runs again it
   writes a private copy, or the recomputed input itself if nobody else can ask for that.
@@ -414,7 +415,7 @@ class Engine(Exchange):
         call = frame.call
         in_place = bool(call.overwrites) and (not call.ran or frame.may_consume())
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
-        yield from self.make_room(call.nbytes - lent, call)
+        yield from self.make_room(call.nbytes - lent + call.workspace, call)
         self.subject = call
         yield Compute(call.id, in_place)
         if not call.ran:

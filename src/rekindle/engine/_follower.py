@@ -130,7 +130,10 @@ class Follower:
         if not storage.values or not storage.restorable:
             return False
         call = storage.values[0].call
-        needed, inputs = (storage.nbytes, ()) if storage.on_host else (call.nbytes, call.inputs)
+        if storage.on_host:
+            needed, inputs = storage.nbytes, ()
+        else:
+            needed, inputs = call.nbytes + call.workspace, call.inputs
         if not all(value.defined for value in inputs):
             return False
         over = self._engine.memory + needed - self._engine.budget

@@ -159,6 +159,7 @@ class Call:
         "payload",
         "ran",
         "replayable",
+        "workspace",
     )
 
     def __init__(
@@ -176,6 +177,7 @@ class Call:
         self.outputs: list[Value] = []
         self.made: list[Storage] = []  #: the storages whose root is an output
         self.nbytes: Bytes = 0  #: of those
+        self.workspace: Bytes = 0  #: what it takes beside them while it runs, and gives back
         self.overwrites: Sequence[tuple[Value, Value]] = ()  #: (output, input it takes over)
         self.replayable = replayable
         self.ran = False

@@ -1,8 +1,9 @@
 """Replays on the native engine: a trace as one stream of words, and what came of it.
 
-The words are those of native/replay/player.h. A `Call` there is followed by operator, cost, flags;
-count and values read; count and (value, storage, bytes) made, or (value, value viewed, -1); count
-and pairs of what it overwrites. Every other event has two words, of which the second is unused.
+The words are those of native/replay/player.h. A `Call` there is followed by operator, cost, flags,
+workspace; count and values read; count and (value, storage, bytes) made, or (value, value viewed,
+-1); count and pairs of what it overwrites. Every other event has two words, of which the second is
+unused.
 """
 
 from __future__ import annotations
@@ -201,7 +202,8 @@ def encode(trace: t.Trace) -> array[int]:
             continue
         op = ops[event.op]
         flags = REPLAYABLE * op.replayable | HELD * event.held
-        words.extend((0, event.op, op.cost, flags, len(op.inputs), *op.inputs, len(op.outputs)))
+        words.extend((0, event.op, op.cost, flags, op.workspace, len(op.inputs), *op.inputs))
+        words.append(len(op.outputs))
         for value in op.outputs:
             storage = values[value]
             first = root[storage]

@@ -222,6 +222,7 @@ def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterato
                         by_id[value] = call.makes(StorageId(storage), trace.storages[storage])
                     else:
                         by_id[value] = call.views(by_id[trace.root[storage]].storage)
+                call.workspace = op.workspace
                 call.overwrites = [(by_id[output], by_id[old]) for output, old in op.overwrites]
                 if follower is not None:
                     yield None, follower.before(op_id)

@@ -27,7 +27,11 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
 
     storages = tuple(line(*sizes) for sizes in zip(one.storages, other.storages, strict=True))
     ops = tuple(
-        replace(op, cost=line(op.cost, more.cost))
+        replace(
+            op,
+            cost=line(op.cost, more.cost),
+            workspace=line(op.workspace, more.workspace),
+        )
         for op, more in zip(one.ops, other.ops, strict=True)
     )
     return check_trace(replace(one, storages=storages, ops=ops, name=f"{one.name} at {batch}"))
@@ -35,4 +39,4 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
 
 def _shape(trace: Trace) -> object:
     """All but sizes and costs."""
-    return trace.values, trace.events, [replace(op, cost=0) for op in trace.ops]
+    return trace.values, trace.events, [replace(op, cost=0, workspace=0) for op in trace.ops]

@@ -57,6 +57,7 @@ class TraceBuilder:
         replayable: bool = True,
         held: bool | None = None,
         is_backward: bool = False,
+        workspace: Bytes = 0,
     ) -> tuple[ValueId, ...]:
         """One operator; returns its outputs, one for each of `sizes`.
 
@@ -73,9 +74,8 @@ class TraceBuilder:
                 self._values.append(self._values[base])
             outputs.append(ValueId(len(self._values) - 1))
         pairs = tuple((outputs[position], value) for position, value in overwrites)
-        self._ops.append(
-            Op(name, cost, tuple(inputs), tuple(outputs), replayable, pairs, is_backward)
-        )
+        reads, makes = tuple(inputs), tuple(outputs)
+        self._ops.append(Op(name, cost, reads, makes, replayable, pairs, is_backward, workspace))
         hold = self._held if held is None else held
         self._events.append(Call(OpId(len(self._ops) - 1), hold))
         return tuple(outputs)

@@ -57,7 +57,7 @@ def keep_all_peak(trace: Trace) -> Bytes:
                     resident.discard(trace.values[taken_over[storage]])
                 else:
                     memory += trace.storages[storage]
-            peak = max(peak, memory)
+            peak = max(peak, memory + op.workspace)
             references.called(event)
         else:
             references.other(event)
@@ -71,7 +71,7 @@ def keep_all_peak(trace: Trace) -> Bytes:
 def largest_need(trace: Trace) -> Bytes:
     """A floor under every feasible budget: the most that one operator needs beside the sources.
 
-    Bytes of the live sources, of the operator's other inputs and of its outputs.
+    Bytes of the live sources, of the operator's other inputs, of its outputs and its workspace.
     """
     references = _References(trace)
     sources: dict[int, Bytes] = {}
@@ -84,7 +84,7 @@ def largest_need(trace: Trace) -> Bytes:
             need = sum(sources.values()) + trace.output_bytes(op)
             need += sum(trace.storages[storage] for storage in inputs if storage not in sources)
             need -= sum(sources.get(trace.values[value], 0) for value in taken_over)
-            most = max(most, need)
+            most = max(most, need + op.workspace)
             for value in taken_over:
                 sources.pop(trace.values[value], None)
             if not op.replayable:

@@ -24,6 +24,7 @@ class Op:
     `replayable` says whether the outputs can be computed again. Sources (parameters, batches) are
     operators without inputs that are not replayable. `overwrites` pairs an output with the input
     whose memory it takes over when the program itself runs the operator: `((output, input), ...)`.
+    `workspace` is what it takes beside its outputs while it runs, and gives back.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Op:
     replayable: bool = True
     overwrites: tuple[tuple[ValueId, ValueId], ...] = ()
     is_backward: bool = False
+    workspace: Bytes = 0
 
 
 @final

@@ -32,6 +32,8 @@ def _nothing_is_negative(trace: Trace) -> Iterator[str]:
     for op_id, op in enumerate(trace.ops):
         if op.cost < 0:
             yield f"op {op_id} ({op.name}) costs {op.cost} ns"
+        if op.workspace < 0:
+            yield f"op {op_id} ({op.name}) has a workspace of {op.workspace} bytes"
 
 
 def _each_value_is_made_once(trace: Trace) -> Iterator[str]:

@@ -74,10 +74,16 @@ def test_python_where_something_else_is_asked_for(settings: dict[str, Any], reas
 
 
 @pytest.mark.usefixtures("_preferred")
-@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
 def test_python_on_other_devices(kind: str) -> None:
     core = _cores.chosen_core("auto", DEFAULT, torch.device(kind), {})
-    assert str(core) == f"python, it works on the CPU, and the budget is for {kind}"
+    assert str(core) == f"python, it works on the CPU and on CUDA, and the budget is for {kind}"
+
+
+@pytest.mark.usefixtures("_preferred")
+def test_on_cuda_the_native_core_has_to_be_asked_for() -> None:
+    core = _cores.chosen_core("auto", DEFAULT, torch.device("cuda"), {})
+    assert str(core) == "python, the default for now on a device"
 
 
 @pytest.mark.usefixtures("_preferred")

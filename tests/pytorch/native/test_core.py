@@ -94,8 +94,8 @@ def test_a_part_of_a_run_is_not_written_down() -> None:
 
 
 def test_other_devices() -> None:
-    with pytest.raises(rekindle.Unsupported, match="works on the CPU, and the budget is for cuda"):
-        _cores.chosen_core("native", DEFAULT, torch.device("cuda"), {})
+    with pytest.raises(rekindle.Unsupported, match=r"works on the CPU and on CUDA, and .* mps"):
+        _cores.chosen_core("native", DEFAULT, torch.device("mps"), {})
 
 
 @pytest.mark.parametrize("preferred", ["native", "python"])
@@ -148,7 +148,7 @@ def test_bookkeeping_is_small_and_flat() -> None:
     weight = vector(True)
     with unlimited() as run:
         loss = deeper(weight, 500).sum()
-        assert numbers(run).bookkeeping <= 420 * 2_000
+        assert numbers(run).bookkeeping <= 428 * 2_000
         del loss
         deeper(weight, 8).sum().backward()
         gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,16 @@ def captured(case: Case) -> tuple[Trace, int]:
     return trace, tracker.peak
 
 
+def _without_workspaces(trace: Trace) -> Trace:
+    """As a tracker sees it, which is not shown what operators take inside themselves."""
+    return replace(trace, ops=tuple(replace(op, workspace=0) for op in trace.ops))
+
+
 @each_case
 def test_a_step_is_a_valid_trace_with_the_peak_that_was_there(case: Case) -> None:
     trace, peak = captured(case)
     check_trace(trace)
-    assert keep_all_peak(trace) == peak
+    assert keep_all_peak(_without_workspaces(trace)) == peak
     workload = warmed_up(case)
     with Tracker() as plain:
         see_state(plain, workload)

@@ -52,7 +52,7 @@ def _network() -> nn.Module:
     layer = lambda: nn.Sequential(  # noqa: E731
         nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Tanh()
     )
-    return nn.Sequential(*[layer() for _ in range(3)])
+    return nn.Sequential(*[layer() for _ in range(4)])
 
 
 def _gradients(network: nn.Module, batch: Tensor) -> dict[str, Any]:

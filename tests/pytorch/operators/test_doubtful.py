@@ -11,7 +11,7 @@ from torch import Tensor
 
 import rekindle
 from rekindle.pytorch.operators import doubt_of, may_differ, operator
-from rekindle.pytorch.operators._doubtful import _ACCUMULATING, _ATOMICS, _TIMED, Doubt
+from rekindle.pytorch.operators._doubtful import ACCUMULATING, ATOMICS, TIMED, Doubt
 from rekindle.pytorch.operators._switches import ON_CUDA
 from tests.pytorch.harsh import Watch
 
@@ -19,17 +19,17 @@ aten = torch.ops.aten
 HERE, THERE = torch.zeros(4), torch.zeros(4, device="meta")
 
 
-@pytest.mark.parametrize("name", sorted(_ATOMICS | _TIMED | _ACCUMULATING.keys()))
+@pytest.mark.parametrize("name", sorted(ATOMICS | TIMED | ACCUMULATING.keys()))
 def test_there_is_such_an_operator(name: str) -> None:
     packet = getattr(aten, name)
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     assert all(doubt_of(schema) is not Doubt.NONE for schema in schemas)
 
 
-@pytest.mark.parametrize("name", sorted(_ACCUMULATING))
+@pytest.mark.parametrize("name", sorted(ACCUMULATING))
 def test_the_position_is_that_of_accumulate(name: str) -> None:
     arguments = getattr(aten, name).default._schema.arguments
-    assert arguments[_ACCUMULATING[name]].name == "accumulate"
+    assert arguments[ACCUMULATING[name]].name == "accumulate"
 
 
 @pytest.fixture

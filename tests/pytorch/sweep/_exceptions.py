@@ -84,7 +84,6 @@ NOTHING_TO_RECOMPUTE = {
 
 _ANY_MODE = "as in any mode"
 _COMPOSED = "its gradient is composed of other operators while any dispatch mode is active"
-_CONJUGATED = "a conjugate is made in memory while any dispatch mode is active"
 _CHUNKED = "other kernels multiply its chunks while any dispatch mode is active"
 
 #: PyTorch itself takes another way while any dispatch mode is active, and a budget is one. The last
@@ -95,17 +94,12 @@ OPINFO: dict[str, Exempt] = {
     "linalg.det": Exempt(_ANY_MODE, "complex128 sample 2 twice", _COMPOSED),
     "linalg.eig": Exempt(_ANY_MODE, "float64 sample 0 twice", _COMPOSED),
     "linalg.eigh": Exempt(_ANY_MODE, "complex128 sample 0 twice", _COMPOSED),
-    "linalg.lstsq": Exempt(_ANY_MODE, "complex128 sample 0", _CONJUGATED),
-    "linalg.lstsq.grad_oriented": Exempt(_ANY_MODE, "complex128 sample 0", _CONJUGATED),
-    "linalg.pinv": Exempt(_ANY_MODE, "complex128 sample 0", _CONJUGATED),
-    "linalg.pinv.singular": Exempt(_ANY_MODE, "complex128 sample 1", _CONJUGATED),
     "linalg.vander": Exempt(_ANY_MODE, "float64 sample 2 twice", _COMPOSED),
     "masked.cumprod": Exempt(_ANY_MODE, "float64 sample 1 twice", _COMPOSED),
     "masked.prod": Exempt(_ANY_MODE, "complex128 sample 13", _COMPOSED),
     "masked_fill": Exempt(_ANY_MODE, "complex128 sample 6", _COMPOSED),
     "matrix_exp": Exempt(_ANY_MODE, "complex128 sample 0 twice", _COMPOSED),
     "ormqr": Exempt(_ANY_MODE, "float64 sample 0", _COMPOSED),
-    "pinverse": Exempt(_ANY_MODE, "complex128 sample 6", _CONJUGATED),
     "prod": Exempt(_ANY_MODE, "float64 sample 4", _COMPOSED),
 }
 MODULES: dict[str, Exempt] = {

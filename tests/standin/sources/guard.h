@@ -49,6 +49,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* e) const override { return !e || static_cast<Event*>(e)->mark->query(); }
   DeviceIndex deviceCount() const noexcept override { return DEVICES; }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
+  bool isStreamCapturing(const Stream&) const override { return capturing; }
   bool queryStream(const Stream& s) const override { return queue_of(s)->idle(); }
   void synchronizeStream(const Stream& s) const override { queue_of(s)->drain(); raise_errors(); }
   void synchronizeEvent(void* e) const override { if (e) { static_cast<Event*>(e)->mark->wait(); raise_errors(); } }

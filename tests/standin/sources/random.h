@@ -17,8 +17,9 @@ struct Position { uint64_t seed = 0, offset = 0; };
 struct Generator final : c10::GeneratorImpl {
   std::shared_ptr<Position> at = std::make_shared<Position>();
   explicit Generator(DeviceIndex d) : GeneratorImpl(Device(DEVICE_TYPE, d), c10::DispatchKeySet(DEVICE_KEY)) {}
-  void set_current_seed(uint64_t s) override { *at = {s, 0}; states_set++; }
-  void set_offset(uint64_t o) override { at->offset = o; states_set++; }
+  void was_set() { if (this == the_default(device().index())) states_set++; }
+  void set_current_seed(uint64_t s) override { *at = {s, 0}; was_set(); }
+  void set_offset(uint64_t o) override { at->offset = o; was_set(); }
   uint64_t get_offset() const override { return at->offset; }
   uint64_t current_seed() const override { return at->seed; }
   uint64_t seed() override { auto s = c10::detail::getNonDeterministicRandom(false); set_current_seed(s); return s; }
@@ -27,7 +28,7 @@ struct Generator final : c10::GeneratorImpl {
     TORCH_CHECK(t.numel() == 16, "RNG state is wrong size");
     memcpy(&at->seed, t.data(), 8);
     memcpy(&at->offset, (const char*)t.data() + 8, 8);
-    if (this == the_default(device().index())) states_set++;
+    was_set();
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     TORCH_CHECK(!capturing, "get_state while a graph is captured");

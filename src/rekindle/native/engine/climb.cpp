@@ -240,7 +240,7 @@ void Engine::run(const Frame& frame, bool held) {
             lent += pair.source->storage->nbytes;
         }
     }
-    make_room(call.nbytes - lent, &call);
+    make_room(call.nbytes - lent + workspace_of(call), &call);
     note(Entry::Kind::compute, call.id, 0, in_place ? 1 : 0);
     performer_.compute(call, in_place);
     if (!call.ran) {

@@ -246,6 +246,9 @@ void Engine::note_call(Entry::Kind kind, const Call& call, bool held) noexcept {
     for (const Overwrite& pair : call.overwrites()) {
         note_event(Entry::Kind::overwrites, pair.output->storage->id, pair.source->storage->id);
     }
+    if (call.has_workspace) {
+        note_event(Entry::Kind::takes, call.id, workspace_of(call));
+    }
     const std::int64_t replayable = call.replayable ? Entry::REPLAYABLE : 0;
     note_event(kind, call.id, call.cost, replayable | (held ? Entry::HELD : 0));
 }

@@ -141,10 +141,11 @@ bool Follower::fits(Storage& storage) {
     if (engine_.budget == UNLIMITED) {
         return true;
     }
-    Bytes over = engine_.memory + call.nbytes - engine_.budget;
+    const Bytes needed = call.nbytes + engine_.workspace_of(call);
+    Bytes over = engine_.memory + needed - engine_.budget;
     if (over > 0) {
         host_.poll();
-        over = engine_.memory + call.nbytes - engine_.budget;
+        over = engine_.memory + needed - engine_.budget;
     }
     return over <= 0 || over <= engine_.spare_beside(call.inputs());
 }

@@ -116,7 +116,8 @@ struct Call : Counted<Call> {
     std::uint16_t n_overwrites = 0;
     bool replayable;
     bool ran = false;
-    bool linked = false;  // its outputs are counted
+    bool linked = false;         // its outputs are counted
+    bool has_workspace = false;  // it takes more while it runs: the performer knows how much
 
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
 

@@ -11,7 +11,7 @@
 namespace rekindle {
 
 // One event or action. A call with inputs, outputs and pairs is told by several: what `reads`,
-// `makes`, `views` and `overwrites` say belongs to the `call` or `admit` that follows.
+// `makes`, `views`, `overwrites` and `takes` say belongs to the `call` or `admit` that follows.
 struct Entry final {
     enum class Kind : std::int64_t {
         // events: `id` is a storage but for calls; `number` as said
@@ -19,6 +19,7 @@ struct Entry final {
         makes,       // number: bytes
         views,       //
         overwrites,  // number: the storage whose memory it takes over
+        takes,       // id: the operator; number: bytes of its workspace, if it has any
         call,        // id: the operator; number: cost; flags
         admit,       // likewise
         use,         // number: which value

@@ -60,6 +60,11 @@ public:
 
     // -- what drivers may ask for ---------------------------------------------------------------
 
+    // What `call` takes beside its outputs while it runs, and gives back.
+    Bytes workspace_of(const Call& call) const noexcept {
+        return call.has_workspace ? performer_.workspace(call) : 0;
+    }
+
     // Lets go until `nbytes` more fit. Throws `NoRoom` when nothing is left to let go.
     void make_room(Bytes nbytes, Call* call = nullptr);
     // Lets go until no more than `nbytes` are in use, or nothing is left to let go.

@@ -2,6 +2,8 @@
 // calls these; each is performed before the next is decided.
 #pragma once
 
+#include "../base/types.h"
+
 namespace rekindle {
 
 struct Call;
@@ -23,6 +25,9 @@ public:
     // The memory of `storage` goes. It may be gone already, and no longer be in the graph. Asks
     // nothing of the engine.
     virtual void free(Storage& storage) = 0;
+
+    // What `call`, which has a workspace, takes beside its outputs while it runs, and gives back.
+    virtual Bytes workspace(const Call& call) const noexcept = 0;
 
     // Nobody refers to it any more: destroy it. Not during an event but at its end.
     virtual void dispose(Storage& storage) noexcept = 0;

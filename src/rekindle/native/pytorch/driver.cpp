@@ -58,7 +58,8 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     std::swap(the_active().driver, driver);
 }
 
-Driver::Driver(Bytes budget) : engine(budget, *this), ordinal(next_ordinal()) {
+Driver::Driver(Bytes budget, c10::Device where, bool assumed)
+    : assumed_(assumed), engine(budget, *this), device(where), ordinal(next_ordinal()) {
     drivers().push_back(this);
 }
 
@@ -75,6 +76,7 @@ Driver::~Driver() {
     }
     gone_.clear();
     unheard_.clear();
+    outside_ = {};
     resizing_ = {};
     emptied_.clear();
     stepped_back_.clear();
@@ -90,10 +92,24 @@ void Driver::make_room(Bytes needed, const char* who) {
     try {
         perform([&] { engine.make_room(needed + in_flight); }, who);
     } catch (const Shortage&) {
-        if (!forget_sources()) {
+        const Bytes before = engine.memory;
+        look_at_all();
+        if (!forget_sources() && engine.memory >= before) {
             throw;
         }
         perform([&] { engine.make_room(needed + in_flight); }, who);
+    }
+}
+
+void Driver::clear(Bytes wanted) {
+    const Bytes most = engine.budget - in_flight - wanted;
+    if (engine.memory <= most) {
+        return;
+    }
+    poll();
+    perform([&] { engine.shrink(most); });
+    if (engine.memory > most && forget_sources()) {
+        perform([&] { engine.shrink(most); });
     }
 }
 
@@ -103,7 +119,23 @@ void Driver::let_go_now() {
 }
 
 void Driver::poll() {
+    look_at_unheard(device.queues());
+    if (device.queues()) {
+        settle();
+        if (!ask_allocator()) {  // something died that still counts
+            look_at_all();
+        }
+    }
+    poll_held();
+}
+
+// About memory whose end nobody tells of, and acts on it.
+void Driver::look_at_all() {
     look_at_unheard();
+    settle();
+}
+
+void Driver::poll_held() {
     for (Record* record = first_held_; record != nullptr;) {
         Record* next = record->held_after;
         if (record->references != 0 && !record->is_held()) {
@@ -112,6 +144,25 @@ void Driver::poll() {
         }
         record = next;
     }
+}
+
+// What was freed while another stream may still read it (`record_stream`) is not among it: it comes
+// back by itself. Returns whether it has given out all that is known of.
+bool Driver::ask_allocator() {
+    if (!outside_) {
+        return true;
+    }
+    const Bytes known = engine.memory - outside_->nbytes;
+    const Bytes beside = device.allocated() - known;
+    engine.resize(*outside_, std::max<Bytes>(0, beside));
+    return beside >= 0;
+}
+
+Bytes Driver::step_of_rescue(Bytes needed) noexcept {
+    const Bytes half = engine.memory / 2;
+    rescues_ = std::min(rescues_ + 1, 30);
+    const Bytes least = std::max<Bytes>(needed, 1);
+    return least > half >> rescues_ ? half : least << rescues_;
 }
 
 void Driver::maybe_held(Record& record) {
@@ -142,38 +193,53 @@ void Driver::collect() {
     }
     deaths.take(dead_addresses_, dead_handles_);
     for (const void* address : dead_addresses_) {
-        Resident* found = table_.find(address);
-        if (found == nullptr) {
-            continue;  // it was evicted
+        if (const Resident* found = table_.find(address)) {  // else it was evicted
+            forget_address(address, *found);
         }
-        if (found->record == nullptr) {
-            uncounted_ += found->nbytes;
-        } else {
-            found->record->address = nullptr;
-            gone_.emplace_back(found->record);
-        }
-        table_.take(address);
     }
     dead_addresses_.clear();
 }
 
-void Driver::look_at_unheard() {
-    std::erase_if(unheard_, [&](const Ref<Storage>& each) {
-        Record& record = record_of(*each);
-        if (record.address != nullptr && !record.home.expired()) {
-            return false;
+// Most of what dies is young: so looking at all of it now and then, and at the youngest where it
+// matters, costs next to nothing.
+void Driver::look_at_unheard(bool youngest) {
+    const std::size_t n = unheard_.size();
+    const std::size_t first = youngest && n > YOUNGEST ? n - YOUNGEST : 0;
+    const auto dead = std::remove_if(
+        unheard_.begin() + static_cast<std::ptrdiff_t>(first),
+        unheard_.end(),
+        [&](const Unheard& each) {
+            if (!each.home.expired()) {
+                return false;
+            }
+            const Resident* found = table_.find(each.address);
+            if (found != nullptr && found->home == each.home._unsafe_get_target()) {
+                forget_address(each.address, *found);
+                heard_late_ = true;
+            }  // else it was evicted
+            return true;
         }
-        if (record.address != nullptr) {
-            table_.take(record.address);
-            record.address = nullptr;
-            gone_.push_back(each);
-        }
-        return true;
-    });
+    );
+    unheard_.erase(dead, unheard_.end());
+    if (first == 0) {
+        look_at_unheard_at_ = unheard_.size() + std::max(YOUNGEST, unheard_.size() / 2);
+    }
+}
+
+// What lived there is dead.
+void Driver::forget_address(const void* address, Resident resident) {
+    if (resident.record == nullptr) {
+        uncounted_ += resident.nbytes;
+    } else {
+        resident.record->address = nullptr;
+        gone_.emplace_back(resident.record);
+    }
+    table_.take(address);
 }
 
 void Driver::settle() {
-    if ((++ticks_ & 63U) == 0) {
+    const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
+    if (now_and_then || unheard_.size() > look_at_unheard_at_) {
         look_at_unheard();
     }
     collect();
@@ -194,6 +260,9 @@ void Driver::settle() {
     gone_.clear();
     if (uncounted_ != 0) {
         engine.account(0, -std::exchange(uncounted_, 0));
+    }
+    if (std::exchange(heard_late_, false)) {
+        ask_allocator();  // which did not count them any more when it was asked before
     }
 }
 
@@ -266,11 +335,15 @@ std::vector<Holder> Driver::holders() {
                 gradient = has ? grad.const_data_ptr() : nullptr;
             }
         }
-        found.push_back({record.nbytes, record.address, flags, record.site(), gradient});
+        const Home home = record.at();
+        const void* memory = home ? home->data_ptr().get() : nullptr;
+        found.push_back({record.nbytes, memory, flags, record.site(), gradient});
     }
     table_.each([&](const void* address, const Resident& resident) {
         if (resident.record == nullptr) {
-            found.push_back({resident.nbytes, address, Holder::COUNTED, "", nullptr});
+            const bool heard = resident.home == nullptr;
+            const void* memory = heard ? address : resident.home->data_ptr().get();
+            found.push_back({resident.nbytes, memory, Holder::COUNTED, "", nullptr});
         }
     });
     return found;
@@ -284,12 +357,21 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 // -- actions --------------------------------------------------------------------------------------
 
 void Driver::vacate(Record& record) {
+    if (device.queues()) {
+        if (const Home home = record.at()) {  // else the program let go of it just now
+            device.keep_until_read(*home);
+        }
+    }
     if (record.address != nullptr) {
         table_.take(record.address);
         record.address = nullptr;
     }
     record.home = no_home();
     record.owned.reset();
+}
+
+Bytes Driver::workspace(const Call& call) const noexcept {
+    return static_cast<const Recipe&>(call).aside->workspace;
 }
 
 void Driver::free(Storage& storage) {
@@ -302,7 +384,26 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
-    homes = run_again(recipe, in_place);
+    const auto again = [&] {
+        device.in_order([&] {
+            homes = run_again(recipe, in_place);
+            for (const Home& home : homes) {
+                device.keep_until_read(*home);
+            }
+        });
+    };
+    if (!device.queues()) {
+        homes = run_again(recipe, in_place);
+    } else {
+        try {
+            again();
+        } catch (const std::exception& error) {
+            if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
+                throw;
+            }
+            rescue(recipe.nbytes, again);
+        }
+    }
     TORCH_CHECK(!now, "interrupted after a replay");
 }
 

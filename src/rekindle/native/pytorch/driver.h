@@ -20,9 +20,12 @@
 #include "../engine/performer.h"
 #include "addresses.h"
 #include "deaths.h"
+#include "device.h"
 #include "memory.h"
 #include "positions.h"
+#include "prices.h"
 #include "recipe.h"
+#include "workspaces.h"
 
 namespace rekindle {
 
@@ -32,6 +35,21 @@ struct Shortage final {
     Bytes memory;
     Bytes budget;
     std::string who;
+};
+
+// The device has no more memory, and nothing is left to evict; what it said.
+struct Full final {
+    std::string said;
+};
+
+// A program that nobody said is on a device is on this one.
+struct Elsewhere final {
+    c10::Device met;
+};
+
+// What one made was evicted, and is asked for while the device writes a graph.
+struct InAGraph final {
+    const char* site;
 };
 
 // Who has memory, for the report and for errors; what they are called is decided in Python.
@@ -53,7 +71,8 @@ struct Holder final {
 
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
-    explicit Driver(Bytes budget);
+    // `assumed`: nobody said that it is `where`; a program that goes elsewhere is stopped.
+    Driver(Bytes budget, c10::Device where, bool assumed);
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;
     Driver(Driver&&) = delete;
@@ -65,6 +84,13 @@ public:
         Record* record = nullptr;
         Bytes nbytes = 0;
         const Facts* maker = nullptr;
+        const c10::StorageImpl* home = nullptr;  // if nobody tells when its memory goes
+    };
+
+    // Memory whose end nobody tells of.
+    struct Unheard final {
+        const void* address;
+        WeakHome home;
     };
 
 private:
@@ -74,8 +100,10 @@ private:
     Addresses<Resident> table_;
     std::vector<const void*> dead_addresses_;
     std::vector<Record*> dead_handles_;
-    std::vector<Ref<Storage>> gone_;     // what lived where memory is gone
-    std::vector<Ref<Storage>> unheard_;  // nobody tells when their memory goes
+    std::vector<Ref<Storage>> gone_;  // what lived where memory is gone
+    std::vector<Unheard> unheard_;    // the youngest last
+    std::size_t look_at_unheard_at_ = YOUNGEST;
+    bool heard_late_ = false;  // of some of them, and nobody has acted on it
     Bytes uncounted_ = 0;
     Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
     Record* last_held_ = nullptr;
@@ -85,9 +113,15 @@ private:
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes, for the time being
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
     Addresses<bool> awaited_;
+    Ref<Storage> outside_;  // what a device's allocator gave out to no operator, or to round blocks
+    std::vector<c10::Device> devices_met_;
+    int rescues_ = 0;  // how often the device had less than the budget says
+    bool assumed_;
 
 public:
     Engine engine;
+    Device device;
+    Prices prices;
     Deaths deaths;
     Positions positions;
     std::int64_t evictions = 0;  // of what somebody may still ask for
@@ -99,12 +133,16 @@ public:
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
     Nanoseconds sample_at = 0;        // clock at which a sample of it is due
-    Bytes in_flight = 0;              // of results of operators that run just now
+    Bytes in_flight = 0;              // of operators that run just now, all that they take
+    int running = 0;                  // how many of them there are
+    std::uint64_t begun = 0;          // and all that ever began
+    Workspaces workspaces;
     bool look_due = false;         // who has memory is to be asked: there is more of it than ever
     bool sample_due = false;       // how much there is, at this clock
     bool owners_due = false;       // somebody is to be told what is in `met`
     std::vector<const void*> met;  // storages that somebody waited for
     bool tell_ranges = false;      // of the profiler, amid the step of an optimizer
+    bool stepping = false;         // amid such a step: workspaces get what room there is
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
 
@@ -118,6 +156,15 @@ public:
     const std::uint64_t ordinal;
 
     // -- storages -------------------------------------------------------------------------------
+
+    // The context begins: what the device's allocator has given out already counts.
+    void open();
+    // Bytes of `home` as far as they are on the device that the budget is for.
+    Bytes counted(const c10::StorageImpl& home);
+    bool counts(const c10::StorageImpl& home);
+
+    // The devices that were met so far.
+    const std::vector<c10::Device>& devices_met() const noexcept { return devices_met_; }
 
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
     // What `call` makes, or what it writes where something else was.
@@ -180,8 +227,8 @@ public:
     // Nothing follows `tensor` from now on, until `follow_again`.
     void step_back(const c10::TensorImpl& tensor);
     void follow_again();
-    // Finds out about memory whose end nobody tells of.
-    void look_at_unheard();
+    // Finds out about memory whose end nobody tells of; not about `youngest` alone.
+    void look_at_unheard(bool youngest = false);
     // What the program carries along from graph to graph is kept, not how it came about.
     void forget_history();
     // What is kept for nothing but to compute again what is there goes; whether anything did.
@@ -194,10 +241,19 @@ public:
 
     // Lets go until `needed` bytes fit, or throws `Shortage`.
     void make_room(Bytes needed, const char* who);
+    // Lets go until `wanted` bytes fit, or until nothing is left to let go.
+    void clear(Bytes wanted);
     // Lets go of all that may be.
     void let_go_now();
-    // Finds out which values the program has let go of; dead ones have told so themselves.
+    // Finds out which values the program has let go of; dead ones have told so themselves, where
+    // somebody tells. Not amid an action.
     void poll();
+    // The device ran out of memory all the same: evicts as much as `needed` bytes, then four times
+    // that, then all, and tries again each time. What an operator needs inside itself, and what
+    // lies in pieces, no budget counts. It would come again at the next operator: each time the
+    // first try evicts twice as much as the last time, up to half.
+    template <class F>
+    void rescue(Bytes needed, F&& again);
     // Takes what is dead out of the table; it is acted on later. Before anything is looked up
     // there.
     void collect();
@@ -205,8 +261,16 @@ public:
     void settle();
 
     void settle_if_needed() {
-        if (deaths.any() || !gone_.empty()) {
+        if (deaths.any() || !gone_.empty() || unheard_.size() > look_at_unheard_at_) {
             settle();
+        }
+    }
+
+    // Memory is about to be more than ever: what died by now does not count.
+    void about_to_peak(Bytes needed) {
+        if (device.queues() && needed > engine.peak - engine.memory) {
+            look_at_unheard(true);
+            settle_if_needed();
         }
     }
 
@@ -222,11 +286,23 @@ public:
 
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
+    Bytes workspace(const Call& call) const noexcept override;
     void dispose(Storage& storage) noexcept override;
     void dispose(Call& call) noexcept override;
 
 private:
+    // Those that were made or met last: most of what dies is among them.
+    static constexpr std::size_t YOUNGEST = 64;
+
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
+    void poll_held();
+    bool ask_allocator();
+    void look_at_all();
+    template <class F>
+    void bring(F&& events);
+    void forget_address(const void* address, Resident resident);
+    Bytes step_of_rescue(Bytes needed) noexcept;
+    void let_home_go(Record& record);
     template <class F>
     void perform(F&& events, const char* who = "");
     Record& known_at(Resident found, c10::StorageImpl& home);
@@ -248,6 +324,29 @@ private:
     unsigned ticks_ = 0;
 };
 
+template <class F>
+void Driver::rescue(Bytes needed, F&& again) {
+    const Bytes before = engine.memory;
+    const Bytes step = step_of_rescue(needed);
+    std::string said;
+    for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
+        ask_allocator();
+        poll_held();
+        perform([&] { engine.shrink(most); });
+        device.empty_cache();
+        try {
+            again();
+            return;
+        } catch (const std::exception& error) {
+            if (!is_full(error)) {
+                throw;
+            }
+            said = said_by(error);
+        }
+    }
+    throw Full{said};
+}
+
 // Tells the engine of `events`, and keeps what it says nothing can bring back any more.
 template <class F>
 void Driver::perform(F&& events, const char* who) {
@@ -267,6 +366,18 @@ void Driver::perform(F&& events, const char* who) {
         own(record_of(*bereft));
     }
     bereft_.clear();
+}
+
+// Likewise, where something may have to be computed again. If what that reads died and nobody told,
+// it begins anew.
+template <class F>
+void Driver::bring(F&& events) {
+    try {
+        perform(events);
+    } catch (const Died&) {
+        look_at_all();
+        perform(events);
+    }
 }
 
 // Within whose budget this process is; null: in none. Any thread may ask, without the lock. One

@@ -58,6 +58,8 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
             facts.opaque = true;
         }
         facts.resizes = facts.resizes || argument.kwarg_only();
+        const bool list = argument.type()->kind() == c10::TypeKind::ListType;
+        facts.starts_anew = facts.starts_anew && !list;  // else it may be amid it
         first = false;
     }
     facts.writes = !first;
@@ -67,6 +69,20 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
     }
     facts.unseen = facts.name.starts_with("c10d::") && facts.name.ends_with("_") && !facts.writes &&
                    !facts.has(Traits::HARMLESS);
+}
+
+// Operators that draw from a buffer of their own have these arguments.
+void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
+    bool own = false;
+    for (std::uint32_t i = 0; i < facts.arguments && i < 64; ++i) {
+        const std::string& name = schema.arguments()[i].name();
+        own = own || name == "dropout_state";
+        if (name == "dropout" || name == "train" || name == "dropout_state") {
+            facts.own_state |= std::uint64_t{1} << i;
+        }
+        facts.device = name == "device" ? static_cast<int>(i) : facts.device;
+    }
+    facts.own_state = own ? facts.own_state : 0;
 }
 
 void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
@@ -107,21 +123,26 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.moves = facts.name.starts_with("aten::set_");
     facts.resizes = facts.moves || facts.name.starts_with("aten::resize");
     read_arguments(facts, schema);
+    read_own_state(facts, schema);
     read_returns(facts, schema);
     facts.marks = facts.name.starts_with("profiler::");
     facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
-    facts.view = facts.view || facts.marks;
+    // What is recomputed is kept for all streams that the program uses, whatever it says here.
+    facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
     facts.product = is_product(facts.name);
+    facts.region = facts.name.starts_with("rekindle_regions");
+    facts.starts_anew = facts.starts_anew && !has_effects(facts.name);
     facts.opaque =
         facts.opaque || has_effects(facts.name) || facts.resizes || facts.has(Traits::OPAQUE);
     facts.differentiated = !facts.name.starts_with("aten::") && !has_effects(facts.name) &&
                            !facts.writes &&
                            (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
-                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU));
+                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU) ||
+                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCUDA));
     return facts;
 }
 

@@ -37,9 +37,16 @@ struct Traits final {
     static constexpr std::uint32_t COLLECTIVE = 1024;  // writes its first argument
     static constexpr std::uint32_t HARMLESS = 2048;    // named like one, and writes nothing
     static constexpr std::uint32_t REDUCED_IN_PLACE = 4096;
+    // Of what may give other bits when it runs again on a device (`_doubtful`).
+    static constexpr std::uint32_t ATOMICS = 8192;
+    static constexpr std::uint32_t ACCUMULATES = 16384;
+    static constexpr std::uint32_t TIMED = 32768;
+    static constexpr std::uint32_t CONJUGATING = 65536;
+    static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
     std::uint32_t flags = 0;
     std::array<int, 3> statistics{-1, -1, -1};
+    int accumulate = -1;  // the position of the argument that says whether it adds
 };
 
 struct Facts final {
@@ -47,7 +54,9 @@ struct Facts final {
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
-    std::uint64_t written = 0;  // which of the first 64 arguments are
+    std::uint64_t written = 0;    // which of the first 64 arguments are
+    std::uint64_t own_state = 0;  // if all of these draw, then from an argument
+    int device = -1;              // the position of the argument that says where the result is
     Traits traits;
     std::uint8_t content = 0;      // of a result until somebody writes to it
     bool view = false;             // returns views only: no memory, no work
@@ -65,13 +74,17 @@ struct Facts final {
     bool product = false;         // of matrices or the like: there is a precision to choose
     bool marks = false;           // a range of the profiler begins or ends
     bool ends = false;            // it ends
+    bool starts_anew = true;      // out of memory it can be called once more
+    bool region = false;          // compiled code, which draws from every generator there is
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };
 
-// A collective that may write nobody knows what is refused.
+// An operator is refused: a collective that may write nobody knows what, or what a dispatch mode or
+// a subclass does with it where those come after the key.
 struct Unseen final {
     const Facts* facts;
+    bool by_python = false;
 };
 
 // The tables as the twin has them. Once, before the first operator.

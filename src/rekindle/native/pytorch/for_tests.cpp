@@ -1,5 +1,7 @@
 #include "for_tests.h"
 
+#include <string_view>
+
 #include "mutex.h"
 #include "positions.h"
 #include "python.h"
@@ -60,6 +62,19 @@ PyObject* again(PyObject* arguments) {
         must(PyList_Append(list.get(), name.get()) == 0);
     }
     return list.give();
+}
+
+PyObject* take_out(PyObject* arguments) {
+    PyObject* capsule;
+    const char* name = nullptr;
+    parse(arguments, "Os", &capsule, &name);
+    const std::string_view what = name;
+    const Locked lock;
+    Device& device = driver_of(capsule).device;
+    device.orders = device.orders && what != "in_order";
+    device.keeps = device.keeps && what != "keep_until_read";
+    device.doubts = device.doubts && what != "may_differ";
+    return nothing();
 }
 
 PyObject* interrupt(PyObject* arguments) {

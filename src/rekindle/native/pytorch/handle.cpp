@@ -43,9 +43,9 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
     if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
         kept_ = tensor;  // no graph of its own, hence no cycle
     }
-    const bool packed = is_plain(impl) && is_plain_object(impl) && in_words(*driver_, [&] {
-                            return pack(impl, is_result_of_newest_node(tensor));
-                        });
+    const bool packed =
+        is_plain(impl) && !driver_->device.is_capturing() && is_plain_object(impl) &&
+        in_words(*driver_, [&] { return pack(impl, is_result_of_newest_node(tensor)); });
     if (!packed) {
         keep_as_it_is(tensor);
     }
@@ -116,6 +116,9 @@ at::Tensor Handle::call_unpack_hook() {
             return elsewhere;
         }
         if (record.replayable || !record.held) {
+            if (!record.resident && driver.device.is_capturing()) {
+                throw InAGraph{record.site()};
+            }
             driver.use(record);
         }
         if (kept_.defined()) {

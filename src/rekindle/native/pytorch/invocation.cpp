@@ -7,8 +7,9 @@
 #include <cstring>
 #include <string_view>
 
+#include "device.h"
 #include "parts.h"
-#include "recipe.h"
+#include "switches.h"
 
 namespace rekindle {
 
@@ -81,7 +82,7 @@ void Invocation::take_argument(const c10::IValue& value, std::uint32_t position)
             DEVICE | static_cast<std::int64_t>(device.type()) << 8 |
             static_cast<std::int64_t>(device.index() + 1) << 24
         );
-        opaque = opaque || device.type() != c10::DeviceType::CPU;
+        opaque = opaque || (device.type() != c10::DeviceType::CPU && device.type() != ACCELERATOR);
     } else {
         key.push_back(OTHER);
         opaque = true;
@@ -115,9 +116,11 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
     const c10::IntArrayRef sizes = impl.sizes();
     const c10::IntArrayRef strides = impl.strides();
     const bool asks = sees_requires_grad_ && impl.requires_grad();
+    const bool there = impl.device_type() == ACCELERATOR;
+    const std::int64_t device = there ? impl.device().index() + 1 : 0;
     key.push_back(
         TENSOR | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
-        static_cast<std::int64_t>(impl.is_conj()) << 24 |
+        device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
         static_cast<std::int64_t>(impl.is_neg()) << 25 | static_cast<std::int64_t>(asks) << 26 |
         static_cast<std::int64_t>(sizes.size()) << 32
     );
@@ -128,7 +131,8 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
 
 // A number of Python's: its value is copied, and no memory counted.
 bool Invocation::take_wrapped(const c10::TensorImpl& tensor) {
-    if (tensor.dim() != 0 || !is_plain(tensor) || tensor.is_conj() || tensor.is_neg()) {
+    if (tensor.dim() != 0 || !is_plain(tensor) || !tensor.is_cpu() || tensor.is_conj() ||
+        tensor.is_neg()) {
         return false;
     }
     const void* data = tensor.data();

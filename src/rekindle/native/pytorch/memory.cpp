@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <ATen/ops/clone.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "python.h"
+#include "recipe.h"
 
 namespace rekindle {
 
@@ -30,8 +32,21 @@ bool Record::origin_is_at(const Home& there) const {
            tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
 }
 
+at::Tensor whole_of(const Home& home) {
+    Geometry geometry;
+    geometry.sizes.push_back(static_cast<std::int64_t>(home->nbytes()));
+    geometry.strides.push_back(1);
+    geometry.dtype = caffe2::TypeMeta::Make<std::uint8_t>();
+    return geometry.in(home);
+}
+
 Home copy_of(const Home& home) {
     const std::size_t nbytes = home->nbytes();
+    if (home->device_type() != c10::DeviceType::CPU) {
+        const AsTheFirstTime guard(false);
+        const at::Tensor made = at::clone(whole_of(home));
+        return Home::reclaim_copy(made.storage().unsafeGetStorageImpl());
+    }
     c10::Allocator* allocator = c10::GetCPUAllocator();
     auto made = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true

@@ -2,6 +2,7 @@
 // Twin of rekindle.pytorch.tensors._memory.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
@@ -50,9 +51,10 @@ struct Foreign final {
 };
 
 struct Record final : Storage {
-    Record(Graph& graph, StorageId number, Bytes size) : Storage(graph, number, size) {}
+    Record(Graph& graph, StorageId number, Bytes counted) : Storage(graph, number, counted) {}
 
-    const void* address = nullptr;    // of its memory; null without
+    Bytes size = 0;  // of its memory, wherever that is: on another device it does not count
+    const void* address = nullptr;    // by which it is found; null without memory
     Home owned;                       // null: the program alone keeps it, or it is evicted
     WeakHome home = no_home();        // where it lives, whoever keeps it
     WeakTensor origin = no_tensor();  // a tensor of the program that has that version counter
@@ -83,6 +85,16 @@ inline Record& record_of(Storage& storage) noexcept {
     return static_cast<Record&>(storage);
 }
 
+// By which the table knows the memory in `home`; null: there is none. On the CPU that of the memory
+// itself, which several storages may share; on a device, where nobody tells when memory goes, that
+// of the storage, which nothing else can have while somebody refers to it weakly.
+inline const void* address_of(const c10::StorageImpl& home) noexcept {
+    const void* memory = home.data_ptr().get();
+    return memory == nullptr || home.device_type() == c10::DeviceType::CPU ? memory : &home;
+}
+
+// The bytes of `home` as a tensor.
+at::Tensor whole_of(const Home& home);
 // The same bytes in memory of its own.
 Home copy_of(const Home& home);
 // Of all bytes.

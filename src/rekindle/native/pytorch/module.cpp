@@ -8,6 +8,7 @@
 
 #include "around_steps.h"
 #include "conversions.h"
+#include "counting.h"
 #include "driver.h"
 #include "for_tests.h"
 #include "proxy.h"
@@ -41,12 +42,13 @@ PyObject* start(PyObject* arguments) {
         auto& [mean, variance, training] = made.statistics;
         parse(
             PySequence_Fast_GET_ITEM(each_trait.get(), i),
-            "sIiii",
+            "sIiiii",
             &name,
             &made.flags,
             &mean,
             &variance,
-            &training
+            &training,
+            &made.accumulate
         );
         rekindle::learn_traits(name, made);
     }
@@ -84,12 +86,18 @@ PyObject* learn_traits(PyObject* arguments) {
     return nothing();
 }
 
-// new(budget) -> driver; a negative budget is none
+// new(budget, device, assumed) -> driver; a negative budget is none
 PyObject* make(PyObject* arguments) {
     long long budget = 0;
-    parse(arguments, "L", &budget);
+    const char* device = nullptr;
+    int assumed = 0;
+    parse(arguments, "Lsp", &budget, &device, &assumed);
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
-    auto driver = c10::make_intrusive<Driver>(most);
+    auto driver = c10::make_intrusive<Driver>(most, c10::Device(device), assumed != 0);
+    {
+        const Locked lock;
+        driver->open();
+    }
     Driver* made = driver.get();
     Object capsule(PyCapsule_New(made, rekindle::DRIVER, &rekindle::release_driver));
     static_cast<void>(driver.release());
@@ -154,6 +162,19 @@ PyObject* numbers(PyObject* arguments) {
         static_cast<Py_ssize_t>(driver.alive()),
         static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
     );
+}
+
+// devices_met(driver) -> what they are called
+PyObject* devices_met(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const c10::Device& each : driver_of(capsule).devices_met()) {
+        const Object name(PyUnicode_FromString(each.str().c_str()));
+        must(PyList_Append(list.get(), name.get()) == 0);
+    }
+    return list.give();
 }
 
 // set_peak(driver, bytes)
@@ -270,7 +291,7 @@ PyObject* about_to_resize(PyObject* arguments) {
     const bool known = rekindle::in_words(driver, [&] {
         const Locked lock;
         driver.settle();
-        return home->device_type() == c10::DeviceType::CPU && driver.about_to_resize(*home, bytes);
+        return driver.about_to_resize(*home, bytes);
     });
     return PyBool_FromLong(known ? 1 : 0);
 }
@@ -284,9 +305,7 @@ PyObject* give_away(PyObject* arguments) {
     auto* home = reinterpret_cast<c10::StorageImpl*>(address);
     rekindle::in_words(driver, [&] {
         const Locked lock;
-        if (home->device_type() == c10::DeviceType::CPU) {
-            driver.give_away(*home);
-        }
+        driver.give_away(*home);
     });
     return nothing();
 }
@@ -353,6 +372,33 @@ PyObject* forked(PyObject* /*arguments*/) {
     return nothing();
 }
 
+// count_allocations(on): of the CPU's allocator, for what operators take inside themselves
+PyObject* count_allocations(PyObject* arguments) {
+    int on = 0;
+    parse(arguments, "p", &on);
+    rekindle::count_allocations(on != 0);
+    return nothing();
+}
+
+// watch() -> bytes that the CPU's allocator has given out, or None where nobody counts them; the
+// most is looked for from now on
+PyObject* watch(PyObject* /*arguments*/) {
+    if (!rekindle::allocations_are_counted()) {
+        return nothing();
+    }
+    rekindle::watch_allocations();
+    return PyLong_FromLongLong(rekindle::allocated_now());
+}
+
+// watched() -> bytes that it has given out, and the most since `watch`
+PyObject* watched(PyObject* /*arguments*/) {
+    return Py_BuildValue(
+        "LL",
+        static_cast<long long>(rekindle::allocated_now()),
+        static_cast<long long>(rekindle::allocated_at_most())
+    );
+}
+
 // -- the module -----------------------------------------------------------------------------------
 
 // No exception crosses C.
@@ -388,11 +434,13 @@ PyMethodDef methods[] = {
     method<enter>("enter"),
     method<leave>("leave"),
     method<numbers>("numbers"),
+    method<devices_met>("devices_met"),
     method<set_peak>("set_peak"),
     method<look_above>("look_above"),
     method<rekindle::sample_at>("sample_at"),
     method<rekindle::set_budget>("set_budget"),
     method<rekindle::tell_ranges>("tell_ranges"),
+    method<rekindle::stepping>("stepping"),
     method<rekindle::await>("await_"),
     method<rekindle::met>("met"),
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
@@ -416,10 +464,14 @@ PyMethodDef methods[] = {
     method<rekindle::longest_chain>("longest_chain"),
     method<rekindle::count_again>("count_again"),
     method<rekindle::again>("again"),
+    method<rekindle::take_out>("take_out"),
     method<rekindle::interrupt>("interrupt"),
     method<rekindle::fix_costs>("fix_costs"),
     method<rekindle::open_journal>("open_journal"),
     method<rekindle::journal>("journal"),
+    method<count_allocations>("count_allocations"),
+    method<watch>("watch"),
+    method<watched>("watched"),
     method<forked>("forked"),
     {nullptr, nullptr, 0, nullptr},
 };

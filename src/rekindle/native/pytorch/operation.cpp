@@ -4,7 +4,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "parts.h"
@@ -14,21 +13,13 @@
 
 namespace rekindle {
 
-namespace {
-
-Nanoseconds now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
-}  // namespace
-
 void Operation::run() {
+    driver_.device.see();
     driver_.settle_if_needed();
     invocation_.take(stack_);
     invocation_.signature = signature_of(op_, invocation_, stack_);
     recording_ = (c10::GradMode::is_enabled() || facts_.differentiated) && !invocation_.opaque &&
-                 !facts_.opaque && driver_.never_recompute == 0;
+                 !facts_.opaque && driver_.never_recompute == 0 && !may_differ();
     if (driver_.let_go_of_everything) {
         driver_.let_go_now();
     }
@@ -49,7 +40,7 @@ void Operation::run() {
     make_room();
     draw();
     own_inputs();
-    call(needed_);
+    call();
     register_results();
     if (!facts_.writes) {
         make_good();
@@ -96,10 +87,12 @@ bool Operation::may_only_count() {
 
 void Operation::only_count() {
     needed_ = invocation_.signature->needed;
-    if (needed_ > driver_.engine.budget - driver_.engine.memory - driver_.in_flight) {
-        driver_.make_room(needed_, facts_.name.c_str());
+    inside_ = driver_.stepping ? 0 : invocation_.signature->workspace;
+    if (!fits()) {
+        driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }
-    call(needed_);
+    draw();
+    call();
     Bytes made = 0;
     if (!facts_.returns_written) {
         each_memory(
@@ -153,7 +146,7 @@ void Operation::look_twice(std::uint32_t position) {
     const bool written = is_written(position);
     const bool reads = !written || !facts_.has(Traits::OVERWRITING);
     const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
-                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.nbytes;
+                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
     if ((record.flags & UNWRITTEN) != 0 && (reads || !covers)) {
         driver_.seal(record);
     } else if ((record.flags & ZEROED) != 0 && !written) {
@@ -188,7 +181,7 @@ void Operation::predict() {
     if (needed_ < 0) {
         lock_.unlock();
         const auto given = torch::jit::last(stack_, facts_.arguments);
-        needed_ = invocation_.signature->predict(given, invocation_.extras);
+        needed_ = invocation_.signature->predict(given, invocation_.extras, driver_.device);
         lock_.lock();
         driver_.collect();
         if (facts_.dynamic) {  // never learned, but the bound stays
@@ -204,6 +197,9 @@ void Operation::predict() {
 // Puts copies in the place of what others may write, or says that the results are to be kept
 // instead: whichever keeps fewer bytes. Weights are too large to copy: they have a checksum (R4).
 bool Operation::take_private_inputs() {
+    if (driver_.device.queues()) {
+        return false;  // a copy into the buffer may still be under way
+    }
     c10::SmallVector<Record*, 2> copied;
     Bytes more = 0;
     Bytes kept = needed_;
@@ -241,28 +237,68 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-void Operation::make_room() {
-    if (needed_ <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight) {
-        return;
-    }
-    if (facts_.dynamic) {
-        const auto given = torch::jit::last(stack_, facts_.arguments);
-        driver_.make_room(COUNT_BYTES, facts_.name.c_str());
-        needed_ = std::min(needed_, bytes_of_dynamic(facts_, given));
-    }
-    driver_.make_room(needed_, facts_.name.c_str());
+bool Operation::fits() const {
+    return needed_ + inside_ <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight;
 }
 
-void Operation::draw() {  // R5
-    if (!facts_.random || !recording_) {
+void Operation::make_room() {
+    const Signature& signature = *invocation_.signature;
+    inside_ = driver_.stepping ? 0 : signature.workspace;
+    driver_.about_to_peak(needed_);
+    if (!fits()) {
+        if (facts_.dynamic) {
+            const auto given = torch::jit::last(stack_, facts_.arguments);
+            driver_.make_room(COUNT_BYTES, facts_.name.c_str());
+            needed_ = std::min(needed_, bytes_of_dynamic(facts_, given));
+        }
+        driver_.make_room(needed_ + inside_, facts_.name.c_str());
+    }
+    if (signature.watched == 0 && !signature.priced && Watched::possible(driver_.device)) {
+        driver_.clear(needed_ + driver_.workspaces.guess(signature));
+    }
+}
+
+// From where it draws, and where that stood (R5). On a device also for another try.
+void Operation::draw() {
+    if (!facts_.random || !(recording_ || driver_.device.queues())) {
         return;
     }
-    const at::Generator generator = generator_of(invocation_.extras);
-    if (generator.defined()) {
-        random_ = driver_.positions.note(generator);
+    Generators drawn;
+    if (const at::Generator given = given_generator(invocation_.extras); given.defined()) {
+        drawn.push_back(given);
+    } else if (facts_.region) {
+        drawn.push_back(default_generator(c10::DeviceType::CPU));
+        if (driver_.device.queues()) {
+            drawn.push_back(default_generator(driver_.device.which()));
+        }
     } else {
-        recording_ = false;
+        drawn.push_back(default_generator(where()));
     }
+    for (const at::Generator& generator : drawn) {
+        if (is_known(generator)) {
+            random_.push_back(driver_.positions.note(generator));
+        } else {
+            recording_ = false;
+        }
+    }
+}
+
+// Where results are made: where that is asked for, else with the arguments. A number on the CPU may
+// stand beside tensors of a device.
+c10::Device Operation::where() const {
+    if (facts_.device >= 0) {
+        const auto given = torch::jit::last(stack_, facts_.arguments);
+        const c10::IValue& asked_for = given[static_cast<std::size_t>(facts_.device)];
+        if (asked_for.isDevice()) {
+            return asked_for.toDevice();
+        }
+    }
+    for (const c10::TensorImpl* tensor : invocation_.tensors) {
+        if (!tensor->is_cpu()) {
+            return tensor->device();
+        }
+    }
+    return c10::DeviceType::CPU;
 }
 
 // Sources must stay at all, and those who hold them may let go while the operator runs.
@@ -276,46 +312,6 @@ void Operation::own_inputs() {
             driver_.own(record);
             owned_here_.push_back(&record);
         }
-    }
-}
-
-// -- while it runs --------------------------------------------------------------------------------
-
-void Operation::call(Bytes in_flight) {
-    driver_.in_flight += in_flight;
-    lock_.unlock();
-    try {
-        redispatch();
-    } catch (...) {
-        lock_.lock();
-        driver_.in_flight -= in_flight;
-        driver_.collect();
-        interrupted();
-        throw;
-    }
-    lock_.lock();
-    driver_.in_flight -= in_flight;
-    driver_.collect();
-}
-
-void Operation::redispatch() {
-    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-    if (invocation_.signature->priced) {
-        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
-        return;
-    }
-    const Nanoseconds started = now_ns();
-    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
-    invocation_.signature->sample(now_ns() - started);
-}
-
-// A part of it happened, maybe: what is there is what counts.
-void Operation::interrupted() {
-    if (!inputs_.empty() && !invocation_.written.empty()) {
-        written_over(false);
-    }
-    for (Record* record : owned_here_) {
-        driver_.disown(*record);
     }
 }
 
@@ -342,7 +338,7 @@ void Operation::register_results() {
                     parts.push_back(tensor);  // until it is registered
                 }
                 foreign = foreign || !home->resizable();
-                nbytes += static_cast<Bytes>(home->nbytes());
+                nbytes += driver_.counted(*home);
             }
         }
     );
@@ -398,7 +394,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         link(call, !invocation_.written.empty());
     }
     for (const Made& each : made) {
-        Record& record = driver_.new_storage(call, static_cast<Bytes>(each.home->nbytes()));
+        Record& record = driver_.new_storage(call, driver_.counted(*each.home));
         record.maker = &facts_;
         record.flags = facts_.content;
         driver_.remember(record, *each.tensor);
@@ -468,9 +464,12 @@ bool Operation::written_over(bool recording) {
 // What a recipe reads must stay what it is. `statistics`: what was written is left out (R6).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = invocation_.signature;
+    call.has_workspace = invocation_.signature->workspace != 0;
     call.grad_mode = c10::GradMode::is_enabled();
-    if (random_ || !invocation_.extras.empty() || !invocation_.written.empty()) {
+    if (!random_.empty() || !invocation_.extras.empty() || !invocation_.written.empty() ||
+        call.has_workspace) {
         call.aside = std::make_unique<Recipe::Aside>();
+        call.aside->workspace = invocation_.signature->workspace;
         call.aside->random = std::move(random_);
         call.aside->extras.assign(invocation_.extras.begin(), invocation_.extras.end());
         call.aside->statistics = statistics;

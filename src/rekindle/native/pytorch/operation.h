@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 
@@ -34,6 +35,7 @@ public:
           keys_(keys),
           stack_(stack),
           lock_(lock),
+          below_(stack.size() - facts.arguments),
           invocation_(facts) {}
 
     Operation(const Operation&) = delete;
@@ -59,13 +61,19 @@ private:
     void keep_indices();
     void save_what_is_overwritten();
     void predict();
+    bool fits() const;
     bool take_private_inputs();
     void make_room();
     void make_good();
     void draw();
+    c10::Device where() const;
     void own_inputs();
-    void call(Bytes in_flight);
+    void call();
+    void ended();
+    bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
+    void priced_by_events();
+    bool may_differ() const;
     void interrupted();
     void register_results();
     bool has_moved(const c10::StorageImpl& home);
@@ -84,14 +92,16 @@ private:
     const c10::DispatchKeySet keys_;
     torch::jit::Stack& stack_;
     Locked& lock_;
+    const std::size_t below_;  // how much is on the stack beside the arguments
     Invocation invocation_;
     c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensors; null: without memory
     c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
     c10::SmallVector<Home, 1> private_;         // copies of what others may write
     bool recording_ = false;
     bool foreign_ = false;  // an input is where others may write
-    Bytes needed_ = 0;
-    std::unique_ptr<Position> random_;
+    Bytes needed_ = 0;      // for what it makes
+    Bytes inside_ = 0;      // and beside that while it runs
+    Noted random_;
 };
 
 }  // namespace rekindle

@@ -24,16 +24,16 @@ Parts parts_of(const at::Tensor& tensor) {
     if (keys.has(c10::DispatchKey::Python)) {
         return made;  // whatever its layout says
     }
-    if (keys.has(c10::DispatchKey::SparseCPU)) {
+    if (keys.has(c10::DispatchKey::Sparse)) {
         const auto& sparse = static_cast<const at::SparseTensorImpl&>(impl);
         add(sparse.indices());
         add(sparse.values());
-    } else if (keys.has(c10::DispatchKey::SparseCsrCPU)) {
+    } else if (keys.has(c10::DispatchKey::SparseCsr)) {
         const auto& compressed = static_cast<const at::SparseCsrTensorImpl&>(impl);
         add(compressed.compressed_indices());
         add(compressed.plain_indices());
         add(compressed.values());
-    } else if (keys.has(c10::DispatchKey::NestedTensorCPU)) {
+    } else if (keys.has(c10::DispatchKey::NestedTensor)) {
         add(static_cast<const at::native::NestedTensorImpl&>(impl).get_unsafe_storage_as_tensor());
     }
     return made;
@@ -43,8 +43,7 @@ Bytes largest_padded(std::span<const c10::IValue> given) {
     const AsTheFirstTime guard(false);
     Bytes most = 0;
     for (const c10::IValue& value : given) {
-        if (!value.isTensor() ||
-            !value.toTensor().key_set().has(c10::DispatchKey::NestedTensorCPU)) {
+        if (!value.isTensor() || !value.toTensor().key_set().has(c10::DispatchKey::NestedTensor)) {
             continue;
         }
         const auto& nested = static_cast<const at::native::NestedTensorImpl&>(

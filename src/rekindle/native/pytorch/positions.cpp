@@ -42,11 +42,20 @@ Position::Position(const Random& there, c10::intrusive_ptr<Start> start, int tur
     bytes_kept.fetch_add(sizeof(Position), std::memory_order_relaxed);
 }
 
+Position::Position(const at::Generator& generator, const Drawn& there)
+    : generator_(generator), drawn_(there) {
+    bytes_kept.fetch_add(sizeof(Position), std::memory_order_relaxed);
+}
+
 Position::~Position() {
     bytes_kept.fetch_sub(sizeof(Position), std::memory_order_relaxed);
 }
 
 void Position::restore() const {
+    if (on_device() != nullptr) {
+        drawn_.restore(generator_);
+        return;
+    }
     Words words = start_->words;
     for (int i = 0; i < turns_; ++i) {
         turn(words);
@@ -55,6 +64,9 @@ void Position::restore() const {
 }
 
 std::unique_ptr<Position> Positions::note(const at::Generator& generator) {
+    if (!generator.device().is_cpu()) {
+        return std::make_unique<Position>(generator, Drawn::of(generator));
+    }
     const Random there(generator);
     if (!start_ || (there.words() != now_ && !reach(there.words()))) {
         start_ = c10::make_intrusive<Start>(there.words());

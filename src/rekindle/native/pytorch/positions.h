@@ -27,6 +27,8 @@ struct Start final : c10::intrusive_ptr_target {
 class Position final {
 public:
     Position(const Random& there, c10::intrusive_ptr<Start> start, int turns);
+    // Of a device's.
+    Position(const at::Generator& generator, const Drawn& there);
     Position(const Position&) = delete;
     Position& operator=(const Position&) = delete;
     Position(Position&&) = delete;
@@ -38,12 +40,19 @@ public:
     // Puts the generator back there.
     void restore() const;
 
+    // Null: it is the CPU's.
+    const Drawn* on_device() const noexcept { return start_ ? nullptr : &drawn_; }
+
 private:
     const at::Generator generator_;
-    const Around around_;
-    const c10::intrusive_ptr<Start> start_;  // shared with others
-    const int turns_;                        // from there on
+    const Around around_{};
+    const c10::intrusive_ptr<Start> start_;  // shared with others; null: of a device
+    const int turns_ = 0;                    // from there on
+    const Drawn drawn_{};
 };
+
+// Of all generators that a call draws from, before it.
+using Noted = c10::SmallVector<std::unique_ptr<Position>, 1>;
 
 // Where generators stood when a program drew from them, one operator after the other.
 class Positions final {

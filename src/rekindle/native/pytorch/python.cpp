@@ -88,6 +88,19 @@ bool is_parameter_object(const c10::TensorImpl& tensor) noexcept {
     return object != nullptr && PyType_IsSubtype(Py_TYPE(object), python().parameter) != 0;
 }
 
+bool is_out_of_memory(const std::exception& error) {
+    const auto* raised = dynamic_cast<const python_error*>(&error);
+    if (raised == nullptr || raised->type == nullptr) {
+        return false;
+    }
+    const Gil gil;
+    PyObject* full = PyObject_GetAttrString(python().answers, "full");
+    const bool matches = full != nullptr && PyErr_GivenExceptionMatches(raised->type, full) != 0;
+    Py_XDECREF(full);
+    PyErr_Clear();
+    return matches;
+}
+
 at::Tensor detached(const at::Tensor& tensor) {
     if (is_plain_object(*tensor.unsafeGetTensorImpl())) {
         return tensor.detach();
@@ -224,8 +237,21 @@ void raise(Driver& /*driver*/, const ForeignInput& change) {
     raise_what("foreign_input", "s", change.site);
 }
 
-void raise(Driver& /*driver*/, const Unseen& collective) {
-    raise_what("unseen_collective", "s", collective.facts->name.c_str());
+void raise(Driver& driver, const Full& device) {
+    raise_what("device_full", "ns", driver.number(), device.said.c_str());
+}
+
+void raise(Driver& driver, const Elsewhere& device) {
+    raise_what("met_elsewhere", "ns", driver.number(), device.met.str().c_str());
+}
+
+void raise(Driver& /*driver*/, const InAGraph& value) {
+    raise_what("recomputed_in_a_graph", "s", value.site);
+}
+
+void raise(Driver& /*driver*/, const Unseen& unseen) {
+    const char* what = unseen.by_python ? "unseen_by_python" : "unseen_collective";
+    raise_what(what, "s", unseen.facts->name.c_str());
 }
 
 }  // namespace rekindle

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <exception>
 #include <utility>
 
 #include "driver.h"
@@ -35,6 +36,8 @@ void meet_python(_object* answers, _object* tensor, _object* parameter);
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
 // Whether Python sees a `Parameter` in it, or something derived from that.
 bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
+// Whether it is Python's own word for that.
+bool is_out_of_memory(const std::exception& error);
 // `tensor.detach()` as Python does it: a subclass stays one.
 at::Tensor detached(const at::Tensor& tensor);
 // Who has memory now, at a new peak: Python writes it down.
@@ -70,7 +73,10 @@ bool has_attributes(const c10::TensorImpl& tensor);
 [[noreturn]] void raise(Driver& driver, const ResizedInput& change);
 [[noreturn]] void raise(Driver& driver, const ModifiedInput& change);
 [[noreturn]] void raise(Driver& driver, const ForeignInput& change);
-[[noreturn]] void raise(Driver& driver, const Unseen& collective);
+[[noreturn]] void raise(Driver& driver, const Unseen& unseen);
+[[noreturn]] void raise(Driver& driver, const Full& device);
+[[noreturn]] void raise(Driver& driver, const Elsewhere& device);
+[[noreturn]] void raise(Driver& driver, const InAGraph& value);
 
 // Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
 template <class F>
@@ -88,6 +94,12 @@ auto in_words(Driver& driver, F&& f) {
     } catch (const ForeignInput& error) {
         raise(driver, error);
     } catch (const Unseen& error) {
+        raise(driver, error);
+    } catch (const Full& error) {
+        raise(driver, error);
+    } catch (const Elsewhere& error) {
+        raise(driver, error);
+    } catch (const InAGraph& error) {
         raise(driver, error);
     }
 }

@@ -1,8 +1,11 @@
 #include "random.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/ivalue.h>
 
 #include <mutex>
+
+#include "device.h"
 
 namespace rekindle {
 
@@ -38,14 +41,44 @@ void Random::restore() const {
     impl.set_next_double_normal_sample(next_double_);
 }
 
-at::Generator generator_of(std::span<const c10::IValue> extras) {
+Drawn Drawn::of(const at::Generator& generator) {
+    const std::lock_guard<std::mutex> guard(generator.getIntrusivePtr()->mutex_);
+    return {generator.current_seed(), generator.get_offset()};
+}
+
+void Drawn::restore(at::Generator generator) const {
+    const std::lock_guard<std::mutex> guard(generator.mutex());
+    generator.set_current_seed(seed);
+    generator.set_offset(offset);
+}
+
+DrawingFrom::DrawingFrom(const at::Generator& generator, const Drawn& there)
+    : generator_(generator), mine_(generator.graphsafe_get_state()) {
+    const at::Generator other = generator.clone();
+    there.restore(other);
+    generator_.graphsafe_set_state(other);
+}
+
+DrawingFrom::~DrawingFrom() {
+    generator_.graphsafe_set_state(mine_);
+}
+
+at::Generator default_generator(c10::Device device) {
+    return at::globalContext().defaultGenerator(device);
+}
+
+at::Generator given_generator(std::span<const c10::IValue> extras) {
     for (const c10::IValue& extra : extras) {
         if (extra.isGenerator()) {
-            const at::Generator given = extra.toGenerator();
-            return given.defined() && given.device().is_cpu() ? given : at::Generator();
+            return extra.toGenerator();
         }
     }
-    return at::detail::getDefaultCPUGenerator();
+    return {};
+}
+
+bool is_known(const at::Generator& generator) noexcept {
+    return generator.defined() &&
+           (generator.device().is_cpu() || generator.device().type() == ACCELERATOR);
 }
 
 }  // namespace rekindle

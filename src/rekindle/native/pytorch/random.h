@@ -3,6 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <optional>
@@ -55,7 +56,40 @@ private:
     std::optional<double> next_double_;
 };
 
-// The generator that a random operator draws from; not defined if it is none of the CPU's.
-at::Generator generator_of(std::span<const c10::IValue> extras);
+// The generator of a device, which is no more than these: where it stood.
+struct Drawn final {
+    std::uint64_t seed;
+    std::uint64_t offset;
+
+    static Drawn of(const at::Generator& generator);
+    // Puts the generator back there, for good.
+    void restore(at::Generator generator) const;
+};
+
+// Until the end a device's generator goes on from `there`; afterwards from where it was. Not by
+// setting its state: each makes the next cuDNN RNN with dropout seed itself anew, from the default
+// generator. Another state put in the place of its own does not.
+class DrawingFrom final {
+public:
+    DrawingFrom(const at::Generator& generator, const Drawn& there);
+    DrawingFrom(const DrawingFrom&) = delete;
+    DrawingFrom& operator=(const DrawingFrom&) = delete;
+    DrawingFrom(DrawingFrom&&) = delete;
+    DrawingFrom& operator=(DrawingFrom&&) = delete;
+    ~DrawingFrom();
+
+private:
+    at::Generator generator_;
+    at::Generator mine_;
+};
+
+using Generators = c10::SmallVector<at::Generator, 1>;
+
+// The default generator of a device.
+at::Generator default_generator(c10::Device device);
+// The generator that is among `extras`; not defined if none is.
+at::Generator given_generator(std::span<const c10::IValue> extras);
+// Whether it is of a kind whose state is known here.
+bool is_known(const at::Generator& generator) noexcept;
 
 }  // namespace rekindle

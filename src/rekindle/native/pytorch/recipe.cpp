@@ -1,16 +1,12 @@
 #include "recipe.h"
 
-#include <ATen/Context.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
-#include <c10/core/DefaultDtype.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <utility>
 
+#include "switches.h"
 #include "versions.h"
 
 namespace rekindle {
@@ -35,10 +31,12 @@ c10::DispatchKeySet excluded() {
 // The memory of a resident input, after making sure that it still is what it was.
 Home input_home(Record& record) {
     Home home = record.at();
-    TORCH_CHECK(home, "a value that should be in memory is not; please report this");
+    if (!home) {
+        throw Died();
+    }
     const auto nbytes = static_cast<Bytes>(home->nbytes());
-    if (nbytes != record.nbytes) {
-        throw ResizedInput{nbytes, record.nbytes};
+    if (nbytes != record.size) {
+        throw ResizedInput{nbytes, record.size};
     }
     if (record.foreign && record.foreign->checksum &&
         *record.foreign->checksum != checksum_of(*home)) {
@@ -55,13 +53,9 @@ at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
     if (recipe.facts->written == 0) {
         return {};
     }
-    at::Tensor made(
-        at::detail::empty_strided_cpu(
-            geometry.sizes, geometry.strides, c10::typeMetaToScalarType(geometry.dtype)
-        )
-    );
-    std::memset(made.mutable_data_ptr(), 0, made.storage().nbytes());
-    return made;
+    const AsTheFirstTime guard(false);
+    const auto options = at::TensorOptions().dtype(geometry.dtype).device(geometry.device);
+    return at::empty_strided(geometry.sizes, geometry.strides, options).zero_();
 }
 
 bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noexcept {
@@ -95,13 +89,17 @@ void make_private(Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
     }
 }
 
-// Puts the generator back afterwards, whatever happens.
+// Puts the generators back afterwards, whatever happens.
 class Drawing final {
 public:
-    explicit Drawing(const Position* random) {
-        if (random != nullptr) {
-            now_.emplace(random->generator());
-            random->restore();
+    explicit Drawing(std::span<const std::unique_ptr<Position>> random) {
+        for (const std::unique_ptr<Position>& each : random) {
+            if (const Drawn* there = each->on_device()) {
+                on_devices_.push_back(std::make_unique<DrawingFrom>(each->generator(), *there));
+            } else {
+                now_.emplace(each->generator());
+                each->restore();
+            }
         }
     }
 
@@ -117,7 +115,8 @@ public:
     }
 
 private:
-    std::optional<Random> now_;
+    std::optional<Random> now_;  // of the CPU's
+    c10::SmallVector<std::unique_ptr<DrawingFrom>, 1> on_devices_;
 };
 
 c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
@@ -131,8 +130,9 @@ c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
         const auto nbytes = next < made.size() ? static_cast<Bytes>(made[next]->nbytes()) : -1;
-        if (nbytes != value->storage->nbytes) {
-            throw ChangedSize{recipe.facts, nbytes, value->storage->nbytes};
+        const Bytes before = record_of(*value->storage).size;
+        if (nbytes != before) {
+            throw ChangedSize{recipe.facts, nbytes, before};
         }
         ++next;
     }
@@ -152,95 +152,6 @@ AsTheFirstTime::AsTheFirstTime(bool grad_mode)
 
 AsTheFirstTime::~AsTheFirstTime() {
     c10::AutogradState::set_tls_state(before_);
-}
-
-// -- switches (twin of rekindle.pytorch.operators._switches) --------------------------------------
-
-namespace {
-
-constexpr std::array PRECISE{
-    std::pair(at::Float32Backend::GENERIC, at::Float32Op::ALL),
-    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::ALL),
-    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL),
-    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::CONV),
-    std::pair(at::Float32Backend::MKLDNN, at::Float32Op::RNN),
-};
-
-bool flushes_denormal() noexcept {
-    const volatile double least = 5e-324;
-    const volatile double one = 1.0;
-    return least * one == 0.0;
-}
-
-void set_switches(std::int64_t word) {
-    at::Context& context = at::globalContext();
-    const auto bit = [&](int position) { return (word >> position & 1) != 0; };
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(word & 0xFF)));
-    context.setUserEnabledMkldnn(bit(8));
-    context.setDeterministicAlgorithms(bit(9), bit(10));
-    context.setDeterministicMkldnn(bit(11));
-    context.setUserEnabledNNPACK(bit(12));
-    context.setAllowFP16ReductionCPU(bit(13));
-    at::Context::setFlushDenormal(bit(14));
-    at::set_num_threads(static_cast<int>(word >> 16 & 0xFFFF));
-}
-
-void set_precision(std::int64_t word) {
-    for (const auto& [backend, op] : PRECISE) {
-        at::globalContext().setFloat32Precision(
-            backend, op, static_cast<at::Float32Precision>(word & 7)
-        );
-        word >>= 3;
-    }
-}
-
-}  // namespace
-
-std::int64_t switches() {
-    at::Context& context = at::globalContext();
-    std::int64_t word = static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & 0xFF;
-    word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
-    word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;
-    word |= static_cast<std::int64_t>(context.deterministicAlgorithmsWarnOnly()) << 10;
-    word |= static_cast<std::int64_t>(context.deterministicMkldnn()) << 11;
-    word |= static_cast<std::int64_t>(context.userEnabledNNPACK()) << 12;
-    word |= static_cast<std::int64_t>(context.allowFP16ReductionCPU()) << 13;
-    word |= static_cast<std::int64_t>(flushes_denormal()) << 14;
-    word |= static_cast<std::int64_t>(at::get_num_threads() & 0xFFFF) << 16;
-    return word;
-}
-
-std::int64_t precision() {
-    std::int64_t word = std::int64_t{1} << 62;  // so that it is not 0
-    int shift = 0;
-    for (const auto& [backend, op] : PRECISE) {
-        const auto found = at::globalContext().float32Precision(backend, op);
-        word |= static_cast<std::int64_t>(found) << shift;
-        shift += 3;
-    }
-    return word;
-}
-
-Switched::Switched(std::int64_t switches_then, std::int64_t precision_then)
-    : now_(switches()),
-      then_(switches_then),
-      precision_now_(precision_then == 0 ? 0 : precision()),
-      precision_then_(precision_then) {
-    if (now_ != then_) {
-        set_switches(then_);
-    }
-    if (precision_now_ != precision_then_) {
-        set_precision(precision_then_);
-    }
-}
-
-Switched::~Switched() {
-    if (now_ != then_) {
-        set_switches(now_);
-    }
-    if (precision_now_ != precision_then_) {
-        set_precision(precision_now_);
-    }
 }
 
 c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {

@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -31,15 +32,19 @@ struct Recipe final : Call {
 
     // What few calls have.
     struct Aside final {
-        std::unique_ptr<Position> random;  // of the generator, before the call
+        Noted random;
         std::vector<c10::IValue> extras;
         std::vector<std::uint32_t> written;  // which of the tensors the operator writes
         bool statistics = false;             // those are left out: they move only once (R6)
+        Bytes workspace = 0;                 // what it takes beside its results while it runs
     };
 
     std::unique_ptr<Aside> aside;
 
-    const Position* random() const noexcept { return aside ? aside->random.get() : nullptr; }
+    std::span<const std::unique_ptr<Position>> random() const noexcept {
+        return aside ? std::span<const std::unique_ptr<Position>>(aside->random)
+                     : std::span<const std::unique_ptr<Position>>();
+    }
 
     std::span<const c10::IValue> extras() const noexcept {
         return aside ? std::span<const c10::IValue>(aside->extras) : std::span<const c10::IValue>();
@@ -74,33 +79,18 @@ private:
     c10::AutogradState before_;
 };
 
-// The program's switches that decide which kernel runs, in one word; part of every signature.
-std::int64_t switches();
-// The precision of products, likewise; part of the signatures of products. Never 0.
-std::int64_t precision();
-
-// Both as they were when the program called, until the end.
-class Switched final {
-public:
-    Switched(std::int64_t switches_then, std::int64_t precision_then);
-    Switched(const Switched&) = delete;
-    Switched& operator=(const Switched&) = delete;
-    Switched(Switched&&) = delete;
-    Switched& operator=(Switched&&) = delete;
-    ~Switched();
-
-private:
-    std::int64_t now_;
-    std::int64_t then_;
-    std::int64_t precision_now_;
-    std::int64_t precision_then_;
-};
-
 // What happened when a call that could be run again was, other than its results.
 struct ChangedSize final {  // it made so many bytes, and before so many
     const Facts* facts;
     Bytes now;
     Bytes before;
+};
+
+// An input is not there any more.
+struct Died final : std::exception {
+    const char* what() const noexcept override {
+        return "a value that should be in memory is not; please report this";
+    }
 };
 
 struct ResizedInput final {  // an input has so many bytes, and had so many

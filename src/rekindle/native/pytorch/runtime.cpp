@@ -57,6 +57,9 @@ void run(
     if (facts.unseen) {
         throw Unseen{&facts};
     }
+    if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
+        throw Unseen{&facts, true};
+    }
     if (facts.composed) {  // its parts come here; so it is in inference mode
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, stack);
@@ -77,7 +80,8 @@ void run(
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::intrusive_ptr<Driver> driver = active();
     // Amid something of ours Python may run what listens to the death of a storage.
-    if (!driver || keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine()) {
+    if (!driver || keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine() ||
+        driver->device.is_capturing()) {
         pass(op, keys, stack);
         return;
     }

@@ -12,6 +12,7 @@
 
 #include "../base/slab.h"
 #include "addresses.h"
+#include "device.h"
 #include "invocation.h"
 #include "parts.h"
 #include "recipe.h"
@@ -29,7 +30,12 @@ constexpr c10::DispatchKeySet PLAIN_KEYS = c10::DispatchKeySet(c10::DispatchKey:
                                            c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
                                            c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
                                            c10::DispatchKeySet(c10::DispatchKey::Negative) |
-                                           c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
+                                           c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
+                                           c10::DispatchKeySet(c10::DispatchKey::CUDA) |
+                                           c10::DispatchKeySet(c10::DispatchKey::AutogradCUDA) |
+                                           c10::DispatchKeySet(c10::DispatchKey::AutocastCUDA);
+constexpr c10::DispatchKeySet QUANTIZED_KEYS = c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU) |
+                                               c10::DispatchKeySet(c10::DispatchKey::QuantizedCUDA);
 
 // Whether the bits of this type are all there is to a number of it.
 bool is_exotic(caffe2::TypeMeta type) noexcept {
@@ -47,15 +53,16 @@ Geometry Geometry::of(const c10::TensorImpl& tensor) {
     made.strides.assign(tensor.strides().begin(), tensor.strides().end());
     made.offset = tensor.storage_offset();
     made.dtype = tensor.dtype();
+    made.device = tensor.device();
     made.conjugate = tensor.is_conj();
     made.negative = tensor.is_neg();
     return made;
 }
 
 at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& home) const {
-    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(home), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype
-    );
+    const bool there = home->device_type() == ACCELERATOR;
+    const c10::DispatchKeySet keys(there ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys, dtype);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(sizes, strides, offset);
     if (conjugate) {
@@ -91,11 +98,10 @@ Bytes Geometry::reach() const noexcept {
 
 bool has_memory(const c10::TensorImpl& tensor) noexcept {
     // First of all: tensors of other kinds, as nested ones, throw when they are asked for more.
-    const std::uint64_t known_keys =
-        PLAIN_KEYS.raw_repr() | c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU).raw_repr();
+    const std::uint64_t known_keys = (PLAIN_KEYS | QUANTIZED_KEYS).raw_repr();
     return (tensor.key_set().raw_repr() & ~known_keys) == 0 && tensor.layout() == c10::kStrided &&
            !tensor.has_symbolic_sizes_strides() && tensor.has_storage() &&
-           tensor.device_type() == c10::DeviceType::CPU;
+           (tensor.device_type() == c10::DeviceType::CPU || tensor.device_type() == ACCELERATOR);
 }
 
 bool is_plain(const c10::TensorImpl& tensor) noexcept {
@@ -254,7 +260,7 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 }  // namespace
 
 Bytes Signature::predict(
-    std::span<const c10::IValue> given, std::span<const c10::IValue> extras
+    std::span<const c10::IValue> given, std::span<const c10::IValue> extras, const Device& device
 ) const {
     if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
         return 0;
@@ -267,7 +273,7 @@ Bytes Signature::predict(
         return most;
     }
     try {
-        return bytes_on_meta(extras);
+        return bytes_on_meta(extras, device);
     } catch (
         const std::exception&
     ) {                         // if the arguments are wrong, the operator itself will say so
@@ -280,14 +286,14 @@ Bytes Signature::predict(
     }
 }
 
-Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras) const {
+Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device& device) const {
     const AsTheFirstTime guard(false);
     std::vector<at::Tensor> metas;
     Addresses<Bytes> known;
     for (const Geometry& geometry : geometries) {
         metas.push_back(meta_of(geometry));
         const c10::StorageImpl* home = metas.back().storage().unsafeGetStorageImpl();
-        known.put(home, static_cast<Bytes>(home->nbytes()));
+        known.put(home, device.rounded(static_cast<Bytes>(home->nbytes())));
     }
     const std::vector<at::Tensor> kept = metas;
     torch::jit::Stack stack;
@@ -302,12 +308,15 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras) const {
         }
         const c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
         const Bytes* before = known.find(home);
-        const auto nbytes = static_cast<Bytes>(home->nbytes());
+        const Bytes nbytes = device.rounded(static_cast<Bytes>(home->nbytes()));
         total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
         element = static_cast<Bytes>(tensor.element_size());
         known.put(home, nbytes);
     });
-    return facts.has(Traits::REDUCED_IN_PLACE) ? std::max(total, element * elements()) : total;
+    if (facts.has(Traits::REDUCED_IN_PLACE)) {
+        return std::max(total, device.rounded(element * elements()));
+    }
+    return total;
 }
 
 // As many as there are before they are summed up.
@@ -325,6 +334,11 @@ void Signature::learn(std::span<const std::uint32_t> positions, Bytes nbytes, bo
         needed = nbytes;
         ordinary = !exotic && !facts.opaque && !facts.has(Traits::STATISTICS);
     }
+}
+
+void Signature::took(Bytes inside) noexcept {
+    workspace = watched > 1 ? std::max(workspace, inside) : inside;
+    ++watched;
 }
 
 void Signature::sample(Nanoseconds elapsed) noexcept {

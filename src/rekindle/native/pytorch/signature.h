@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../base/types.h"
+#include "device.h"
 #include "facts.h"
 
 namespace rekindle {
@@ -29,6 +30,7 @@ struct Geometry final {
     c10::SmallVector<std::int64_t, 5> strides;
     std::int64_t offset = 0;
     caffe2::TypeMeta dtype;
+    c10::Device device{c10::DeviceType::CPU};
     bool conjugate = false;  // what is in memory is the conjugate
     bool negative = false;   // what is in memory has the other sign
     bool requires_grad = false;
@@ -42,9 +44,10 @@ struct Geometry final {
     Bytes reach() const noexcept;
 };
 
-// Whether a tensor has plain memory on the CPU, so that its geometry says all about it.
+// Whether a tensor has plain memory on the CPU or on a device, so that its geometry says all about
+// it.
 bool is_plain(const c10::TensorImpl& tensor) noexcept;
-// Whether it has memory on the CPU, though perhaps of a kind that cannot be rebuilt.
+// Whether it has memory there, though perhaps of a kind that cannot be rebuilt.
 bool has_memory(const c10::TensorImpl& tensor) noexcept;
 
 class Invocation;
@@ -69,14 +72,24 @@ public:
     bool ordinary = false;  // its bytes are known beforehand, and nothing else to look out for
     bool priced = false;
     Nanoseconds cost = 0;
+    // The most that a call had in use beside what it made, at any time while it ran.
+    Bytes workspace = 0;
+    int watched = 0;  // calls of which that is known
 
     // Bytes of what a call will make, from the operator's meta kernel: nothing is computed. Where
     // there is none, or sizes depend on values: a bound. May run Python: without the core's lock.
-    Bytes predict(std::span<const c10::IValue> given, std::span<const c10::IValue> extras) const;
+    Bytes predict(
+        std::span<const c10::IValue> given,
+        std::span<const c10::IValue> extras,
+        const Device& device
+    ) const;
     // Which of the tensors that a call returned are new, and their bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic);
     // Takes one execution into the price: the least of the first three.
     void sample(Nanoseconds elapsed) noexcept;
+    // Takes one execution, which had `inside` bytes in use beside what it made. The first may have
+    // been special, as where cuDNN tries what is fastest: the second one counts anew.
+    void took(Bytes inside) noexcept;
     // The arguments of one call again; a tensor that is not defined is left out as None.
     void arguments(
         torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
@@ -101,7 +114,7 @@ private:
     };
 
     Part part_of(const c10::IValue& value) const;
-    Bytes bytes_on_meta(std::span<const c10::IValue> extras) const;
+    Bytes bytes_on_meta(std::span<const c10::IValue> extras, const Device& device) const;
     std::int64_t elements() const;
 
     std::vector<Part> parts_;

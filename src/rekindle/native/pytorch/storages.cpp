@@ -35,6 +35,34 @@ WeakTensor weak(const c10::TensorImpl& tensor) {
 
 // -- storages -------------------------------------------------------------------------------------
 
+void Driver::open() {
+    if (device.queues()) {
+        Recipe& call = new_call(nullptr, 0, false);
+        const Ref<Call> kept(&call);
+        outside_ = Ref<Storage>(&new_storage(call, device.allocated()));
+        admit(call);
+    }
+}
+
+bool Driver::counts(const c10::StorageImpl& home) {
+    const c10::Device there = home.device();
+    const c10::Device here = device.which();
+    const bool same = there.is_cpu() ? here.is_cpu() : there == here;
+    if (devices_met_.empty() || devices_met_.front() != there) {
+        if (std::find(devices_met_.begin(), devices_met_.end(), there) == devices_met_.end()) {
+            devices_met_.push_back(there);
+        }
+        if (assumed_ && !same && !there.is_cpu()) {
+            throw Elsewhere{there};
+        }
+    }
+    return same;
+}
+
+Bytes Driver::counted(const c10::StorageImpl& home) {
+    return counts(home) ? device.rounded(static_cast<Bytes>(home.nbytes())) : 0;
+}
+
 Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) {
     return recipes_.make(engine.graph, next_op_++, cost, replayable, facts);
 }
@@ -67,7 +95,7 @@ void Driver::note_peak() noexcept {
 }
 
 Driver::Resident* Driver::resident_at(c10::StorageImpl& home) noexcept {
-    const void* address = home._mutable_data_ptr_no_checks().get();
+    const void* address = address_of(home);
     return address == nullptr ? nullptr : table_.find(address);
 }
 
@@ -95,19 +123,23 @@ Record& Driver::known_at(Resident found, c10::StorageImpl& home) {
 }
 
 Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
-    const void* address = home._mutable_data_ptr_no_checks().get();
-    if (address == nullptr || table_.find(address) != nullptr || !watch(home)) {
+    const void* address = address_of(home);
+    const bool on_cpu = home.device_type() == c10::DeviceType::CPU;
+    if (address == nullptr || table_.find(address) != nullptr || (on_cpu && !watch(home))) {
         return 0;  // memory that is not the allocator's becomes a source once somebody reads it
     }
-    const auto nbytes = static_cast<Bytes>(home.nbytes());
-    table_.put(address, Resident{nullptr, nbytes, maker});
+    const Bytes nbytes = counted(home);
+    table_.put(address, Resident{nullptr, nbytes, maker, on_cpu ? nullptr : &home});
+    if (!on_cpu) {
+        unheard_.push_back({address, WeakHome(Home::reclaim_copy(&home))});
+    }
     return nbytes;
 }
 
 Record& Driver::become_source(const Facts* maker, const Home& home, const c10::TensorImpl* tensor) {
     Recipe& call = new_call(maker, 0, false);
     const Ref<Call> kept(&call);
-    Record& made = new_storage(call, static_cast<Bytes>(home->nbytes()));
+    Record& made = new_storage(call, counted(*home));
     made.maker = maker;
     if (tensor != nullptr) {
         describe(made, *tensor);
@@ -124,7 +156,10 @@ Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* 
 }
 
 Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
-    const auto nbytes = static_cast<Bytes>(home.nbytes());
+    const Bytes nbytes = counted(home);
+    if (outside_) {  // it was part of that until now
+        engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
+    }
     if (nbytes > engine.budget - engine.memory) {
         make_room(nbytes, is_weight(tensor) ? "a parameter" : "a tensor of yours");
     }
@@ -155,19 +190,22 @@ void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
 
 void Driver::settle_in(Record& record, const Home& home) {
     collect();  // what lived there before is dead by now, though perhaps nobody knows
-    record.address = home->_mutable_data_ptr_no_checks().get();
+    const bool on_cpu = home->device_type() == c10::DeviceType::CPU;
+    record.address = address_of(*home);
     record.home = WeakHome(home);
-    record.unheard = !watch(*home);
+    record.size = static_cast<Bytes>(home->nbytes());
+    record.unheard = !on_cpu || !watch(*home);
     // What PyTorch did not allocate cannot be resized, nor what it lent to NumPy.
-    if ((record.unheard || !home->resizable()) && !record.foreign) {
+    if (((on_cpu && record.unheard) || !home->resizable()) && !record.foreign) {
         record.foreign = std::make_unique<Foreign>();
     }
     if (record.address == nullptr) {
         return;  // a value of no bytes
     }
-    table_.put(record.address, Resident{&record, record.nbytes, record.maker});
+    const c10::StorageImpl* unheard = record.unheard ? home.get() : nullptr;
+    table_.put(record.address, Resident{&record, record.nbytes, record.maker, unheard});
     if (record.unheard) {
-        unheard_.emplace_back(&record);
+        unheard_.push_back({record.address, record.home});
     }
 }
 
@@ -176,13 +214,12 @@ void Driver::succeed(Record& before, Record& after) {
     after.home = std::exchange(before.home, no_home());
     after.owned = std::exchange(before.owned, Home());
     after.unheard = before.unheard;
+    after.size = before.size;
     after.foreign = std::move(before.foreign);
     after.maker = after.maker == nullptr ? before.maker : after.maker;
     if (after.address != nullptr) {
-        table_.put(after.address, Resident{&after, after.nbytes, after.maker});
-        if (after.unheard) {
-            unheard_.emplace_back(&after);
-        }
+        const auto* unheard = after.unheard ? after.home._unsafe_get_target() : nullptr;
+        table_.put(after.address, Resident{&after, after.nbytes, after.maker, unheard});
     }
     not_held(before);
 }
@@ -191,7 +228,7 @@ void Driver::hand_over(Record& before, Record& after) {
     before.successor = Ref<Storage>(&after);
     after.references += std::exchange(before.references, 0);
     if (after.references == 0) {
-        after.owned.reset();
+        let_home_go(after);
     }
 }
 
@@ -215,12 +252,15 @@ void Driver::use(Record& record) {
     if (!record.resident) {
         poll();
     }
-    perform([&] { engine.use(record.root); });
+    bring([&] { engine.use(record.root); });
     maybe_held(record);
 }
 
 void Driver::pin(Record& record) {
-    perform([&] { engine.pin(record.root); });
+    if (!record.resident) {
+        poll();
+    }
+    bring([&] { engine.pin(record.root); });
     if (record.consumed()) {
         own(record);
     }
@@ -233,7 +273,7 @@ void Driver::seal(Record& record) {
 
 void Driver::forget(Record& record) {
     poll();
-    perform([&] { engine.forget(record); });
+    bring([&] { engine.forget(record); });
 }
 
 void Driver::resized(Record& record) {
@@ -241,14 +281,15 @@ void Driver::resized(Record& record) {
     if (!home) {
         return;
     }
-    const void* address = home->_mutable_data_ptr_no_checks().get();
+    const void* address = address_of(*home);
     if (address != record.address) {
         if (record.address != nullptr) {
             table_.take(record.address);
         }
         settle_in(record, home);
     }
-    engine.resize(record, static_cast<Bytes>(home->nbytes()));
+    record.size = static_cast<Bytes>(home->nbytes());
+    engine.resize(record, counted(*home));
     note_peak();
 }
 
@@ -294,10 +335,10 @@ bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
         return false;
     }
     Record& record = *known;
-    const Bytes more = nbytes - record.nbytes;
+    const Bytes more = nbytes - record.size;
     if (more < 0 && !record.replayable && record.consumed()) {
         forget(record);
-    } else if (more > engine.budget - engine.memory) {
+    } else if (more > engine.budget - engine.memory && counts(home)) {
         make_room(more, "resize_");
     }
     // What is there can still be computed, for what needs it (R3).
@@ -310,7 +351,7 @@ void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
         collect();
         resized(record_of(*record));
-        if (record->nbytes == 0) {
+        if (record_of(*record).size == 0) {
             emptied_.push_back(record);
         }
     }
@@ -338,9 +379,21 @@ void Driver::disown(Record& record) {
     const bool stays = record.pinned || !record.replayable;  // while something is made from it
     const bool needed = record.references != 0 || (record.consumed() && stays);
     if (record.held && !needed) {
-        record.owned.reset();  // the program alone keeps it, or nobody
+        let_home_go(record);  // the program alone keeps it, or nobody
     }
     let_go_of_idle();
+}
+
+// What nobody else keeps is gone; where nobody tells of that, it is known here.
+void Driver::let_home_go(Record& record) {
+    record.owned.reset();
+    if (!record.unheard || record.address == nullptr || !record.home.expired()) {
+        return;
+    }
+    const Resident* found = table_.find(record.address);
+    if (found != nullptr && found->record == &record) {
+        forget_address(record.address, *found);
+    }
 }
 
 void Driver::let_go_of_idle() {
@@ -348,7 +401,7 @@ void Driver::let_go_of_idle() {
         const Ref<Storage> idle = std::move(engine.idle.back());
         engine.idle.pop_back();
         if (idle->references == 0 && !idle->consumed()) {
-            record_of(*idle).owned.reset();
+            let_home_go(record_of(*idle));
         }
     }
 }

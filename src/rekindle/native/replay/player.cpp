@@ -194,8 +194,11 @@ Ref<Call> Player::read_call(std::int64_t& flags, std::vector<Ref<Storage>>& made
     const OpId id = next();
     const Nanoseconds cost = next();
     flags = next();
+    const Bytes workspace = next();
     PlainCall& call = calls_.make(engine_.graph, id, cost, (flags & replayable) != 0);
     const Ref<Call> read(&call);
+    call.workspace = workspace;
+    call.has_workspace = workspace != 0;
     inputs_.clear();
     for (std::int64_t n = next(); n > 0; --n) {
         inputs_.push_back(known(next()).value);

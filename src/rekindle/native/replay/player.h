@@ -17,7 +17,8 @@ namespace rekindle {
 // What a word says comes next, and what follows it. Values and storages are numbered by whoever
 // writes the stream; where an event is about a storage it names one of its values.
 enum class Word : std::int64_t {
-    // operator, cost, flags; count and values read; count and (value, storage, bytes) of what it
+    // operator, cost, flags, workspace; count and values read; count and (value, storage, bytes) of
+    // what it
     // makes, where fewer than no bytes mean a view of the storage of that value; count and (output,
     // source) pairs
     call,
@@ -54,6 +55,8 @@ struct PlainStorage final : Storage {
 
 struct PlainCall final : Call {
     using Call::Call;
+
+    Bytes workspace = 0;
 };
 
 // One run. What happened until an exception is there.
@@ -105,6 +108,11 @@ public:
 
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
+
+    Bytes workspace(const Call& call) const noexcept override {
+        return static_cast<const PlainCall&>(call).workspace;
+    }
+
     void dispose(Storage& storage) noexcept override;
     void dispose(Call& call) noexcept override;
 

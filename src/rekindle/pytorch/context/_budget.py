@@ -36,6 +36,7 @@ from rekindle.pytorch.native import (
     is_seen,
     seen,
     seen_in_thread,
+    workspaces_on_host,
 )
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.online import (
@@ -161,10 +162,11 @@ class budget:
         it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
         `learn`.
 
-    core: "native" runs in C++ what happens for every operator: for the default policy on the CPU,
-        without `record`, `learn`, `swap` and `evict="anything"`. It is compiled on first use, which
-        takes a minute, or before by `rekindle build`. "python" takes 20 to 40 microseconds an
-        operator; "auto" is that for now. `run.report()` says which one ran, and why.
+    core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
+        and on CUDA, without `record`, `learn`, `swap` and `evict="anything"`. It is compiled on
+        first use, which takes a minute, or before by `rekindle build`. "python" takes 20 to 40
+        microseconds an operator; "auto" is that for now. `run.report()` says which one ran, and
+        why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
@@ -255,6 +257,8 @@ class budget:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
         else:
             runtime = Runtime(host.driver(self._budget, chosen))
+        if device.type == "cpu":
+            runtime.driver.workspaces = workspaces_on_host()
         runtime.driver.assumed = given.device is None
         run = Run(runtime.driver, self._budget, policy, core, record=given.record)
         if given.learn and self._budget is not None:
@@ -294,7 +298,8 @@ class budget:
     def _enter_native(self, device: torch.device, core: Chosen) -> Run:
         module = native_core()
         assert module is not None, "a core that was chosen is there"
-        driver: Any = NativeDriver(module, self._budget, device)
+        assumed = self._arguments.device is None
+        driver: Any = NativeDriver(module, self._budget, device, assumed)
         runtime = NativeRuntime(driver)
         run = Run(driver, self._budget, policy_of(self._arguments.policy), core, record=False)
         with ExitStack() as stack:

@@ -11,8 +11,9 @@ import torch
 from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle.policies import Policy, Thrifty, policy_of
+from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.native import core as native_core
-from rekindle.pytorch.native import why_not
+from rekindle.pytorch.native import what_it_misses, why_not
 from rekindle.pytorch.online import device_of
 
 Core = Literal["auto", "native", "python"]
@@ -48,8 +49,12 @@ def chosen_core(
     obstacle = _obstacle(policy, device, needs_python)
     if asked == "auto" and PREFERRED == "python":
         return Chosen(False, "the default for now")
+    if not obstacle and asked == "auto" and is_accelerator(device):
+        obstacle = "the default for now on a device"
     if not obstacle and native_core() is None:
         obstacle = why_not()
+    if not obstacle and asked == "auto":
+        obstacle = what_it_misses()
     if asked == "auto":
         return Chosen(not obstacle, obstacle or "the default")
     if obstacle:
@@ -74,6 +79,6 @@ def _obstacle(policy: Policy, device: torch.device, needs_python: Mapping[str, b
             return f"it does not do {option}"
     if type(policy) is not Thrifty:
         return f"it knows no policy but Thrifty(), and {policy!r} is asked for"
-    if device.type != "cpu":
-        return f"it works on the CPU, and the budget is for {device.type}"
+    if device.type != "cpu" and not is_accelerator(device):
+        return f"it works on the CPU and on CUDA, and the budget is for {device.type}"
     return ""

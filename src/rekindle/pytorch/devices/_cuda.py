@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +96,30 @@ def allocated(device: torch.device) -> Bytes:
     comes back by itself, and evicting for it ended programs that run well without.
     """
     return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
+
+
+class GivenOut(NamedTuple):
+    """What the allocator says of the bytes that it gives out, to whomever."""
+
+    current: Bytes
+    peak: Bytes  #: the most at once, since the program last began to count anew
+    returned: Bytes  #: all that ever came back
+
+
+def given_out(device: torch.device) -> GivenOut:
+    """What it says now. Changes nothing: the peak is the program's to reset."""
+    figures = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+    return GivenOut(figures["current"], figures["peak"], figures["freed"])
+
+
+#: The allocator gives out no less, and multiples of it. Of large blocks it may give out more, up to
+#: a MiB that would be of no use by itself: that is not known before.
+GRAIN: Final = 512
+
+
+def rounded(nbytes: Bytes, device: torch.device) -> Bytes:
+    """What a tensor's memory of `nbytes` takes there."""
+    return -(-nbytes // GRAIN) * GRAIN if is_accelerator(device) else nbytes
 
 
 def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:

@@ -2,10 +2,12 @@
 
 from rekindle.pytorch.native._core import core as core
 from rekindle.pytorch.native._core import ship_native_core as ship_native_core
+from rekindle.pytorch.native._core import what_it_misses as what_it_misses
 from rekindle.pytorch.native._core import why_no_native_core as why_no_native_core
 from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
 from rekindle.pytorch.native._higher import is_seen as is_seen
+from rekindle.pytorch.native._meter import workspaces_on_host as workspaces_on_host
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any, final
 from weakref import WeakValueDictionary
 
+import torch
+
 from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import NoRoom
 from rekindle.pytorch.native._higher import shown_name
-from rekindle.pytorch.online import leaves, out_of_budget
+from rekindle.pytorch.online import (
+    leaves,
+    out_of_budget,
+    out_of_memory,
+    recomputed_in_a_graph,
+    same_device,
+)
 from rekindle.pytorch.operators import (
     changed_size,
     foreign_input,
@@ -25,6 +33,8 @@ drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 @final
 class Answers:
     """Its methods are called from any thread, without the core's lock. Errors are returned."""
+
+    full = torch.OutOfMemoryError  #: what Python says where a device has no more memory
 
     def out_of_budget(
         self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
@@ -48,6 +58,23 @@ class Answers:
         driver.refused = (driver.operators_run, str(error), dict(vars(error)))
         return error
 
+    def device_full(self, number: int, said: str) -> torch.OutOfMemoryError:
+        error = torch.OutOfMemoryError(said)
+        driver = drivers.get(number)
+        if driver is not None:
+            error.add_note(out_of_memory(driver.snapshot()))
+        return error
+
+    def met_elsewhere(self, number: int, met: str) -> BaseException:
+        try:
+            same_device(drivers[number].device, torch.device(met))
+        except Unsupported as error:
+            return error
+        raise AssertionError(f"{met} is where the budget is")
+
+    def recomputed_in_a_graph(self, made_by: str) -> Unsupported:
+        return recomputed_in_a_graph(made_by)
+
     def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:
         return changed_size(name, now, before)
 
@@ -62,6 +89,14 @@ class Answers:
 
     def unseen_collective(self, name: str) -> Unsupported:
         return unseen_collective(name)
+
+    def unseen_by_python(self, name: str) -> Unsupported:
+        """With this torch modes and subclasses come after the core, which does not see them."""
+        return Unsupported(
+            f"{name} ran within a dispatch mode or on a tensor subclass, and what those do the "
+            f"native core cannot see with torch {torch.__version__}: it needs torch 2.13 for that. "
+            'Write rekindle.budget(..., core="python")'
+        )
 
     def gone(self, number: int) -> None:
         """No handle of that driver is left."""

@@ -18,7 +18,8 @@ from rekindle.pytorch.operators import EFFECTS, SUMS_OF_PRODUCTS, traits, views
 
 NAME: Final = "_torch"
 _SOURCES: Final = ("engine/*.cpp", "pytorch/*.cpp")
-_OLDEST: Final = (2, 13)
+_OLDEST: Final = (2, 11)
+_SEES_ALL: Final = (2, 13)  # before, its dispatch key comes above that of modes
 
 _started: dict[str, Any] = {}  # the module, or why there is none
 
@@ -31,9 +32,8 @@ def core(*, build: bool = True) -> ModuleType | None:
     """
     if "module" in _started:
         return _started["module"]
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < _OLDEST:
-        _started["why not"] = f"it needs torch 2.13, this is {torch.__version__}"
+    if _version() < _OLDEST:
+        _started["why not"] = f"it needs torch 2.11, this is {torch.__version__}"
         return None
     module = extension(NAME, _SOURCES, with_torch=True, build=build)
     if module is None:
@@ -54,6 +54,18 @@ def core(*, build: bool = True) -> ModuleType | None:
         os.register_at_fork(after_in_child=module.forked)
     _started["module"] = module
     return module
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def what_it_misses() -> str:
+    """What it does not see with this torch, so that it runs only where it is asked for; empty:
+    nothing."""
+    if _version() >= _SEES_ALL:
+        return ""
+    return f"with torch {torch.__version__} it refuses modes and subclasses (2.13 lets it see them)"
 
 
 def why_not() -> str:

@@ -32,6 +32,7 @@ from rekindle.pytorch.online import (
     Snapshot,
     Steps,
     Undo,
+    elsewhere,
     leaves,
     state_of,
     told_by,
@@ -155,9 +156,15 @@ class NativeDriver:
     # What only the core in Python writes down.
     recorder = capture = whole = audit = watcher = places = None
 
-    def __init__(self, core: ModuleType, budget: Bytes | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        budget: Bytes | None,
+        device: torch.device,
+        assumed: bool = False,
+    ) -> None:
         self.core = core
-        self.handle = core.new(-1 if budget is None else budget)
+        self.handle = core.new(-1 if budget is None else budget, str(device), assumed)
         self.engine = NativeEngine(core, self.handle, budget)
         self.device = device
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
@@ -166,6 +173,7 @@ class NativeDriver:
         self.owners = Owners()
         self.steps = Steps(self.engine)
         self.undo: Undo | None = None  #: of the step that is running
+        self._stepping = False
         self._warm = warm_optimizers()  # those with a state from before, by their parameters
         core.await_(self.handle, list(self._warm))
         self.peak = NativePeak(self)
@@ -187,8 +195,9 @@ class NativeDriver:
         return self.engine.now().recomputations
 
     def elsewhere(self) -> str | None:
-        """What to say if the program was on another device: this one is for the CPU."""
-        return None
+        """What to say if the program was on another device all the time."""
+        met = [torch.device(name) for name in self.core.devices_met(self.handle)]
+        return elsewhere(self.device, {device: device == self.device for device in met})
 
     def settle(self) -> None:
         """The core does so whenever it is asked."""
@@ -213,6 +222,17 @@ class NativeDriver:
                 self.owners.optimizers.add(optimizer)
                 for state in state_of(optimizer):
                     self.meet(state)
+
+    @property
+    def stepping(self) -> bool:
+        """Amid an optimizer's step, which nothing may interrupt: workspaces get what room there
+        is."""
+        return self._stepping
+
+    @stepping.setter
+    def stepping(self, on: bool) -> None:
+        self._stepping = on
+        self.core.stepping(self.handle, on)
 
     def undo_no_more(self) -> None:
         """Unless the step that may have to be undone is still running."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from types import ModuleType
 from typing import Any, Final, final
@@ -46,6 +46,11 @@ def is_seen() -> bool:
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     return bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
+
+
+def hidden() -> AbstractContextManager[Any]:
+    """Inside, operators of this thread are not seen."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key[0]))  # type: ignore[attr-defined]
 
 
 def teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
@@ -136,7 +141,8 @@ class _RegionOperator:
             f"{name}(Tensor[] read, {written} written, int[] numbers, int[] places) -> Tensor[]",
             tags=(torch.Tag.nondeterministic_seeded,),
         )
-        self._library.impl(name, self._kernel(region.func), "CPU")
+        for backend in ("CPU", "CUDA"):
+            self._library.impl(name, self._kernel(region.func), backend)
         self._library.impl(name, self._kernel(region.predicting), "Meta")
         if region.statistics:
             core.learn_traits(f"{namespace}::{name}", _STATISTICS)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from rekindle.pytorch.native._driver import NativeDriver
-from rekindle.pytorch.native._higher import compiled_regions_seen, teach_higher_order_operators
+from rekindle.pytorch.native._higher import (
+    compiled_regions_seen,
+    hidden,
+    teach_higher_order_operators,
+)
 from rekindle.pytorch.online import Undo
 
 
@@ -37,6 +41,11 @@ class NativeRuntime:
 
     def record_without_grad(self, record: bool) -> None:
         """Here nothing is, ever."""
+
+    def not_of_the_program(self) -> AbstractContextManager[Any]:
+        """Inside, operators pass: a mode of our own has what they do, which before torch 2.13 would
+        come after the core."""
+        return hidden()
 
     def unseen(self, func: Any, *args: Tensor) -> Tensor:
         """Runs an operator of our own, whose result stays and counts."""

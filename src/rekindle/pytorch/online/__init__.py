@@ -9,6 +9,8 @@ from rekindle.pytorch.online._contents import PutBack as PutBack
 from rekindle.pytorch.online._contents import put_back as put_back
 from rekindle.pytorch.online._device import device_of as device_of
 from rekindle.pytorch.online._device import device_of_program as device_of_program
+from rekindle.pytorch.online._device import elsewhere as elsewhere
+from rekindle.pytorch.online._device import same_device as same_device
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
 from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
@@ -23,6 +25,7 @@ from rekindle.pytorch.online._explain import SAVED as SAVED
 from rekindle.pytorch.online._explain import Holder as Holder
 from rekindle.pytorch.online._explain import Snapshot as Snapshot
 from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
+from rekindle.pytorch.online._explain import out_of_memory as out_of_memory
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._explain import told_by as told_by
@@ -33,6 +36,7 @@ from rekindle.pytorch.online._handed_out import hand_out as hand_out
 from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen
 from rekindle.pytorch.online._handed_out import replace as replace
 from rekindle.pytorch.online._handle import kept as kept
+from rekindle.pytorch.online._handle import recomputed_in_a_graph as recomputed_in_a_graph
 from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
@@ -57,3 +61,5 @@ from rekindle.pytorch.online._undo import Undo as Undo
 from rekindle.pytorch.online._users_line import users_line as users_line
 from rekindle.pytorch.online._warm import state_of as state_of
 from rekindle.pytorch.online._warm import warm_optimizers as warm_optimizers
+from rekindle.pytorch.online._workspaces import Used as Used
+from rekindle.pytorch.online._workspaces import Workspaces as Workspaces

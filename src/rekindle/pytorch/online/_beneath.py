@@ -15,7 +15,10 @@ from threading import get_ident
 from typing import Any, Final, final
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from rekindle.pytorch.operators import operator
 
 Modes = tuple[TorchDispatchMode, ...]
 
@@ -39,7 +42,8 @@ class _Passing(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return func(*args, **(kwargs or {}))
+        run = operator(func).func if type(func) is OpOverload else func
+        return run(*args, **(kwargs or {}))
 
 
 _PASSING: Final = _Passing()

@@ -76,6 +76,7 @@ class Capture:
             overwrites=overwrites,
             replayable=call.replayable,
             is_backward=backward,
+            workspace=call.workspace,
         )
         for made in call.made:
             if made.pinned:

@@ -119,7 +119,7 @@ class Driver(Storages):
                 if not is_full(error):
                     raise
                 out = error
-        out.add_note(out_of_memory(self.engine, self.table, self.owners))
+        out.add_note(out_of_memory(snapshot(self.engine, self.table, self.owners)))
         raise out
 
     # -- memory ---------------------------------------------------------------------------------
@@ -133,6 +133,16 @@ class Driver(Storages):
             if not self.forget_sources():
                 raise
             self.perform(self.engine.make_room(needed), who)
+
+    def clear(self, wanted: Bytes) -> None:
+        """Lets go until `wanted` bytes fit, or until nothing is left to let go."""
+        engine = self.engine
+        most = engine.budget - wanted
+        if engine.memory > most:
+            self.poll()
+            self.perform(engine.shrink(most))
+            if engine.memory > most and self.forget_sources():
+                self.perform(engine.shrink(most))
 
     def poll(self) -> None:
         """Finds out which values the program has let go of; dead ones have told so themselves."""

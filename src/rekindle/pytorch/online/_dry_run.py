@@ -19,10 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map_only
 
 from rekindle._types import Bytes
+from rekindle.pytorch.devices import is_accelerator, rounded
 from rekindle.pytorch.operators import (
     STRIDED,
     Invocation,
     Operator,
+    Place,
     operator,
     signature_of,
     tensors_in,
@@ -75,6 +77,7 @@ class _DryRun(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
+        self._place: Place = (device, True) if is_accelerator(device) else None
         self.alive: Bytes = 0
         self.peak: Bytes = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by address
@@ -101,7 +104,7 @@ class _DryRun(TorchDispatchMode):
             return 1  # a norm that a step is scaled by: no size depends on it
         shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
         if not facts.view:
-            self.peak = max(self.peak, self.alive + _needed(facts, shapes, named))
+            self.peak = max(self.peak, self.alive + self._needed(facts, shapes, named))
         if not stood_in:
             result = func(*args, **kwargs)
         elif facts.writes and facts.returns_written:
@@ -124,7 +127,16 @@ class _DryRun(TorchDispatchMode):
 
     def _bytes(self, tensor: Tensor) -> Bytes:
         on_it = tensor.layout is STRIDED and tensor.device.type == self._device.type
-        return _home(tensor).nbytes() if on_it else 0
+        return rounded(_home(tensor).nbytes(), self._device) if on_it else 0
+
+    def _needed(self, facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
+        """What the runtime will make room for before the operator."""
+        invocation = Invocation(facts, args, dict(kwargs))
+        signature = signature_of(facts, invocation.key, self._place)
+        needed = signature.needed
+        if needed < 0:
+            needed = signature.predict(invocation.extras)
+        return needed + signature.workspace
 
     def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
         """What was never seen counts from now on, until its memory would be free."""
@@ -146,13 +158,6 @@ class _DryRun(TorchDispatchMode):
 
 def _home(tensor: Tensor) -> torch.UntypedStorage:
     return (tensor.shape_of if type(tensor) is _StandIn else tensor).untyped_storage()
-
-
-def _needed(facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
-    """What the runtime will make room for before the operator."""
-    invocation = Invocation(facts, args, dict(kwargs))
-    signature = signature_of(facts, invocation.key)
-    return signature.needed if signature.needed >= 0 else signature.predict(invocation.extras)
 
 
 def _returned(func: Any, written: list[Tensor]) -> Any:

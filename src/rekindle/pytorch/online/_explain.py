@@ -165,9 +165,8 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str) -> OutOfBudget
     )
 
 
-def out_of_memory(engine: Engine, table: Table, owners: Owners) -> str:
+def out_of_memory(now: Snapshot) -> str:
     """What to add to the device's own error when it comes in spite of the budget."""
-    now = snapshot(engine, table, owners)
     lines = [
         f"Everything that may be evicted has been; {format_bytes(now.memory)} are left:",
         *table_of(now.categories),

@@ -139,6 +139,7 @@ class OptimizerSteps:
             _push_mode(self._mode)
         self._runtime.interrupted = None
         self._runtime.record_without_grad(True)
+        self._driver.stepping = False
         if self._driver.watcher is not None:
             self._driver.watcher.optimizing = False
 
@@ -204,7 +205,8 @@ class OptimizerSteps:
             undo = None
             needed = seen.needed if seen is not None else None
             if predictable and needed is None:
-                needed = bytes_of_step(optimizer, driver.device)
+                with self._runtime.not_of_the_program():
+                    needed = bytes_of_step(optimizer, driver.device)
             if needed is not None and not (written_down and engine.has_room(needed)):
                 driver.make_room(needed, name)  # who replays a trace makes room as it goes
             memory = engine.memory
@@ -218,6 +220,7 @@ class OptimizerSteps:
                 kind, passes, undo, engine.peak, memory, engine.compute_ns, _changes(driver)
             )
             self._runtime.record_without_grad(False)  # what it makes lives on, and changes
+            driver.stepping = True
             engine.peak = engine.memory
             if driver.watcher is not None:
                 driver.watcher.optimizing = True

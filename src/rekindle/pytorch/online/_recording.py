@@ -107,10 +107,10 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         invocation.inputs[0].payload.flags |= COUNTERS
     if not made:
         if cost:
-            driver.account(operator.name, cost)
+            driver.account(operator.name, cost, signature.workspace)
         return
     recording &= not exotic
-    call = driver.new_call(operator.name, cost, recording)
+    call = driver.new_call(operator.name, cost, recording, signature.workspace)
     if recording:
         dropped = invocation.written  # running statistics
         _link(driver, call, invocation, dropped)
@@ -148,7 +148,7 @@ def written_over(driver: Driver, invocation: Invocation, recording: bool, *, hid
     if not replaced:
         return False
     recording &= all(storage.replayable for storage in changed)
-    call = driver.new_call(operator.name, signature.cost, recording)
+    call = driver.new_call(operator.name, signature.cost, recording, signature.workspace)
     overwrites: list[tuple[Value, Value]] = []
     for position, old in sorted(replaced, key=lambda pair: pair[0]):
         new = driver.new_storage(call, old.nbytes)

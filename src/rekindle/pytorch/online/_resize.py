@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from rekindle.pytorch.devices import rounded
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._recording import changed_unseen
 
@@ -59,7 +60,7 @@ def about_to_resize(
         if watch is None:
             return None
         storage = driver.known_at(watch)
-        more = nbytes - storage.nbytes
+        more = rounded(nbytes, driver.device) - storage.nbytes
         if more < 0 and not storage.replayable and storage.consumers:
             driver.forget(storage)
         elif home.device.type == driver.device.type:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, final
@@ -128,8 +129,11 @@ class Runtime:
             if not recording and self._may_only_count(invocation):
                 if driver.watcher is not None:
                     driver.watcher.meets(invocation)
-                if engine.memory + signature.needed > engine.budget:
-                    driver.make_room(signature.needed, operator.name)
+                needed = signature.needed
+                if not driver.stepping:
+                    needed += signature.workspace
+                if engine.memory + needed > engine.budget:
+                    driver.make_room(needed, operator.name)
                 if operator.random:
                     invocation.random = operator.drawn(
                         invocation.tensors, invocation.extras, kwargs
@@ -172,11 +176,14 @@ class Runtime:
                 needed = needed if exact == sys.maxsize else exact
             if special & FOREIGN and recording:
                 recording = with_private_inputs(driver, invocation, needed)
-            if engine.memory + needed > engine.budget:
+            inside = 0 if driver.stepping else signature.workspace
+            if engine.memory + needed + inside > engine.budget:
                 if operator.dynamic:
                     driver.make_room(COUNT_BYTES, operator.name)
                     needed = min(needed, bytes_of_dynamic(operator, args))
-                driver.make_room(needed, operator.name)
+                driver.make_room(needed + inside, operator.name)
+            if driver.workspaces is not None and not (signature.watched or signature.priced):
+                driver.clear(needed + driver.workspaces.guess(signature))
             if operator.random:  # R5
                 invocation.random = operator.drawn(invocation.tensors, invocation.extras, kwargs)
             try:
@@ -241,6 +248,10 @@ class Runtime:
         """A range of the profiler begins or ends: nothing to do here."""
         return operator.func(*args, **kwargs)
 
+    def not_of_the_program(self) -> AbstractContextManager[Any]:
+        """Inside, a mode of our own has what operators do; without one they would be seen."""
+        return nullcontext()
+
     def unseen(self, func: Any, *args: Tensor) -> Tensor:
         """Runs an operator of our own, whose result stays and counts."""
         self.never_recompute += 1
@@ -292,7 +303,19 @@ class Runtime:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Runs the operator and takes the time."""
+        """Runs the operator, takes the time, and asks what it took inside itself."""
+        workspaces = self.driver.workspaces
+        if workspaces is None:
+            return self._timed(signature, func, args, kwargs)
+        return workspaces.watch(signature, lambda: self._timed(signature, func, args, kwargs))
+
+    def _timed(
+        self,
+        signature: Signature,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if self._events is not None:
             return self._events.run(signature, func, args, kwargs)
         started = perf_counter_ns()

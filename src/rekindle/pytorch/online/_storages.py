@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, Storage
-from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.devices import accelerator, is_accelerator, rounded
 from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
@@ -24,6 +24,7 @@ from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
+from rekindle.pytorch.online._workspaces import OnDevice, Workspaces
 from rekindle.pytorch.operators import STRIDED, Place, is_plain, tensors_in
 from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
@@ -52,6 +53,8 @@ class Storages(ABC):
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if is_accelerator(device) else None
+        #: What operators take inside themselves; None: nobody can tell.
+        self.workspaces = Workspaces(OnDevice(device)) if is_accelerator(device) else None
         self._places = (device, False), (device, True)
         self.peak = Peak(self.engine, self.table, self.owners)
         self.steps = Steps(self.engine)
@@ -59,6 +62,8 @@ class Storages(ABC):
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self._counts: dict[torch.device, bool] = {}  # whether the budget is for it
         self._held: dict[Storage, None] = {}  # replayable, and maybe kept by the program (R1)
+        #: Amid an optimizer's step, which nothing may interrupt: workspaces get what room there is.
+        self.stepping = False
         self.operators_run = 0  #: those that the engine knows of
         self.storages_made = 0  #: in the whole run
         #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
@@ -85,12 +90,16 @@ class Storages(ABC):
 
     # -- storages -------------------------------------------------------------------------------
 
-    def new_call(self, name: str, cost: Nanoseconds, replayable: bool) -> Call:
+    def new_call(
+        self, name: str, cost: Nanoseconds, replayable: bool, workspace: Bytes = 0
+    ) -> Call:
         """A call that nobody knows of yet; it must be admitted before the next is made."""
         if self.places is not None:
             self.places.note()
         self.operators_run += 1
-        return Call(OpId(self.operators_run - 1), name, cost, (), replayable)
+        call = Call(OpId(self.operators_run - 1), name, cost, (), replayable)
+        call.workspace = workspace
+        return call
 
     def new_storage(self, call: Call, nbytes: Bytes) -> Storage:
         """What `call` makes, or what it writes where something else was."""
@@ -126,13 +135,13 @@ class Storages(ABC):
         if self.places is not None:
             self.looks[1:] = [now]
 
-    def account(self, name: str, cost: Nanoseconds) -> None:
+    def account(self, name: str, cost: Nanoseconds, workspace: Bytes) -> None:
         """An operator ran that made nothing."""
         if self.capture is None and self.recorder is None:
             self.operators_run += 1
             self.engine.account(cost)
         else:
-            self.admit(self.new_call(name, cost, False))
+            self.admit(self.new_call(name, cost, False, workspace))
 
     def count(self, name: str, cost: Nanoseconds, result: Any) -> None:
         """An operator ran whose results nobody can recompute: their bytes are counted."""
@@ -216,13 +225,13 @@ class Storages(ABC):
         return storage
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:
-        """Bytes of `home` as far as they are on the device that the budget is for."""
+        """Bytes of `home`, as its allocator gives them, if it is on the device of the budget."""
         device = home.device
         if device not in self._counts:  # once: the name of its type is made anew each time
             self._counts[device] = device == self.device
             if self.assumed:
                 same_device(self.device, device)
-        return home.nbytes() if self._counts[device] else 0
+        return rounded(home.nbytes(), device) if self._counts[device] else 0
 
     def place_of(self, tensors: list[Tensor]) -> Place:
         """Whether an operator on them runs on the device, or where nothing is counted."""

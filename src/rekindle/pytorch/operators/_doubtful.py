@@ -34,7 +34,7 @@ class Doubt(IntEnum):
 
 
 #: By PyTorch's list at `torch.use_deterministic_algorithms`; after "aten::".
-_ATOMICS = {
+ATOMICS = {
     "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "cumsum", "cumsum_", "histc", "nll_loss2d_forward",
     "max_unpool2d", "max_unpool3d",
@@ -57,7 +57,7 @@ _ATOMICS = {
     "upsample_trilinear3d_backward",
 }  # fmt: skip
 #: The position of the argument that says whether they add.
-_ACCUMULATING = {
+ACCUMULATING = {
     "index_put": 3,
     "index_put_": 3,
     "_index_put_impl_": 3,
@@ -65,7 +65,7 @@ _ACCUMULATING = {
     "put": 3,
     "put_": 3,
 }
-_TIMED = {
+TIMED = {
     "_convolution",
     "convolution",
     "cudnn_convolution",
@@ -84,11 +84,11 @@ def doubt_of(schema: Any) -> Doubt:
         return Doubt.OWN_STATE
     if namespace != "aten":
         return Doubt.NONE
-    if name in _ATOMICS:
+    if name in ATOMICS:
         return Doubt.ATOMICS
-    if name in _ACCUMULATING:
+    if name in ACCUMULATING:
         return Doubt.ACCUMULATES
-    return Doubt.TIMED if name in _TIMED else Doubt.NONE
+    return Doubt.TIMED if name in TIMED else Doubt.NONE
 
 
 def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
@@ -104,7 +104,7 @@ def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence
     if torch.are_deterministic_algorithms_enabled():
         return False
     if doubt is Doubt.ACCUMULATES:
-        position = _ACCUMULATING[schema.name.partition("::")[2]]
+        position = ACCUMULATING[schema.name.partition("::")[2]]
         return len(args) > position and bool(args[position])
     return True
 

@@ -106,6 +106,10 @@ OVERWRITING = {
 #: Choose a kernel by whether an argument requires a gradient, so replay must look the same.
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
+#: Their kernels call others on lazy conjugates. PyTorch excludes the key that makes those in memory
+#: while a dispatch mode is active, and `linalg.pinv` of a complex matrix is none of it then.
+CONJUGATING = {"aten::linalg_pinv", "aten::linalg_lstsq"}
+
 #: Collectives that write their first argument, although the schema denies it and no version counter
 #: tells. What else is named like one is refused.
 COLLECTIVES_IN_PLACE = {
@@ -213,6 +217,8 @@ class Operator:
         each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
         plain = getattr(func, "_op", func)  # without the layer of Python around it
         self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
+        if self.name in CONJUGATING:
+            self.func = _with_lazy_conjugates(plain)
         #: Not PyTorch's own: maybe code that waits for other threads.
         self.foreign = not self.name.startswith("aten::")
         self.predicting = self.func  #: on meta tensors, for the sizes of the results
@@ -357,6 +363,20 @@ def _counted(func: Any) -> Callable[..., Any]:
         late = [each for each, version in counters if each._version == version]
         torch._C._increment_version(late)  # type: ignore[attr-defined]
         return result
+
+    return call
+
+
+def _with_lazy_conjugates(func: Any) -> Callable[..., Any]:
+    """`func`, as it runs where no dispatch mode is active."""
+    keys = torch._C.DispatchKey
+    lazy = torch._C.DispatchKeySet(keys.Conjugate) | torch._C.DispatchKeySet(keys.Negative)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        included = torch._C._dispatch_tls_local_include_set()
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(included, excluded - lazy):
+            return func(*args, **kwargs)
 
     return call
 

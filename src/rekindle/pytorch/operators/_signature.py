@@ -21,6 +21,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
+from rekindle.pytorch.devices import rounded
 from rekindle.pytorch.operators._operators import Operator
 from rekindle.pytorch.operators._random import Drawn, Noted
 from rekindle.pytorch.tensors import (
@@ -34,6 +35,7 @@ from rekindle.pytorch.tensors import (
     requiring_grad,
 )
 
+_CPU = torch.device("cpu")
 PLAIN_TENSORS = (Tensor, Parameter)
 STRIDED = torch.strided
 
@@ -173,6 +175,7 @@ class Signature:
     """What calls of one operator with equal geometries and plain arguments have in common."""
 
     __slots__ = (
+        "_device",
         "_number",
         "_samples",
         "cost",
@@ -182,11 +185,16 @@ class Signature:
         "operator",
         "ordinary",
         "priced",
+        "watched",
+        "workspace",
     )
 
-    def __init__(self, operator: Operator, key: tuple[Any, ...]) -> None:
+    def __init__(
+        self, operator: Operator, key: tuple[Any, ...], device: torch.device = _CPU
+    ) -> None:
         self.operator = operator
         self.key = key
+        self._device = device  # by which what it makes is counted
         #: Bytes of the storages that a call makes, or an upper bound; negative until known.
         self.needed: Bytes = -1
         #: Which of the tensors returned have storages of their own; None until known.
@@ -195,6 +203,9 @@ class Signature:
         self.ordinary = False
         self.cost: Nanoseconds = 0
         self.priced = False
+        #: The most that a call had in use beside what it made, at any time while it ran.
+        self.workspace: Bytes = 0
+        self.watched = 0  #: calls of which that is known
         self._samples = 0
         self._number = -1
 
@@ -211,6 +222,10 @@ class Signature:
         self.needed = _predicted_bytes(self, extras)
         return self.needed
 
+    def rounded(self, nbytes: Bytes) -> Bytes:
+        """What a storage of `nbytes` counts as."""
+        return rounded(nbytes, self._device)
+
     def learn(self, fresh: tuple[int, ...], nbytes: Bytes, *, exotic: bool) -> None:
         """Which of the tensors that a call returned are new, and their bytes."""
         operator = self.operator
@@ -225,6 +240,15 @@ class Signature:
         self.cost = min(self.cost, elapsed) if self._samples else elapsed
         self._samples += 1
         self.priced = self._samples >= 3
+
+    def took(self, inside: Bytes) -> None:
+        """Takes one execution, which had `inside` bytes in use beside what it made.
+
+        The first may have been special, as where cuDNN tries what is fastest: the second one counts
+        anew.
+        """
+        self.workspace = max(self.workspace, inside) if self.watched > 1 else inside
+        self.watched += 1
 
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
@@ -302,7 +326,8 @@ def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) 
     if found is None:
         if len(signatures) > MOST_KEPT:
             signatures.clear()
-        found = signatures[key] = Signature(operator, key)
+        device = place[0] if place is not None and place[1] else _CPU
+        found = signatures[key] = Signature(operator, key, device)
     return found
 
 
@@ -376,7 +401,8 @@ def _padded_bytes(nested: Tensor) -> Bytes:
 
 def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
     metas = [_meta(geometry) for geometry in signature.geometries()]
-    known = {(home := meta.untyped_storage())._cdata: home.nbytes() for meta in metas}
+    homes = [meta.untyped_storage() for meta in metas]
+    known = {home._cdata: signature.rounded(home.nbytes()) for home in homes}
     drawn = [None if type(extra) is torch.Generator else extra for extra in extras]
     args, kwargs = signature.arguments(iter(metas), drawn)
     if kwargs.get("device") is not None:
@@ -387,11 +413,12 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
     for tensor in results:
         if tensor.layout is torch.strided:  # new, or larger than before: `out` grows
             home = tensor.untyped_storage()
-            total += max(0, home.nbytes() - known.get(home._cdata, 0))
-            known[home._cdata] = home.nbytes()
+            size = signature.rounded(home.nbytes())
+            total += max(0, size - known.get(home._cdata, 0))
+            known[home._cdata] = size
     if signature.operator.reduced_in_place:
         elements = torch.broadcast_shapes(*(meta.shape for meta in metas)).numel()
-        total = max(total, elements * results[0].itemsize)
+        total = max(total, signature.rounded(elements * results[0].itemsize))
     return total
 
 

@@ -5,14 +5,17 @@ What the schema says of an operator that core reads for itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import torch
 
+from rekindle.pytorch.operators._doubtful import ACCUMULATING, ATOMICS, TIMED
 from rekindle.pytorch.operators._operators import (
     ALWAYS_WRITTEN_STATISTICS,
     COLLECTIVES_IN_PLACE,
     COLLECTIVES_WITHOUT_RESULT,
+    CONJUGATING,
     COUNTED_FIRST,
     EMPTY,
     HIDDEN_STATISTICS,
@@ -25,6 +28,11 @@ from rekindle.pytorch.operators._operators import (
     WITHOUT_MEMORY,
     ZEROS,
 )
+
+
+def _in_aten(names: Iterable[str]) -> set[str]:
+    return {f"aten::{name}" for name in names}
+
 
 #: By the bit that stands for it, as in `native/pytorch/facts.h`.
 _KINDS: Final = {
@@ -41,6 +49,10 @@ _KINDS: Final = {
     1024: COLLECTIVES_IN_PLACE,
     2048: COLLECTIVES_WITHOUT_RESULT,
     4096: REDUCED_IN_PLACE,
+    8192: _in_aten(ATOMICS),
+    16384: _in_aten(ACCUMULATING),
+    32768: _in_aten(TIMED),
+    65536: CONJUGATING,
 }
 
 
@@ -54,6 +66,8 @@ class Traits(NamedTuple):
     mean: int
     variance: int
     training: int
+    #: The position of the argument that says whether it adds; -1: there is none.
+    accumulate: int
 
 
 def traits() -> list[Traits]:
@@ -64,7 +78,8 @@ def traits() -> list[Traits]:
         positions = HIDDEN_STATISTICS.get(name, (-1, -1, -1))
         if name in ALWAYS_WRITTEN_STATISTICS:
             positions = (*ALWAYS_WRITTEN_STATISTICS[name], -1)
-        found.append(Traits(name, flags, *positions))
+        accumulate = ACCUMULATING.get(name.removeprefix("aten::"), -1)
+        found.append(Traits(name, flags, *positions, accumulate))
     return found
 
 

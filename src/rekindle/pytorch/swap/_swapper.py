@@ -180,7 +180,7 @@ class Swapper:
         """
         memory: Memory = storage.payload
         home = memory.home()
-        begun = self.store.write(home) if home.nbytes() == storage.nbytes else None
+        begun = self.store.write(home) if home.nbytes() == memory.size else None
         if begun is None:
             return False
         self._keys[storage], way = begun
@@ -270,7 +270,7 @@ class Swapper:
             self.store.release(self._keys.pop(storage))
 
     def _read(self, storage: Storage) -> None:
-        home = self.store.new_home(storage.nbytes)
+        home = self.store.new_home(storage.payload.size)
         self._coming[storage] = _Moving(home, self.store.read(self._keys[storage], home))
 
     def _read_now(self, storage: Storage) -> None:

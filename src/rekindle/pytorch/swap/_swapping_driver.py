@@ -109,7 +109,7 @@ class SwappingDriver(Driver):
                 if action.in_place:
                     for _, source in subject.overwrites:
                         self.swapper.settle(source.storage)
-                self.swapper.wait_for(subject.nbytes)
+                self.swapper.wait_for(subject.nbytes + subject.workspace)
                 yield action
                 for storage in subject.made:
                     self.swapper.returned(storage)

@@ -68,6 +68,8 @@ def _written(trace: Trace, call: Call) -> dict[str, Any]:
         fields["once"] = True
     if op.is_backward:
         fields["backward"] = True
+    if op.workspace:
+        fields["workspace"] = op.workspace
     if call.held:
         fields["held"] = True
     return fields
@@ -143,6 +145,7 @@ class _Reader:
             not line.flag("once"),
             overwrites,
             line.flag("backward"),
+            line.amount("workspace") if "workspace" in line.fields else 0,
         )
         self.ops.append(op)
         self.events.append(Call(OpId(len(self.ops) - 1), line.flag("held")))

@@ -1,0 +1,178 @@
+// An operator of the program is called: timed, and called once more if the device is full.
+#include <ATen/Context.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "operation.h"
+#include "switches.h"
+#include "versions.h"
+
+namespace rekindle {
+
+namespace {
+
+Nanoseconds now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+}  // namespace
+
+void Operation::call() {
+    // A kernel may have taken some of them before it finds out that there is no memory.
+    c10::SmallVector<c10::IValue, 6> arguments;
+    if (driver_.device.queues() && facts_.starts_anew) {
+        const auto given = torch::jit::last(stack_, facts_.arguments);
+        arguments.append(given.begin(), given.end());
+    }
+    std::optional<Watched> watched;  // no other may run meanwhile
+    if (!invocation_.signature->priced && driver_.running == 0) {
+        watched.emplace(driver_.device);
+    }
+    const std::uint64_t begun = ++driver_.begun;
+    ++driver_.running;
+    driver_.in_flight += needed_ + inside_;
+    lock_.unlock();
+    try {
+        redispatch();
+    } catch (const std::exception& error) {
+        ended();
+        if (!rescued(error, {arguments.data(), arguments.size()})) {
+            interrupted();
+            throw;
+        }
+        return;
+    } catch (...) {
+        ended();
+        interrupted();
+        throw;
+    }
+    ended();
+    if (watched && driver_.begun == begun) {
+        if (const std::optional<Used> used = watched->end()) {
+            driver_.workspaces.learn(*invocation_.signature, *used);
+        }
+    }
+}
+
+void Operation::ended() {
+    lock_.lock();
+    --driver_.running;
+    driver_.in_flight -= needed_ + inside_;
+    driver_.collect();
+}
+
+// Whether it was out of memory of the device, and went well with less in it.
+bool Operation::rescued(const std::exception& error, std::span<const c10::IValue> arguments) {
+    if (arguments.empty() || !is_full(error)) {
+        return false;
+    }
+    driver_.rescue(invocation_.signature->needed, [&] {
+        stack_.resize(below_);
+        stack_.insert(stack_.end(), arguments.begin(), arguments.end());
+        for (const std::unique_ptr<Position>& each : random_) {
+            each->restore();
+        }
+        lock_.unlock();
+        try {
+            redispatch();
+        } catch (...) {
+            lock_.lock();
+            throw;
+        }
+        lock_.lock();
+    });
+    driver_.collect();
+    return true;
+}
+
+void Operation::redispatch() {
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
+    if (facts_.has(Traits::CONJUGATING)) {  // as where no mode of the program's is active
+        const auto keys = c10::impl::tls_local_dispatch_key_set();
+        conjugating.emplace(
+            keys.included_,
+            keys.excluded_.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative)
+        );
+    }
+    Signature& signature = *invocation_.signature;
+    if (signature.priced) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    if (driver_.device.queues()) {
+        priced_by_events();
+        return;
+    }
+    const Nanoseconds started = now_ns();
+    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    signature.sample(now_ns() - started);
+}
+
+// Not with the lock, which who notes the end takes for a moment.
+void Operation::priced_by_events() {
+    lock_.lock();
+    const bool wanted = driver_.prices.wants_more(*invocation_.signature);
+    lock_.unlock();
+    if (!wanted) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    const c10::Stream stream = driver_.device.current_stream();
+    Prices::Pair pair(invocation_.signature, stream);
+    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    pair.end.record(stream);
+    lock_.lock();
+    driver_.prices.add(std::move(pair));
+    lock_.unlock();
+}
+
+// Whether such a call may give other bits when it runs again, so that it is kept. Twin of
+// rekindle.pytorch.operators._doubtful.
+bool Operation::may_differ() const {
+    const auto given = torch::jit::last(stack_, facts_.arguments);
+    if (facts_.own_state != 0) {
+        bool draws = true;
+        for (std::uint32_t i = 0; i < facts_.arguments && i < 64; ++i) {
+            if ((facts_.own_state >> i & 1) != 0) {
+                const c10::IValue& value = given[i];
+                draws = draws &&
+                        (value.isTensor() ? value.toTensor().defined()
+                                          : !value.isNone() && value.toScalar().toDouble() > 0);
+            }
+        }
+        return draws;
+    }
+    const auto on_cpu = [](const c10::TensorImpl* tensor) { return tensor->is_cpu(); };
+    if (!facts_.has(Traits::DOUBT) || !driver_.device.doubts ||
+        std::all_of(invocation_.tensors.begin(), invocation_.tensors.end(), on_cpu)) {
+        return false;
+    }
+    if (facts_.has(Traits::TIMED)) {
+        return kernels_are_timed();
+    }
+    if (at::globalContext().deterministicAlgorithms()) {
+        return false;
+    }
+    if (facts_.has(Traits::ACCUMULATES)) {
+        const auto position = static_cast<std::size_t>(facts_.traits.accumulate);
+        return position < given.size() && given[position].isBool() && given[position].toBool();
+    }
+    return true;
+}
+
+// A part of it happened, maybe: what is there is what counts.
+void Operation::interrupted() {
+    if (!inputs_.empty() && !invocation_.written.empty()) {
+        written_over(false);
+    }
+    for (Record* record : owned_here_) {
+        driver_.disown(*record);
+    }
+}
+
+}  // namespace rekindle

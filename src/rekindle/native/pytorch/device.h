@@ -1,0 +1,107 @@
+// The device that a budget is for, where it queues what it is told: order among a program's
+// streams, and what its allocator says. Twin of rekindle.pytorch.devices and of
+// rekindle.pytorch.online._streams, where the reasons are. Nothing here needs CUDA's headers.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/SmallVector.h>
+
+#include <exception>
+#include <string>
+
+#include "../base/types.h"
+
+namespace rekindle {
+
+// The kind of device that has streams, an allocator that can be asked, and small generators.
+inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
+
+// Whether there was no memory to be had: by PyTorch's allocator, or by a library's own.
+bool is_full(const std::exception& error);
+// Without the frames that it went through.
+std::string said_by(const std::exception& error);
+
+// What the allocator of a device says of the bytes that it gives out, to whomever.
+struct GivenOut final {
+    Bytes current;
+    Bytes peak;      // the most at once, since the program last began to count anew
+    Bytes returned;  // all that ever came back
+};
+
+class Device final {
+public:
+    explicit Device(c10::Device which);
+
+    // Else it is the CPU, and there is nothing to put in order.
+    bool queues() const noexcept { return guard_ != nullptr; }
+
+    c10::Device which() const noexcept { return which_; }
+
+    // Whether what is launched now goes into a graph, and nothing may be asked of the device.
+    bool is_capturing() const;
+
+    // The stream that the next operator will run on.
+    c10::Stream current_stream() const { return guard_->getStream(which_); }
+
+    // An operator is about to run, on the current stream.
+    void see() {
+        if (guard_ != nullptr && (seen_.empty() || seen_.front() != current_stream())) {
+            see(current_stream());
+        }
+    }
+
+    // What `act` runs comes after all that is queued, and before all that comes later.
+    template <class F>
+    void in_order(F&& act) {
+        see();
+        if (seen_.size() < 2 || !orders) {
+            act();
+            return;
+        }
+        wait_for_others();
+        try {
+            act();
+        } catch (...) {
+            let_others_wait();
+            throw;
+        }
+        let_others_wait();
+    }
+
+    // When `home` is freed its block stays until all has run that was queued by then.
+    void keep_until_read(const c10::StorageImpl& home) const;
+    // What the allocator says now.
+    GivenOut given_out() const;
+
+    // Bytes that it has given out, to whomever.
+    Bytes allocated() const { return given_out().current; }
+
+    // What memory of `nbytes` takes there.
+    Bytes rounded(Bytes nbytes) const noexcept {
+        constexpr Bytes GRAIN = 512;  // it gives out no less, and multiples of it
+        return queues() ? (nbytes + GRAIN - 1) / GRAIN * GRAIN : nbytes;
+    }
+
+    // What the allocator keeps for later goes back to the device.
+    void empty_cache() const;
+
+    // Off in tests that show what each is for.
+    bool orders = true;
+    bool keeps = true;
+    bool doubts = true;
+
+private:
+    void see(const c10::Stream& stream);
+    void wait_for_others() const;
+    void let_others_wait() const;
+
+    const c10::Device which_;
+    const c10::impl::DeviceGuardImplInterface* guard_ = nullptr;
+    c10::SmallVector<c10::Stream, 2> seen_;  // the streams of the program
+};
+
+}  // namespace rekindle

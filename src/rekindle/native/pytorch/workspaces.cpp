@@ -1,0 +1,82 @@
+#include "workspaces.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "counting.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr int ENOUGH = 4;  // so many signatures of a kind tell what to expect of the next one
+
+// All products have a workspace like each other's.
+std::string_view kind_of(const Facts& facts) {
+    std::string_view name = facts.name;
+    while (name.ends_with('_')) {
+        name.remove_suffix(1);
+    }
+    return name.ends_with("mm") || name.ends_with("matmul") ? "product" : name;
+}
+
+// Bytes of what it reads and makes.
+Bytes touched_by(const Signature& signature) {
+    Bytes touched = std::max<Bytes>(0, signature.needed);
+    for (const Geometry& each : signature.geometries) {
+        touched += each.nbytes();
+    }
+    return touched;
+}
+
+}  // namespace
+
+bool Watched::possible(const Device& device) noexcept {
+    return device.queues() || allocations_are_counted();
+}
+
+Watched::Watched(const Device& device) : device_(device), counts_(possible(device)) {
+    if (device.queues()) {
+        const GivenOut now = device.given_out();
+        before_ = now.current;
+        returned_ = now.returned;
+    } else if (counts_) {
+        watch_allocations();
+        before_ = allocated_now();
+    }
+}
+
+std::optional<Used> Watched::end() const {
+    if (!counts_) {
+        return {};
+    }
+    if (device_.queues()) {
+        const GivenOut now = device_.given_out();
+        const Bytes inside = std::min(now.returned - returned_, now.peak - now.current);
+        return Used{std::max<Bytes>(0, inside), now.current - before_};
+    }
+    const Bytes now = allocated_now();
+    return Used{std::max<Bytes>(0, allocated_at_most() - now), now - before_};
+}
+
+void Workspaces::learn(Signature& signature, const Used& used) {
+    const Bytes touched = touched_by(signature);
+    const Bytes once = std::max<Bytes>(0, used.kept - std::max<Bytes>(0, signature.needed));
+    Kind& kind = kinds_[std::string(kind_of(signature.facts))];
+    kind.seen += signature.watched == 0 ? 1 : 0;
+    kind.most = std::max(kind.most, used.inside + once);
+    kind.copies = kind.copies || (touched > 0 && touched <= 2 * used.inside);
+    signature.took(used.inside);
+}
+
+Bytes Workspaces::guess(const Signature& signature) const {
+    const auto found = kinds_.find(kind_of(signature.facts));
+    if (found == kinds_.end()) {
+        return touched_by(signature);
+    }
+    const Kind& kind = found->second;
+    return kind.copies || kind.seen < ENOUGH ? std::max(kind.most, touched_by(signature))
+                                             : kind.most;
+}
+
+}  // namespace rekindle
