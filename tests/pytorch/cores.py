@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
+from zlib import crc32
 
 import pytest
 
@@ -74,6 +75,28 @@ def tune(how: Callable[[NativeDriver], None]) -> None:
 
 def tune_no_more() -> None:
     _tunings.clear()
+
+
+@contextmanager
+def fixed_prices() -> Iterator[None]:
+    """Inside, operators are met for the first time, and those of the core in Python cost what their
+    names say, those of the native one all the same: what is evicted does not hang on times, which
+    differ from run to run."""
+    module = core() if native() else None
+    sample = _signature.Signature.sample
+
+    def priced(self: _signature.Signature, elapsed: int) -> None:
+        sample(self, 1_000 + crc32(self.operator.name.encode()) % 10_000)
+
+    with pytest.MonkeyPatch.context() as patch:
+        forget_signatures()
+        patch.setattr(_signature.Signature, "sample", priced)
+        if module is not None:
+            module.fix_costs(1_000)
+        try:
+            yield
+        finally:
+            forget_signatures()
 
 
 def forget_signatures() -> None:

@@ -8,15 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from zlib import crc32
 
 import torch
 from torch import nn
 
 import rekindle
 from rekindle import policies
-from rekindle.pytorch.native import core as native_core
-from rekindle.pytorch.operators import _signature
 from tests.pytorch import cores
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.tracker import Tracker
@@ -65,41 +62,10 @@ class Mode:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        prices = _fixed_prices_of_the_native_core() if self.native else fixed_prices()
         taken = cores.taken("native" if self.native else "python")
-        with prices, taken, letting_go_of_everything() if self.everything else nullcontext():
+        everything = letting_go_of_everything() if self.everything else nullcontext()
+        with taken, cores.fixed_prices(), everything:
             yield
-
-
-@contextmanager
-def fixed_prices() -> Iterator[None]:
-    """Operators are met for the first time, and cost what their names say: what is evicted is then
-    the same in every process. Measured, it would not be."""
-    sample = _signature.Signature.sample
-
-    def priced(self: Any, elapsed: int) -> None:
-        sample(self, 1_000 + crc32(self.operator.name.encode()) % 10_000)
-
-    _signature._signatures.clear()
-    _signature.Signature.sample = priced  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        _signature.Signature.sample = sample  # type: ignore[method-assign]
-        _signature._signatures.clear()
-
-
-@contextmanager
-def _fixed_prices_of_the_native_core() -> Iterator[None]:
-    """One for all: it has no other way."""
-    core: Any = native_core()
-    if core is not None:
-        core.fix_costs(1_000)
-    try:
-        yield
-    finally:
-        if core is not None:
-            core.fix_costs(-1)
 
 
 _NATIVE = {"core": "native"}
