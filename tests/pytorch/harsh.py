@@ -32,12 +32,11 @@ WIDTH = 1_000  # of most vectors here: 4,000 bytes
 class Watch(Tracker):
     """A tracker that also counts the operators that reach the machine, recomputations included.
 
-    The native core runs those below every mode: it says itself what ran again. And it counts what
-    is there from when it is read, the core in Python from the first view.
+    The native core runs those below every mode: it says itself what ran again.
     """
 
     def __init__(self, *, resized: bool = False) -> None:
-        super().__init__(resized=resized, views=not cores.native())
+        super().__init__(resized=resized)
         self._operators: Counter[str] = Counter()
         self._native = cores.count_drivers()
 

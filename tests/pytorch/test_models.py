@@ -103,14 +103,11 @@ class Within:
 def within(
     case: Case, budget: int, policy: Policy | None = None, core: cores.Name = "python"
 ) -> Within:
-    """Train within the budget, or the smallest feasible one: the cap holds in every attempt.
-
-    The native core counts a parameter from when it is read, the one in Python from its first view.
-    """
+    """Train within the budget, or the smallest feasible one: the cap holds in every attempt."""
     refused: list[int] = []
     while len(refused) < MOST_ATTEMPTS:
         workload = case.build()
-        tracker = Tracker(views=core == "python")
+        tracker = Tracker()
         try:
             with tracker, rekindle.budget(budget, policy=policy) as run:
                 losses = train(workload)

@@ -75,15 +75,13 @@ class Tracker(TorchDispatchMode):
 
     resized: storages may lose their memory while they live and get it back, so that all of them are
         looked at again after every operator.
-    views: memory counts as soon as a view of it is made, else when an operator reads it.
     """
 
     supports_higher_order_operators = True  # their results count, not what is inside
 
-    def __init__(self, *, resized: bool = False, views: bool = True) -> None:
+    def __init__(self, *, resized: bool = False) -> None:
         super().__init__()
         self._resized = resized
-        self._views = views
         self.alive = 0
         self.peak = 0
         self._seen: dict[int, _Seen] = {}
@@ -92,8 +90,6 @@ class Tracker(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # a DTensor has no memory: its parts will come here
         kwargs = kwargs or {}
-        if not self._views and _only_views(func):
-            return func(*args, **kwargs)
         self.see(args)
         self.see(kwargs)
         result = func(*args, **kwargs)
@@ -139,15 +135,6 @@ class Tracker(TorchDispatchMode):
         """The count against a fresh look at everything that is alive."""
         assert all(seen.storage() is not None for seen in self._seen.values())
         assert self.alive == sum(seen.size for seen in self._seen.values())
-
-
-def _only_views(func: object) -> bool:
-    """Whether all that an operator returns are views."""
-    if isinstance(func, HigherOrderOperator):
-        return False
-    schema = func._schema  # type: ignore[attr-defined]
-    returned = [each.alias_info for each in schema.returns]
-    return bool(returned) and not schema.is_mutable and None not in returned
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:

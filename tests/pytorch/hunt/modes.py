@@ -27,7 +27,7 @@ class TooLong(BaseException):
 
 class _Watch(Tracker):
     def __init__(self, contexts: Contexts, mode: Mode) -> None:
-        super().__init__(resized=mode.resized, views=not mode.native)
+        super().__init__(resized=mode.resized)
         self._contexts = contexts
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -261,7 +261,8 @@ public:
     void settle();
 
     void settle_if_needed() {
-        if (deaths.any() || !gone_.empty() || unheard_.size() > look_at_unheard_at_) {
+        const bool collected = !dead_handles_.empty() || !gone_.empty() || uncounted_ != 0;
+        if (deaths.any() || collected || unheard_.size() > look_at_unheard_at_) {
             settle();
         }
     }

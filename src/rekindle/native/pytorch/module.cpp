@@ -29,12 +29,10 @@ using rekindle::tensor_of;
 
 // -- what may be asked for ------------------------------------------------------------------------
 
-// start(answers, tensor, parameter, traits, effects, products, views) -> why it cannot, or ""
+// start(answers, tensor, parameter, traits, effects, products) -> why it cannot, or ""
 PyObject* start(PyObject* arguments) {
-    PyObject *answers, *tensor, *parameter, *traits, *effects, *products, *views;
-    parse(
-        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &views
-    );
+    PyObject *answers, *tensor, *parameter, *traits, *effects, *products;
+    parse(arguments, "OOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products);
     const Object each_trait(PySequence_Fast(traits, "traits: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each_trait.get()); ++i) {
         const char* name = nullptr;
@@ -69,7 +67,7 @@ PyObject* start(PyObject* arguments) {
         rekindle::learn_products(part);
     }
     rekindle::meet_python(answers, tensor, parameter);
-    const std::string why_not = rekindle::see_operators(texts(views));
+    const std::string why_not = rekindle::see_operators();
     if (why_not.empty()) {
         rekindle::stand_before_autograd();
     }

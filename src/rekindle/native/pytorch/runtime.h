@@ -3,12 +3,11 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 namespace rekindle {
 
-// From now on operators are seen, in threads that include the key. `views`: those that make no
-// memory and do no work, by name and overload. Returns why not, empty if all is well. Once.
-std::string see_operators(const std::vector<std::string>& views);
+// From now on operators are seen, in threads that include the key. Returns why not, empty if all is
+// well. Once.
+std::string see_operators();
 
 }  // namespace rekindle

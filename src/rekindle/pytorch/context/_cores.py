@@ -18,9 +18,8 @@ from rekindle.pytorch.online import device_of
 
 Core = Literal["auto", "native", "python"]
 
-#: What "auto" takes where both can be had. The native core is younger: some tests of the other one
-#: do not hold on it yet (`tests/pytorch/conftest.py`).
-PREFERRED: Core = "python"
+#: What "auto" takes on a CPU where both can be had.
+PREFERRED: Core = "native"
 
 
 @final

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-import torch
-
 from rekindle.pytorch.operators._doubtful import ACCUMULATING, ATOMICS, TIMED
 from rekindle.pytorch.operators._operators import (
     ALWAYS_WRITTEN_STATISTICS,
@@ -80,24 +78,4 @@ def traits() -> list[Traits]:
             positions = (*ALWAYS_WRITTEN_STATISTICS[name], -1)
         accumulate = ACCUMULATING.get(name.removeprefix("aten::"), -1)
         found.append(Traits(name, flags, *positions, accumulate))
-    return found
-
-
-def views() -> list[str]:
-    """The overloads in torch that return views and nothing else: no memory, no work."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    found: list[str] = []
-    for schema in torch._C._jit_get_all_schemas():
-        aliased = [each.alias_info for each in schema.returns if each.alias_info is not None]
-        only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        writes = [each.alias_info for each in schema.arguments if each.alias_info is not None]
-        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-        if (
-            only_aliases
-            and schema.name.startswith("aten::")
-            and not any(alias.is_write for alias in writes)
-            and torch._C._dispatch_has_kernel(name)
-            and not has_kernel(name, "CompositeImplicitAutograd")
-        ):
-            found.append(name)
     return found
