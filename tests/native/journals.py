@@ -12,7 +12,7 @@ from rekindle.schedule import Action, Compute, Free
 KINDS = (
     "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
     "spoil account resize require make_room shrink let_return lock unlock mark unmark clear listen "
-    "compute free"
+    "uncounted compute free"
 )
 REPLAYABLE, HELD = 1, 2
 
@@ -95,6 +95,8 @@ class Replay:
                 engine.advice.clear(engine.clock)
             case "listen":
                 engine.listen()
+            case "uncounted":  # the account of it follows
+                pass
             case _:
                 self.perform(getattr(engine, entry.kind)(self.storages[entry.id]) or ())
         engine.idle.clear()

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
     "test_collectives", "test_optimizers", "test_positions", "test_steps_are_whole", "test_threads",
-    "test_warm_optimizers", "test_workspaces",
+    "test_warm_optimizers", "test_workspaces", "test_learned", "test_loops", "test_shelf",
 )  # fmt: skip
 #: Those of these folders and modules run once: they ask for a core, or for what one alone does.
 _FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned", "swap",

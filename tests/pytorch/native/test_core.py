@@ -51,7 +51,6 @@ def numbers(run: Any) -> Any:
     ("settings", "reason"),
     [
         ({"record": True}, "record=True"),
-        ({"learn": True}, "learn"),
         ({"swap": "1MiB"}, "swap"),
         ({"evict": "anything"}, 'evict="anything"'),
         ({"policy": DTR()}, "no policy but Thrifty"),

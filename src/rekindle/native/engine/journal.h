@@ -1,9 +1,13 @@
-// What came in and what went out, one after the other, for tests and explanations: a ring of plain
-// records that forgets the oldest. Off, and free, unless it is opened.
+// What came in and what went out, one after the other, for tests, explanations and learners: plain
+// records, all of them or a ring that forgets the oldest. Off, and free, unless it is opened.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "../base/types.h"
@@ -43,6 +47,7 @@ struct Entry final {
         unmark,  //
         clear,   // of all marks
         listen,
+        uncounted,  // id: what a driver calls memory that was in no storage; number: bytes
         // actions
         compute,  // id: the operator; flags: in place
         free,
@@ -69,14 +74,31 @@ public:
         written_ = 0;
     }
 
+    // Keeps all entries from now on.
+    void open_whole() {
+        open(0);
+        length_ = ALL;
+    }
+
+    // Closes it, and gives what was kept; nothing if memory was too short for all.
+    std::vector<Entry> take() noexcept {
+        const bool complete = written_ == entries_.size();
+        length_ = written_ = 0;
+        std::vector<Entry> taken = std::exchange(entries_, {});
+        return complete ? std::move(taken) : std::vector<Entry>();
+    }
+
     bool is_open() const noexcept { return length_ != 0; }
 
     std::size_t written() const noexcept { return written_; }
 
     void write(const Entry& entry) noexcept {
-        if (entries_.size() < length_) {
+        if (length_ == ALL && entries_.size() == entries_.capacity()) {
+            grow();
+        }
+        if (entries_.size() < std::min(length_, entries_.capacity())) {
             entries_.push_back(entry);  // within what was reserved
-        } else {
+        } else if (length_ != ALL) {
             entries_[written_ % length_] = entry;
         }
         ++written_;
@@ -92,6 +114,15 @@ public:
     }
 
 private:
+    static constexpr std::size_t ALL = std::numeric_limits<std::size_t>::max();
+
+    void grow() noexcept {
+        try {
+            entries_.reserve(std::max<std::size_t>(1024, 2 * entries_.size()));
+        } catch (const std::bad_alloc&) {  // `take` will tell
+        }
+    }
+
     std::vector<Entry> entries_;
     std::size_t length_ = 0;
     std::size_t written_ = 0;

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <optional>
 
+#include "learner.h"
 #include "operation.h"
+#include "python.h"
 #include "switches.h"
 #include "versions.h"
 
@@ -20,6 +22,22 @@ Nanoseconds now_ns() {
 }
 
 }  // namespace
+
+// Tells who knows the program's steps that this comes next.
+void Operation::meet() {
+    if (!driver_.learner) {
+        return;
+    }
+    Learner& learner = *driver_.learner;
+    const std::int64_t met = met_by(invocation_);
+    if (learner.asks(met)) {
+        lock_.unlock();
+        ask_for_lessons(driver_, met);
+        lock_.lock();
+        driver_.collect();
+    }
+    learner.meets(met, invocation_);
+}
 
 void Operation::call() {
     // A kernel may have taken some of them before it finds out that there is no memory.

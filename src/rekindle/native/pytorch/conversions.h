@@ -6,7 +6,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "driver.h"
 
@@ -71,6 +73,19 @@ inline const c10::TensorImpl& tensor_of(PyObject* object) {
         THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name
     );
     return *THPVariable_Unpack(object).unsafeGetTensorImpl();
+}
+
+// As a list of Python's has them.
+inline std::vector<std::int64_t> numbers_in(PyObject* list) {
+    const Object each(PySequence_Fast(list, "numbers: a list"));
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(each.get());
+    std::vector<std::int64_t> found(static_cast<std::size_t>(n));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        const long long number = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(each.get(), i));
+        must(number != -1 || PyErr_Occurred() == nullptr);
+        found[static_cast<std::size_t>(i)] = number;
+    }
+    return found;
 }
 
 inline PyObject* nothing() {

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "learner.h"
 #include "python.h"
 
 namespace rekindle {
@@ -58,8 +59,12 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     std::swap(the_active().driver, driver);
 }
 
-Driver::Driver(Bytes budget, c10::Device where, bool assumed)
-    : assumed_(assumed), engine(budget, *this), device(where), ordinal(next_ordinal()) {
+Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)
+    : assumed_(assumed),
+      engine(budget, *this, THRIFTY, learns),
+      device(where),
+      learner(learns ? std::make_unique<Learner>(*this) : nullptr),
+      ordinal(next_ordinal()) {
     drivers().push_back(this);
 }
 
@@ -74,6 +79,7 @@ Driver::~Driver() {
     for (Record* record : dead_handles_) {
         let(static_cast<Storage&>(*record));
     }
+    learner.reset();
     gone_.clear();
     unheard_.clear();
     outside_ = {};
@@ -229,6 +235,7 @@ void Driver::look_at_unheard(bool youngest) {
 // What lived there is dead.
 void Driver::forget_address(const void* address, Resident resident) {
     if (resident.record == nullptr) {
+        note_uncounted(address, resident.nbytes);
         uncounted_ += resident.nbytes;
     } else {
         resident.record->address = nullptr;

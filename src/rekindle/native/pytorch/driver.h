@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,8 @@
 #include "workspaces.h"
 
 namespace rekindle {
+
+class Learner;
 
 // There is no room: `who` needs `needed` bytes more.
 struct Shortage final {
@@ -72,7 +75,8 @@ struct Holder final {
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
     // `assumed`: nobody said that it is `where`; a program that goes elsewhere is stopped.
-    Driver(Bytes budget, c10::Device where, bool assumed);
+    // `learns`: what steps of the program are like, and follows what was learned.
+    Driver(Bytes budget, c10::Device where, bool assumed, bool learns);
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;
     Driver(Driver&&) = delete;
@@ -146,6 +150,9 @@ public:
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
 
+    std::unique_ptr<Learner> learner;  // null: nobody knows the program's steps
+    bool written_down = false;         // all that the program does: nothing is only counted
+
     int interrupt_in = -1;  // replays until one fails: for tests
     bool interrupt_before = false;
 
@@ -178,6 +185,17 @@ public:
     Resident* resident_at(c10::StorageImpl& home) noexcept;
     // The record of `tensor`; one never seen, or only counted, becomes a source. Null: no memory.
     Record* known(const c10::TensorImpl& tensor);
+
+    // What is only counted.
+    template <class F>
+    void each_counted(F&& visit) {
+        table_.each([&](const void* address, const Resident& resident) {
+            if (resident.record == nullptr) {
+                visit(address, resident.nbytes);
+            }
+        });
+    }
+
     // Memory whose bytes are all that counts. Returns them, or 0 if they count already.
     Bytes count(c10::StorageImpl& home, const Facts* maker);
     // `record` lives in `home` from now on.
@@ -267,6 +285,15 @@ public:
         }
     }
 
+    // An operator of the program is about to run.
+    void about_to_run() {
+        device.see();
+        settle_if_needed();
+        if (written_down) {  // that says when the program lets go, not when somebody asks
+            poll();
+        }
+    }
+
     // Memory is about to be more than ever: what died by now does not count.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) {
@@ -285,6 +312,13 @@ public:
 
     // -- actions --------------------------------------------------------------------------------
 
+    // Tells the engine of `events`, and keeps what it says nothing can bring back any more.
+    template <class F>
+    void perform(F&& events, const char* who = "");
+    // Likewise, where something may have to be computed again. If what that reads died and nobody
+    // told, it begins anew.
+    template <class F>
+    void bring(F&& events);
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
     Bytes workspace(const Call& call) const noexcept override;
@@ -299,13 +333,10 @@ private:
     void poll_held();
     bool ask_allocator();
     void look_at_all();
-    template <class F>
-    void bring(F&& events);
     void forget_address(const void* address, Resident resident);
     Bytes step_of_rescue(Bytes needed) noexcept;
     void let_home_go(Record& record);
-    template <class F>
-    void perform(F&& events, const char* who = "");
+    void note_uncounted(const void* address, Bytes nbytes) noexcept;
     Record& known_at(Resident found, c10::StorageImpl& home);
     Record* emptied_at(const c10::StorageImpl& home);
     Record& adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home);
@@ -348,7 +379,6 @@ void Driver::rescue(Bytes needed, F&& again) {
     throw Full{said};
 }
 
-// Tells the engine of `events`, and keeps what it says nothing can bring back any more.
 template <class F>
 void Driver::perform(F&& events, const char* who) {
     try {
@@ -369,8 +399,6 @@ void Driver::perform(F&& events, const char* who) {
     bereft_.clear();
 }
 
-// Likewise, where something may have to be computed again. If what that reads died and nobody told,
-// it begins anew.
 template <class F>
 void Driver::bring(F&& events) {
     try {

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "learner.h"
 #include "mutex.h"
 #include "positions.h"
 #include "python.h"
@@ -122,6 +123,37 @@ PyObject* journal(PyObject* arguments) {
         ));
         must(PyList_Append(list.get(), made.get()) == 0);
     });
+    return list.give();
+}
+
+PyObject* remembered(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    return PyLong_FromSize_t(driver_of(capsule).learner->remembered());
+}
+
+PyObject* remember_at_most(PyObject* arguments) {
+    PyObject* capsule;
+    Py_ssize_t operators = 0;
+    parse(arguments, "On", &capsule, &operators);
+    const Locked lock;
+    driver_of(capsule).learner->longest = static_cast<std::size_t>(operators);
+    return nothing();
+}
+
+PyObject* places_in(PyObject* arguments) {
+    PyObject *shape, *step;
+    parse(arguments, "OO", &shape, &step);
+    const auto found = places(numbers_in(shape), numbers_in(step));
+    if (!found) {
+        return nothing();
+    }
+    Object list(PyList_New(0));
+    for (const std::int64_t place : *found) {
+        const Object number(PyLong_FromLongLong(place));
+        must(PyList_Append(list.get(), number.get()) == 0);
+    }
     return list.give();
 }
 

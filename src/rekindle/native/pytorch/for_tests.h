@@ -27,5 +27,11 @@ PyObject* fix_costs(PyObject* arguments);
 PyObject* open_journal(PyObject* arguments);
 // journal(driver) -> [(kind, id, number, flags, clock, memory)], oldest first
 PyObject* journal(PyObject* arguments);
+// remembered(driver) -> how many operators of the step that runs
+PyObject* remembered(PyObject* arguments);
+// remember_at_most(driver, operators)
+PyObject* remember_at_most(PyObject* arguments);
+// places_in(shape, step) -> which operators of the shape those of the step are, or None
+PyObject* places_in(PyObject* arguments);
 
 }  // namespace rekindle

@@ -11,6 +11,7 @@
 #include "counting.h"
 #include "driver.h"
 #include "for_tests.h"
+#include "learning.h"
 #include "proxy.h"
 #include "python.h"
 #include "runtime.h"
@@ -84,14 +85,16 @@ PyObject* learn_traits(PyObject* arguments) {
     return nothing();
 }
 
-// new(budget, device, assumed) -> driver; a negative budget is none
+// new(budget, device, assumed, learns) -> driver; a negative budget is none
 PyObject* make(PyObject* arguments) {
     long long budget = 0;
     const char* device = nullptr;
     int assumed = 0;
-    parse(arguments, "Lsp", &budget, &device, &assumed);
+    int learns = 0;
+    parse(arguments, "Lspp", &budget, &device, &assumed, &learns);
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
-    auto driver = c10::make_intrusive<Driver>(most, c10::Device(device), assumed != 0);
+    const c10::Device where(device);
+    auto driver = c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0);
     {
         const Locked lock;
         driver->open();
@@ -452,6 +455,12 @@ PyMethodDef methods[] = {
     method<resized>("resized"),
     method<give_away>("give_away"),
     method<rekindle::forget_sources>("forget_sources"),
+    method<rekindle::teach>("teach"),
+    method<rekindle::know>("know"),
+    method<rekindle::begin_step>("begin_step"),
+    method<rekindle::end_step>("end_step"),
+    method<rekindle::met_in_step>("met_in_step"),
+    method<rekindle::written_in_step>("written_in_step"),
     method<step_back>("step_back"),
     method<follow_again>("follow_again"),
     method<never_recompute>("never_recompute"),
@@ -467,6 +476,9 @@ PyMethodDef methods[] = {
     method<rekindle::fix_costs>("fix_costs"),
     method<rekindle::open_journal>("open_journal"),
     method<rekindle::journal>("journal"),
+    method<rekindle::remembered>("remembered"),
+    method<rekindle::remember_at_most>("remember_at_most"),
+    method<rekindle::places_in>("places_in"),
     method<count_allocations>("count_allocations"),
     method<watch>("watch"),
     method<watched>("watched"),

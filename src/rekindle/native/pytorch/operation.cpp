@@ -14,8 +14,7 @@
 namespace rekindle {
 
 void Operation::run() {
-    driver_.device.see();
-    driver_.settle_if_needed();
+    driver_.about_to_run();
     invocation_.take(stack_);
     invocation_.signature = signature_of(op_, invocation_, stack_);
     recording_ = (c10::GradMode::is_enabled() || facts_.differentiated) && !invocation_.opaque &&
@@ -29,6 +28,7 @@ void Operation::run() {
     }
     forget_history();
     know_inputs();
+    meet();
     if (facts_.has(Traits::INDEXING) && recording_) {
         keep_indices();
     }
@@ -61,7 +61,7 @@ void Operation::make_good() {
 // becomes a source when somebody reads it for a recipe, or saves it.
 bool Operation::may_only_count() {
     const Signature& signature = *invocation_.signature;
-    if (!signature.ordinary || !signature.priced) {
+    if (!signature.ordinary || !signature.priced || driver_.written_down) {
         return false;
     }
     for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
@@ -86,6 +86,7 @@ bool Operation::may_only_count() {
 }
 
 void Operation::only_count() {
+    meet();
     needed_ = invocation_.signature->needed;
     inside_ = driver_.stepping ? 0 : invocation_.signature->workspace;
     if (!fits()) {

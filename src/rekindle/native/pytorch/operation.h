@@ -57,6 +57,7 @@ private:
     void only_count();
     void forget_history();
     void know_inputs();
+    void meet();
     void look_twice(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();

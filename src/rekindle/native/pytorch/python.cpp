@@ -157,6 +157,10 @@ void tell_range(Driver& driver, bool ends) {
     ask("range", "ni", driver.number(), ends ? 1 : 0);
 }
 
+void ask_for_lessons(Driver& driver, std::int64_t met) {
+    ask("lessons", "nL", driver.number(), static_cast<long long>(met));
+}
+
 void tell_peak(Driver& driver) {
     driver.look_due = false;
     if (Py_IsInitialized() == 0) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <utility>
 
@@ -61,6 +62,9 @@ inline void tell(Driver& driver) {
         tell_owners(driver);
     }
 }
+
+// A step begins with `met`: Python may know what comes then, of other processes.
+void ask_for_lessons(Driver& driver, std::int64_t met);
 
 // A driver is gone, and so are all handles of it: Python will hear of it.
 void tell_gone(std::ptrdiff_t number) noexcept;

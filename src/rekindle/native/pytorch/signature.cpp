@@ -23,6 +23,7 @@ namespace rekindle {
 namespace {
 
 constexpr std::size_t MOST_KEPT = 20'000;
+constexpr std::uint64_t NO_WORDS = 0x243F6A8885A308D3ULL;
 Nanoseconds fixed_cost = -1;
 
 constexpr c10::DispatchKeySet PLAIN_KEYS = c10::DispatchKeySet(c10::DispatchKey::CPU) |
@@ -36,6 +37,11 @@ constexpr c10::DispatchKeySet PLAIN_KEYS = c10::DispatchKeySet(c10::DispatchKey:
                                            c10::DispatchKeySet(c10::DispatchKey::AutocastCUDA);
 constexpr c10::DispatchKeySet QUANTIZED_KEYS = c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU) |
                                                c10::DispatchKeySet(c10::DispatchKey::QuantizedCUDA);
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+    return hash ^ hash >> 29;
+}
 
 // Whether the bits of this type are all there is to a number of it.
 bool is_exotic(caffe2::TypeMeta type) noexcept {
@@ -347,6 +353,24 @@ void Signature::sample(Nanoseconds elapsed) noexcept {
     priced = samples_ >= 3;
 }
 
+std::int64_t Signature::number() {
+    if (number_ < 0) {
+        std::uint64_t hash = NO_WORDS;
+        const c10::OperatorName& name = op.operator_name();
+        for (const std::string* part : {&name.name, &name.overload_name}) {
+            for (const char letter : *part) {
+                hash = mixed(hash, static_cast<unsigned char>(letter));
+            }
+            hash = mixed(hash, part->size());
+        }
+        for (std::size_t i = 1; i < key.size(); ++i) {  // the first one is an address
+            hash = mixed(hash, static_cast<std::uint64_t>(key[i]));
+        }
+        number_ = static_cast<std::int64_t>(hash >> 4);
+    }
+    return number_;
+}
+
 // -- all signatures -------------------------------------------------------------------------------
 
 namespace {
@@ -396,10 +420,9 @@ Signatures& signatures() {
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
 ) {
-    std::uint64_t hash = 0x243F6A8885A308D3ULL;
+    std::uint64_t hash = NO_WORDS;
     for (const std::int64_t word : invocation.key) {
-        hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x9E3779B97F4A7C15ULL;
-        hash ^= hash >> 29;
+        hash = mixed(hash, static_cast<std::uint64_t>(word));
     }
     Signatures& all = signatures();
     const std::size_t mask = all.slots.size() - 1;

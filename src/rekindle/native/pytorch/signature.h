@@ -90,6 +90,8 @@ public:
     // Takes one execution, which had `inside` bytes in use beside what it made. The first may have
     // been special, as where cuDNN tries what is fastest: the second one counts anew.
     void took(Bytes inside) noexcept;
+    // By which it is known in every process.
+    std::int64_t number();
     // The arguments of one call again; a tensor that is not defined is left out as None.
     void arguments(
         torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
@@ -120,6 +122,7 @@ private:
     std::vector<Part> parts_;
     bool rebuildable_;  // all arguments are in the parts, or in extras
     int samples_ = 0;
+    std::int64_t number_ = -1;
 };
 
 // The signature of a call, for as long as nobody asks for too many others.

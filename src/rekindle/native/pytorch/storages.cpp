@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "driver.h"
+#include "learner.h"
 
 namespace rekindle {
 
@@ -81,6 +82,9 @@ void Driver::admit(Recipe& call) {
             maybe_held(record_of(*value->storage));
         }
     }
+    if (learner) {
+        learner->made(call);
+    }
     note_peak();
 }
 
@@ -151,8 +155,17 @@ Record& Driver::become_source(const Facts* maker, const Home& home, const c10::T
 
 // What was only counted becomes a source.
 Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* tensor) {
+    note_uncounted(address_of(*home), counted.nbytes);
     engine.account(0, -counted.nbytes);
     return become_source(counted.maker, home, tensor);
+}
+
+void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
+    if (engine.journal.is_open()) {
+        const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
+        const Entry::Kind kind = Entry::Kind::uncounted;
+        engine.journal.write({kind, id, nbytes, 0, engine.clock, engine.memory});
+    }
 }
 
 Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
@@ -251,6 +264,9 @@ void Driver::retain(Record& record, const Home& home) {
 void Driver::use(Record& record) {
     if (!record.resident) {
         poll();
+        if (learner) {
+            learner->wanting(record);
+        }
     }
     bring([&] { engine.use(record.root); });
     maybe_held(record);

@@ -71,7 +71,6 @@ class Arguments:
         """The core that runs this. Raises if the native one is asked for in vain."""
         needs_python = {
             "record=True": self.record,
-            "learn": bool(self.learn),
             "swap": self.swap is not None,
             'evict="anything"': self.evict == "anything",
         }

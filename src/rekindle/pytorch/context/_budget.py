@@ -29,7 +29,7 @@ from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
 from rekindle.pytorch.devices import accelerator, is_out_of_memory
 from rekindle.pytorch.held import Anything, Touching, anything
-from rekindle.pytorch.learned import Learner, lessons_for
+from rekindle.pytorch.learned import Learner, NativeLearner, lessons_for
 from rekindle.pytorch.native import (
     NativeDriver,
     NativeRuntime,
@@ -163,7 +163,7 @@ class budget:
         `learn`.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, without `record`, `learn`, `swap` and `evict="anything"`. It is compiled on
+        and on CUDA, without `record`, `swap` and `evict="anything"`. It is compiled on
         first use, which takes a minute, or before by `rekindle build`. "python" takes 20 to 40
         microseconds an operator. "auto" is the native one on a CPU wherever it can be had.
         `run.report()` says which one ran, and why.
@@ -298,10 +298,15 @@ class budget:
     def _enter_native(self, device: torch.device, core: Chosen) -> Run:
         module = native_core()
         assert module is not None, "a core that was chosen is there"
-        assumed = self._arguments.device is None
-        driver: Any = NativeDriver(module, self._budget, device, assumed)
+        given, amount = self._arguments, self._budget
+        learns = bool(given.learn) and amount is not None
+        driver: Any = NativeDriver(module, amount, device, given.device is None, learns)
         runtime = NativeRuntime(driver)
-        run = Run(driver, self._budget, policy_of(self._arguments.policy), core, record=False)
+        run = Run(driver, amount, policy_of(given.policy), core, record=False)
+        if learns and amount is not None:
+            lessons = lessons_for(amount, device, cache=given.cache, native=True)
+            learner = NativeLearner(driver, lessons, wait=given.learn == "wait")
+            run._learner = driver.watcher = learner
         with ExitStack() as stack:
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))

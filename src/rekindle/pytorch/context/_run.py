@@ -15,7 +15,7 @@ from rekindle._units import format_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context._cores import Chosen
 from rekindle.pytorch.context._report import report_of, swapped_by
-from rekindle.pytorch.learned import Learner
+from rekindle.pytorch.learned import Learning
 from rekindle.pytorch.online import Capture, Driver, Places, Step
 from rekindle.report._data import Swapped
 from rekindle.report._report import Report
@@ -37,7 +37,7 @@ class Run:
         driver.recorder = Recorder() if record else None
         driver.whole = driver.capture = Capture() if record else None
         driver.places = Places() if record else None
-        self._learner: Learner | None = None
+        self._learner: Learning | None = None
         self._part: Capture | None = None
 
     @property

@@ -17,6 +17,7 @@ from typing import Protocol, final
 from rekindle._errors import InvalidTrace
 from rekindle._types import OpId
 from rekindle.engine import Call, Engine, Follower, Host, Storage
+from rekindle.pytorch.learned._learning import Ended, Learning
 from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._lessons import Lessons
 from rekindle.pytorch.learned._walk import ASIDE, BACKWARD, GRAPH, LOST, Walk, met_by, places
@@ -45,28 +46,21 @@ class Driver(Host, Protocol):
 
 
 @final
-class Learner:
-    """Watches the steps of one run."""
+class Learner(Learning):
+    """The learner of the core in Python."""
 
     LONGEST = 1 << 20
     """Operators of a step that are remembered: a program without an optimizer never ends its."""
 
     def __init__(self, driver: Driver, lessons: Lessons, *, wait: bool) -> None:
-        self.lessons = lessons
-        self.followed = 0  #: steps that went along a route from beginning to end
-        self.left = 0  #: steps that left their route
-        self.unplanned = 0  #: steps for which there was none
-        self.why = ""  #: the last one left its route
-        self.optimizing = False  #: an optimizer's step runs, by which a step of the program ends
+        super().__init__(lessons, wait=wait)
         self._driver = driver
-        self._wait = wait
         self._lesson: Lesson | None = None
         self._follower: Follower | None = None
         self._begin()
 
     @property
     def remembered(self) -> int:
-        """Operators of the step that runs, as far as they are remembered."""
         return len(self._met)
 
     # -- during a step --------------------------------------------------------------------------
@@ -140,9 +134,9 @@ class Learner:
         self._let_go()
         number = len(self._met) - 1
         if complete:
-            self.why = f"the step went on after the {number} operators of the record"
+            self._went_on(number)
         else:
-            self.why = f"operator {number} of the step was {name}, not as recorded"
+            self._was_another(number, name)
         self._may_begin(self._met[-1])
 
     def _may_begin(self, met: int) -> None:
@@ -177,25 +171,15 @@ class Learner:
         if self._lesson is lesson:
             self._makes = lesson.numbers[found[-1]] - driver.storages_made
 
-    def told(self) -> str:
-        """Lines of a report."""
-        share = self.followed / max(1, self.followed + self.left + self.unplanned)
-        told = f"steps planned   {self.followed:>11}   followed to the end, {self.left} left"
-        lines = [f"{told}, {self.unplanned} without a plan: {share:.0%} of the steps followed"]
-        lines += [f"  {note}" for note in (self.why, self.lessons.note) if note]
-        return "\n".join(lines)
-
     # -- between steps --------------------------------------------------------------------------
 
     def step(self) -> None:
-        """A step is over, and another one begins."""
         with self._driver.lock:
             self._driver.settle()
             self._end(over=True)
             self._begin()
 
     def close(self) -> None:
-        """The run is over."""
         with self._driver.lock:
             self._end(over=False)
 
@@ -224,14 +208,8 @@ class Learner:
 
     def _end(self, *, over: bool) -> None:
         """`over`: by an optimizer's step."""
-        if self._lesson is not None and self._walk.complete:
-            self.followed += 1
-        elif self._lesson is not None and over:
-            self.why = f"the step ended after {len(self._met)} operators of {len(self._lesson.met)}"
-            self.left += 1
-        else:
-            self.left += self._taken
-            self.unplanned += over and not self._taken
+        ended = Ended(len(self._met), self._lesson, self._walk.complete, self._taken)
+        self._count(ended, over=over)
         self._let_go()
         self._driver.capture_no_more()
         if self._met and self._driver.evictions > self._evictions:

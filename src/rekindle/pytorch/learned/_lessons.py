@@ -65,14 +65,7 @@ class Lessons:
         """
         for lesson in self.shapes:
             if is_of(lesson.met, step):
-                lesson.met_again = True
-                self.shapes.remove(lesson)
-                self.shapes.insert(0, lesson)
-                if lesson.again and written is not None:
-                    lesson.again, written.met_again = False, True
-                    self.shapes.insert(1, written)
-                self._tries = max(0, self._tries - 1)
-                self._pause, self._next_pause = 0, TRIES
+                self.over_again(lesson, written)
                 return
         if written is not None:
             self.shapes.insert(0, written)
@@ -85,6 +78,18 @@ class Lessons:
             self._pause -= 1
         elif self._tries == 0:
             self._tries = TRIES
+
+    def over_again(self, lesson: Lesson, written: Lesson | None) -> None:
+        """Likewise, where it is known that it was of that shape."""
+        lesson.met_again = True
+        if lesson in self.shapes:
+            self.shapes.remove(lesson)
+        self.shapes.insert(0, lesson)
+        if lesson.again and written is not None:
+            lesson.again, written.met_again = False, True
+            self.shapes.insert(1, written)
+        self._tries = max(0, self._tries - 1)
+        self._pause, self._next_pause = 0, TRIES
 
     # -- the plan in the making -----------------------------------------------------------------
 
@@ -178,15 +183,19 @@ class Lessons:
         self._end_planning()
 
 
-_lessons: dict[tuple[Bytes, torch.device, bool], Lessons] = {}
+_lessons: dict[tuple[Bytes, torch.device, bool, bool], Lessons] = {}
 
 
-def lessons_for(budget: Bytes, device: torch.device, *, cache: bool = True) -> Lessons:
-    """What this process learned of steps on `device` within `budget`; `cache`: and others."""
-    key = budget, device, cache
+def lessons_for(
+    budget: Bytes, device: torch.device, *, cache: bool = True, native: bool = False
+) -> Lessons:
+    """What this process learned of steps on `device` within `budget`; `cache`: and others.
+    `native`: by the native core, whose numbers are others."""
+    key = budget, device, cache, native
     found = _lessons.pop(key, None)
     if found is None:
-        found = Lessons(budget, Shelf(cache_folder() if cache else None, budget, device))
+        folder = cache_folder() if cache else None
+        found = Lessons(budget, Shelf(folder, budget, device, native=native))
     _lessons[key] = found
     while len(_lessons) > MOST_LESSONS:
         _lessons.pop(next(iter(_lessons))).forget()

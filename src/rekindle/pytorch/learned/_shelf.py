@@ -57,10 +57,12 @@ class Claim:
 class Shelf:
     """Lessons within about `budget` on `device`, in `folder`; None: nowhere."""
 
-    def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path | None, budget: Bytes, device: torch.device, *, native: bool = False
+    ) -> None:
         self._folder = None if folder is None else folder / "lessons"
         self._budget = budget
-        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
+        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}{' native' * native}"
         #: Names of files, by how they start.
         self._unread: dict[str, list[str]] = {}
         for name in self._names():

@@ -117,6 +117,11 @@ class Answers:
         if driver is not None:
             driver.meet_states()
 
+    def lessons(self, number: int, met: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None and driver.watcher is not None:
+            driver.watcher.begins(met)
+
     def range(self, number: int, ends: int) -> None:
         driver = drivers.get(number)
         if driver is not None and driver.undo is not None:

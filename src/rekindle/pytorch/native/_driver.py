@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -45,6 +45,24 @@ _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
     1 << bit for bit in range(7)
 )
 _KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
+
+
+class Watcher(Protocol):
+    """Who knows the program's steps."""
+
+    optimizing: bool  #: an optimizer's step runs; the core knows
+
+    def begins(self, met: int) -> None:
+        """A step begins with an operator that the core knows nothing of."""
+        ...
+
+    def step(self) -> None:
+        """A step is over, and another one begins."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
 
 
 class _Numbers(NamedTuple):
@@ -154,7 +172,7 @@ class NativeDriver:
     """One native engine and the memory that it decides about."""
 
     # What only the core in Python writes down.
-    recorder = capture = whole = audit = watcher = places = None
+    recorder = capture = whole = audit = places = None
 
     def __init__(
         self,
@@ -162,9 +180,11 @@ class NativeDriver:
         budget: Bytes | None,
         device: torch.device,
         assumed: bool = False,
+        learns: bool = False,
     ) -> None:
         self.core = core
-        self.handle = core.new(-1 if budget is None else budget, str(device), assumed)
+        self.handle = core.new(-1 if budget is None else budget, str(device), assumed, learns)
+        self.watcher: Watcher | None = None  #: only of a driver that learns
         self.engine = NativeEngine(core, self.handle, budget)
         self.device = device
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
@@ -282,6 +302,9 @@ class NativeDriver:
 
     def close(self) -> None:
         """The context is over: from now on what dies is acted on at once."""
+        if self.watcher is not None:
+            self.watcher.close()
+            self.watcher = None
         self.core.leave(self.handle)
 
     def also_capture(self) -> Capture:

@@ -64,6 +64,8 @@ class NativeRuntime:
         driver = self.driver
         driver.undo_no_more()
         driver.owners.optimizers.add(optimizer)
+        if driver.watcher is not None:
+            driver.watcher.step()
         driver.steps.over(driver.evictions, driver.recomputations)
 
 

@@ -1,0 +1,166 @@
+// Learned schedules: from the second step on, the future is known. Twin of
+// rekindle.pytorch.learned._learner, where it is explained: what happens during a step is here,
+// what happens between two of them stays there.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "../engine/follower.h"
+#include "../engine/journal.h"
+#include "driver.h"
+#include "invocation.h"
+#include "walk.h"
+
+namespace rekindle {
+
+// One shape of a step that has a route: numbers, no tensors.
+struct Lesson final : c10::intrusive_ptr_target {
+    std::int64_t key = -1;              // what Python calls it
+    std::vector<std::int64_t> met;      // its operators
+    std::vector<std::int64_t> starts;   // how many operators the trace has before each of them
+    std::vector<std::int64_t> numbers;  // how many storages: those that it makes follow
+    Route route;
+
+    // Whether all that is numbered is there.
+    bool sound() const noexcept;
+};
+
+// A step as it was written down, for Python to make a trace of.
+struct Transcript final {
+    struct Present final {  // in the graph when it began, or only counted
+        std::int64_t id;
+        Bytes nbytes;
+        std::int64_t references;
+        std::int64_t held;
+    };
+
+    struct Named final {  // a call, in the order of the entries
+        const char* name;
+        bool backward;
+        Bytes workspace;
+    };
+
+    std::vector<Present> present;
+    std::vector<Present> counted;
+    std::vector<Entry> entries;
+    std::vector<Named> calls;
+    std::vector<std::int64_t>
+        places;  // for each operator that was met how many entries came before
+};
+
+// How a step ended.
+struct Ended final {
+    enum class Reason : std::int8_t { none, went_on, another, failed };
+
+    std::int64_t key = -1;  // of the lesson that was followed at the end; negative: none
+    bool complete = false;  // nothing of it was missing
+    bool taken = false;     // some lesson was followed for a part of the step
+    std::size_t length = 0;
+    // Why the last lesson was left, since this was asked last.
+    Reason reason = Reason::none;
+    std::size_t number = 0;  // of the operator with which that was
+    const char* name = "";
+};
+
+// One operator of a step as a number, which tells it from others in every process.
+std::int64_t met_by(const Invocation& invocation);
+
+// Watches the steps of one driver. Like that it needs the core's lock.
+class Learner final : public Host {
+public:
+    explicit Learner(Driver& driver) : driver_(driver) {}
+
+    Learner(const Learner&) = delete;
+    Learner& operator=(const Learner&) = delete;
+    Learner(Learner&&) = delete;
+    Learner& operator=(Learner&&) = delete;
+    ~Learner() = default;
+
+    // Operators of a step that are remembered: a program without an optimizer never ends its.
+    std::size_t longest = std::size_t{1} << 20;
+
+    std::size_t remembered() const noexcept { return met_.size(); }
+
+    // -- between steps --------------------------------------------------------------------------
+
+    // A lesson that may be followed from now on.
+    void teach(c10::intrusive_ptr<Lesson> lesson) { lessons_.push_back(std::move(lesson)); }
+
+    // Which of them are known, the one met last first. Others are forgotten.
+    void know(std::span<const std::int64_t> keys);
+    // A step may begin; `write_down`: if it does, it is written down.
+    void begin(bool write_down);
+    // The step is over, and none begins until `begin`.
+    Ended end();
+
+    // The operators of the step that is over.
+    std::span<const std::int64_t> met() const noexcept { return met_; }
+
+    // As it was written down, if it was.
+    const std::optional<Transcript>& transcript() const noexcept { return transcript_; }
+
+    // -- during a step --------------------------------------------------------------------------
+
+    // Whether somebody should be asked what steps begin with this: once for each.
+    bool asks(std::int64_t met);
+    // The program is about to run an operator.
+    void meets(std::int64_t met, const Invocation& invocation);
+    // It ran one, or showed something that it had already.
+    void made(const Recipe& call);
+    // It asks for `record`, which is gone.
+    void wanting(const Record& record);
+
+    void poll() override { driver_.poll(); }
+
+    Storage& current(Storage& storage) override { return rekindle::current(record_of(storage)); }
+
+    void own(Storage& storage) override { driver_.own(record_of(storage)); }
+
+    void disown(Storage& storage) override { driver_.disown(record_of(storage)); }
+
+private:
+    void write_down();
+    void go_to(std::size_t place);
+    void leave(const char* name);
+    void may_begin(std::int64_t met);
+    void take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64_t> found);
+    void let_go();
+    void stop_writing();
+    void forget_step();
+    const c10::intrusive_ptr<Lesson>* beginning_with(std::int64_t met) const;
+    template <class F>
+    void attempt(F&& moves);
+
+    Driver& driver_;
+    std::vector<c10::intrusive_ptr<Lesson>> lessons_;
+    std::unordered_set<std::int64_t> asked_;
+    Ended ended_;
+
+    // Of the step that runs.
+    bool begun_ = false;  // it may
+    bool wanted_ = false;
+    bool taken_ = false;  // a lesson was followed, for a part of it at least
+    bool too_long_ = false;
+    std::vector<std::int64_t> met_;
+    std::vector<std::int64_t> made_;  // storages before each operator, in the whole run
+    std::optional<Transcript> transcript_;
+    Bytes inside_ = 0;  // what the operator that was met last takes beside what it makes
+    const Facts* facts_ = nullptr;  // of that one
+
+    // Of the lesson that it follows.
+    c10::intrusive_ptr<Lesson> lesson_;  // null: none
+    std::optional<Follower> follower_;
+    Walk walk_;
+    std::optional<std::int64_t>
+        makes_;  // what numbers of the lesson have more than those of the run
+};
+
+}  // namespace rekindle

@@ -1,0 +1,173 @@
+#include "learning.h"
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "conversions.h"
+#include "learner.h"
+#include "mutex.h"
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+Learner& learner_of(PyObject* capsule) {
+    Driver& driver = driver_of(capsule);
+    TORCH_CHECK(driver.learner, "this driver was made to learn nothing");
+    return *driver.learner;
+}
+
+// Words, for an array of Python's.
+template <class T>
+PyObject* bytes_of(std::span<const T> things) {
+    static_assert(sizeof(T) % sizeof(std::int64_t) == 0);
+    const auto n = static_cast<Py_ssize_t>(things.size_bytes());
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(things.data()), n);
+}
+
+const char* said(Ended::Reason reason) noexcept {
+    switch (reason) {
+        case Ended::Reason::went_on:
+            return "went on";
+        case Ended::Reason::another:
+            return "another";
+        case Ended::Reason::failed:
+            return "failed";
+        default:
+            return "";
+    }
+}
+
+}  // namespace
+
+// teach(driver, key, met, starts, numbers, (stops, moves, restores, restored, kept)): lists
+PyObject* teach(PyObject* arguments) {
+    PyObject *capsule, *met, *starts, *numbers, *stops, *moves, *restores, *restored, *kept;
+    long long key = 0;
+    parse(
+        arguments,
+        "OLOOO(OOOOO)",
+        &capsule,
+        &key,
+        &met,
+        &starts,
+        &numbers,
+        &stops,
+        &moves,
+        &restores,
+        &restored,
+        &kept
+    );
+    auto lesson = c10::make_intrusive<Lesson>();
+    lesson->key = key;
+    lesson->met = numbers_in(met);
+    lesson->starts = numbers_in(starts);
+    lesson->numbers = numbers_in(numbers);
+    lesson->route = {
+        numbers_in(stops),
+        numbers_in(moves),
+        numbers_in(restores),
+        numbers_in(restored),
+        numbers_in(kept),
+    };
+    const bool sound = lesson->sound();
+    if (sound) {
+        Learner& learner = learner_of(capsule);
+        const Locked lock;
+        learner.teach(std::move(lesson));
+    }
+    return PyBool_FromLong(sound ? 1 : 0);
+}
+
+// know(driver, keys): of those that were taught, the one met last first; others are forgotten
+PyObject* know(PyObject* arguments) {
+    PyObject *capsule, *keys;
+    parse(arguments, "OO", &capsule, &keys);
+    const std::vector<std::int64_t> known = numbers_in(keys);
+    Learner& learner = learner_of(capsule);
+    const Locked lock;
+    learner.know(known);
+    return nothing();
+}
+
+// begin_step(driver, write_down)
+PyObject* begin_step(PyObject* arguments) {
+    PyObject* capsule;
+    int write_down = 0;
+    parse(arguments, "Op", &capsule, &write_down);
+    Learner& learner = learner_of(capsule);
+    const Locked lock;
+    learner.begin(write_down != 0);
+    return nothing();
+}
+
+// end_step(driver) -> key of the lesson that was followed at the end, whether all of it was, whether
+// any was for a part of the step, the number of operators; why one was left, number and name of the
+// operator
+PyObject* end_step(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    Learner& learner = learner_of(capsule);
+    const Ended ended = in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        return learner.end();
+    });
+    return Py_BuildValue(
+        "LNNnsns",
+        static_cast<long long>(ended.key),
+        PyBool_FromLong(ended.complete ? 1 : 0),
+        PyBool_FromLong(ended.taken ? 1 : 0),
+        static_cast<Py_ssize_t>(ended.length),
+        said(ended.reason),
+        static_cast<Py_ssize_t>(ended.number),
+        ended.name
+    );
+}
+
+// met_in_step(driver) -> the operators of the step that is over
+PyObject* met_in_step(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Learner& learner = learner_of(capsule);
+    const Locked lock;
+    return bytes_of(learner.met());
+}
+
+// written_in_step(driver) -> as it was written down: present, counted, entries, places, what calls
+// took beside what they made, whether in a backward pass, their names; None: it was not
+PyObject* written_in_step(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Learner& learner = learner_of(capsule);
+    const Locked lock;
+    if (!learner.transcript()) {
+        return nothing();
+    }
+    const Transcript& found = *learner.transcript();
+    std::vector<std::int64_t> workspaces;
+    std::vector<std::int64_t> backward;
+    const Object names(PyList_New(0));
+    for (const Transcript::Named& call : found.calls) {
+        workspaces.push_back(call.workspace);
+        backward.push_back(call.backward ? 1 : 0);
+        const Object name(PyUnicode_FromString(call.name));
+        must(PyList_Append(names.get(), name.get()) == 0);
+    }
+    return Py_BuildValue(
+        "NNNNNNO",
+        bytes_of(std::span(found.present)),
+        bytes_of(std::span(found.counted)),
+        bytes_of(std::span(found.entries)),
+        bytes_of(std::span(found.places)),
+        bytes_of(std::span<const std::int64_t>(workspaces)),
+        bytes_of(std::span<const std::int64_t>(backward)),
+        names.get()
+    );
+}
+
+}  // namespace rekindle

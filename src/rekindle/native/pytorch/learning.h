@@ -1,0 +1,15 @@
+// What Python asks of the core between the steps of a program that it learns.
+#pragma once
+
+struct _object;
+
+namespace rekindle {
+
+_object* teach(_object* arguments);
+_object* know(_object* arguments);
+_object* begin_step(_object* arguments);
+_object* end_step(_object* arguments);
+_object* met_in_step(_object* arguments);
+_object* written_in_step(_object* arguments);
+
+}  // namespace rekindle

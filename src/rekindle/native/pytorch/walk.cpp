@@ -1,0 +1,62 @@
+#include "walk.h"
+
+#include <algorithm>
+
+namespace rekindle {
+
+namespace {
+
+// How many operators beside the graph may be missing in a row, where the next of them comes.
+constexpr std::size_t FAR = 64;
+
+}  // namespace
+
+std::int64_t Walk::meets_another(std::int64_t met) noexcept {
+    if (at_ == 0) {
+        return (met & BACKWARD) != 0 ? LOST : ASIDE;
+    }
+    const std::size_t expected = next_of_graph();
+    if ((met & GRAPH) == 0) {
+        const std::int64_t found = further(met, at_, std::min(expected, at_ + FAR));
+        return found == LOST ? ASIDE : found;
+    }
+    if (expected < shape_.size()) {
+        return further(met, expected, expected + 1);
+    }
+    return (met & BACKWARD) != 0 || met == shape_[0] ? LOST : ASIDE;
+}
+
+std::size_t Walk::next_of_graph() const noexcept {
+    std::size_t at = at_;
+    while (at < shape_.size() && (shape_[at] & GRAPH) == 0) {
+        ++at;
+    }
+    return at;
+}
+
+std::int64_t Walk::further(std::int64_t met, std::size_t first, std::size_t end) noexcept {
+    for (std::size_t found = first; found < end; ++found) {
+        if (shape_[found] == met) {
+            at_ = found + 1;
+            return static_cast<std::int64_t>(found);
+        }
+    }
+    return LOST;
+}
+
+std::optional<std::vector<std::int64_t>> places(
+    std::span<const std::int64_t> shape, std::span<const std::int64_t> step
+) {
+    Walk walk(shape);
+    std::vector<std::int64_t> found;
+    found.reserve(step.size());
+    for (const std::int64_t met : step) {
+        found.push_back(walk.meets(met));
+        if (found.back() == LOST) {
+            return std::nullopt;
+        }
+    }
+    return found;
+}
+
+}  // namespace rekindle

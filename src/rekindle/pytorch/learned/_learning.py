@@ -1,0 +1,73 @@
+"""What every learner keeps of the steps of one run: how they went, and what is told of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from rekindle.pytorch.learned._lesson import Lesson
+from rekindle.pytorch.learned._lessons import Lessons
+
+
+class Ended(NamedTuple):
+    """How a step ended."""
+
+    length: int
+    """Operators, as far as they are remembered."""
+    lesson: Lesson | None
+    """The one that was followed when it ended."""
+    complete: bool
+    """Nothing was missing of that."""
+    taken: bool
+    """A lesson was followed for a part of the step at least."""
+
+
+class Learning(ABC):
+    """Watches the steps of one run, and makes of them what `lessons` are about."""
+
+    def __init__(self, lessons: Lessons, *, wait: bool) -> None:
+        self.lessons = lessons
+        self.followed = 0  #: steps that went along a route from beginning to end
+        self.left = 0  #: steps that left their route
+        self.unplanned = 0  #: steps for which there was none
+        self.why = ""  #: the last one left its route
+        self.optimizing = False  #: an optimizer's step runs, by which a step of the program ends
+        self._wait = wait
+
+    @property
+    @abstractmethod
+    def remembered(self) -> int:
+        """Operators of the step that runs, as far as they are remembered."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """A step is over, and another one begins."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The run is over."""
+
+    def told(self) -> str:
+        """Lines of a report."""
+        share = self.followed / max(1, self.followed + self.left + self.unplanned)
+        told = f"steps planned   {self.followed:>11}   followed to the end, {self.left} left"
+        lines = [f"{told}, {self.unplanned} without a plan: {share:.0%} of the steps followed"]
+        lines += [f"  {note}" for note in (self.why, self.lessons.note) if note]
+        return "\n".join(lines)
+
+    def _count(self, step: Ended, *, over: bool) -> None:
+        """`over`: by an optimizer's step."""
+        if step.lesson is not None and step.complete:
+            self.followed += 1
+        elif step.lesson is not None and over:
+            self.why = f"the step ended after {step.length} operators of {len(step.lesson.met)}"
+            self.left += 1
+        else:
+            self.left += step.taken
+            self.unplanned += over and not step.taken
+
+    def _went_on(self, number: int) -> None:
+        self.why = f"the step went on after the {number} operators of the record"
+
+    def _was_another(self, number: int, name: str) -> None:
+        self.why = f"operator {number} of the step was {name}, not as recorded"

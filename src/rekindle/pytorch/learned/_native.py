@@ -1,0 +1,143 @@
+"""The learner of the native core: what happens during a step is there, what comes between two steps
+is here."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import count
+from threading import RLock
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, final
+
+from rekindle._errors import InvalidTrace
+from rekindle.engine import Route
+from rekindle.pytorch.learned._learning import Ended, Learning
+from rekindle.pytorch.learned._lesson import Lesson
+from rekindle.pytorch.learned._lessons import Lessons
+from rekindle.pytorch.learned._transcript import Transcript, written_down
+
+
+class Driver(Protocol):
+    """What a learner needs of a native driver."""
+
+    core: ModuleType
+    handle: Any
+    lock: RLock
+
+    @property
+    def evictions(self) -> int: ...
+
+
+class _Ended(NamedTuple):
+    """As the core says it."""
+
+    key: int
+    complete: bool
+    taken: bool
+    length: int
+    reason: str
+    number: int
+    name: str
+
+
+@final
+class NativeLearner(Learning):
+    """The native core follows lessons; it is taught them, and asked what came of each step."""
+
+    def __init__(self, driver: Driver, lessons: Lessons, *, wait: bool) -> None:
+        super().__init__(lessons, wait=wait)
+        self._driver = driver
+        self._core, self._handle = driver.core, driver.handle
+        self._keys = count()
+        self._taught: dict[Lesson, tuple[int, Route]] = {}
+        self._begin()
+
+    @property
+    def remembered(self) -> int:
+        return self._core.remembered(self._handle)
+
+    def begins(self, met: int) -> None:
+        """A step begins with this operator, of which the core knows none."""
+        with self._driver.lock:
+            if self.lessons.beginning_with(met) is not None:
+                self._teach()
+
+    def step(self) -> None:
+        with self._driver.lock:
+            self._end(over=True)
+            self._begin()
+
+    def close(self) -> None:
+        with self._driver.lock:
+            self._end(over=False)
+
+    def _begin(self) -> None:
+        self._teach()
+        self._evictions = self._driver.evictions
+        self._core.begin_step(self._handle, self.lessons.wants_more())
+
+    def _end(self, *, over: bool) -> None:
+        said = _Ended(*self._core.end_step(self._handle))
+        self._understand(said)
+        lesson = self._lesson_of(said.key)
+        self._count(Ended(said.length, lesson, said.complete, said.taken), over=over)
+        if said.length and self._driver.evictions > self._evictions:
+            if lesson is not None and said.complete:
+                self.lessons.over_again(lesson, self._written() if lesson.again else None)
+            else:
+                self.lessons.over(self._met(), self._written())
+        self.lessons.plan(wait=self._wait)
+
+    def _understand(self, said: _Ended) -> None:
+        match said.reason:
+            case "went on":
+                self._went_on(said.number)
+            case "another":
+                self._was_another(said.number, said.name)
+            case "failed":
+                self.why = "something that was brought back early could not be"
+
+    def _lesson_of(self, key: int) -> Lesson | None:
+        return next((lesson for lesson, known in self._taught.items() if known[0] == key), None)
+
+    def _met(self) -> list[int]:
+        met = array("q")
+        met.frombytes(self._core.met_in_step(self._handle))
+        return met.tolist()
+
+    def _written(self) -> Lesson | None:
+        words = self._core.written_in_step(self._handle)
+        if words is None:
+            return None
+        try:
+            trace, starts, numbers = written_down(Transcript(*words))
+        except InvalidTrace as error:
+            self.why = f"a step could not be written down: {error}"
+            return None
+        return Lesson(self._met(), starts, numbers, trace)
+
+    def _teach(self) -> None:
+        """The core knows all shapes that have a route, and no others."""
+        taught: dict[Lesson, tuple[int, Route]] = {}
+        for lesson in self.lessons.shapes:
+            route = lesson.route
+            if route is None:
+                continue
+            known = self._taught.get(lesson)
+            if known is None or known[1] is not route:
+                known = next(self._keys), route
+                self._core.teach(
+                    self._handle, known[0], lesson.met, lesson.starts, lesson.numbers,
+                    _numbers_of(route),
+                )  # fmt: skip
+            taught[lesson] = known
+        self._taught = taught
+        self._core.know(self._handle, [key for key, _ in taught.values()])
+
+
+def _numbers_of(route: Route) -> tuple[list[int], ...]:
+    restores, restored = [0], list[int]()
+    for made in route.restores:
+        restored += made
+        restores.append(len(restored))
+    return list(route.stops), list(route.moves), restores, restored, list(route.kept)

@@ -1,0 +1,151 @@
+"""A step as the native core wrote it down, event by event, becomes a trace.
+
+The journal of its engine says what was told, in the order in which it was told. What is told of a
+call (what it reads, makes and writes over) comes before it. Handles of what a call writes over mean
+what it makes: of that the journal says nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, final
+
+from rekindle._types import Bytes, ValueId
+from rekindle.trace import Trace, TraceBuilder
+
+KINDS: Final = (
+    "reads", "makes", "views", "overwrites", "takes", "call", "admit", "use", "pin", "retain",
+    "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize", "require",
+    "make_room", "shrink", "let_return", "lock", "unlock", "mark", "unmark", "clear", "listen",
+    "uncounted", "compute", "free",
+)  # fmt: skip
+"""As in native/engine/journal.h."""
+_REPLAYABLE: Final = 1
+
+
+class Transcript(NamedTuple):
+    """As the core gives it: words of 64 bits, and names."""
+
+    present: bytes
+    """What was in the graph: id, bytes, references, whether the program held it."""
+    counted: bytes
+    """What was in memory but in no graph, likewise."""
+    entries: bytes
+    """Kind, id, number, flags; two that nobody needs here."""
+    places: bytes
+    """How many entries there were before each operator of the step."""
+    workspaces: bytes
+    """What each call took beside what it made."""
+    backward: bytes
+    """Whether it was in a backward pass."""
+    names: list[str]
+
+
+def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
+    """The trace; how many operators and how many storages it has before each of the step's.
+
+    Raises `InvalidTrace` for what cannot have been.
+    """
+    reader = _Reader(words)
+    starts: list[int] = []
+    numbers: list[int] = []
+    places = iter(_words(words.places))
+    place = next(places, None)
+    for count, entry in enumerate(_rows(words.entries, 6)):
+        while place == count:
+            starts.append(reader.builder.operators)
+            numbers.append(reader.builder.storages)
+            place = next(places, None)
+        reader.read(KINDS[entry[0]], *entry[1:4])
+    while place is not None:
+        starts.append(reader.builder.operators)
+        numbers.append(reader.builder.storages)
+        place = next(places, None)
+    return reader.builder.build(), starts, numbers
+
+
+@final
+class _Reader:
+    def __init__(self, words: Transcript) -> None:
+        self.builder = TraceBuilder("captured", held=True)
+        self._values: dict[int, ValueId] = {}
+        self._references: Counter[int] = Counter()
+        self._calls = zip(
+            words.names, _words(words.workspaces), _words(words.backward), strict=True
+        )
+        self._inputs: list[int] = []
+        self._made: list[tuple[int, Bytes]] = []
+        self._overwrites: dict[int, int] = {}
+        for storage, nbytes, references, held in _rows(words.present, 4):
+            self._values[storage] = value = self.builder.source(nbytes, held=held > 0)
+            self._references[storage] = references
+            for _ in range(references - (not held)):
+                self.builder.retain(value)
+            if not (references or held):
+                self.builder.release(value)
+        self._counted = {
+            key: self.builder.source(nbytes) for key, nbytes, _, _ in _rows(words.counted, 4)
+        }
+
+    def read(self, kind: str, storage: int, number: int, flags: int) -> None:
+        match kind:
+            case "reads":
+                self._inputs.append(storage)
+            case "makes":
+                self._made.append((storage, number))
+            case "overwrites":
+                self._overwrites[storage] = number
+            case "admit":
+                self._call(number, bool(flags & _REPLAYABLE))
+            case "account" if storage > 0 and number == 0:  # it made nothing: that is its cost
+                self.builder.call("", storage, (), (), replayable=False)
+            case "use" | "pin" | "retain" | "release" | "drop" | "seal":
+                self._references[storage] += (kind == "retain") - (kind == "release")
+                getattr(self.builder, kind)(self._values[storage])
+            case "gone":
+                self.builder.drop(self._values[storage])
+            case "uncounted" if storage in self._counted:
+                self.builder.drop(self._counted.pop(storage))
+            case _:  # of no matter to whoever plans
+                pass
+
+    def _call(self, cost: int, replayable: bool) -> None:
+        inputs = [self._values[storage] for storage in self._inputs]
+        overwrites = [
+            (position, self._values[self._overwrites[made]])
+            for position, (made, _) in enumerate(self._made)
+            if made in self._overwrites
+        ]
+        inputs += [value for _, value in overwrites if value not in inputs]
+        name, workspace, backward = next(self._calls)
+        values = self.builder.call(
+            name,
+            cost,
+            inputs,
+            [nbytes for _, nbytes in self._made],
+            overwrites=overwrites,
+            replayable=replayable,
+            is_backward=bool(backward),
+            workspace=workspace,
+        )
+        for (made, _), value in zip(self._made, values, strict=True):
+            self._values[made] = value
+        for made, old in self._overwrites.items():
+            self._references[made] += self._references[old]
+            for _ in range(self._references.pop(old)):
+                self.builder.retain(self._values[made])
+                self.builder.release(self._values[old])
+        self._inputs, self._made, self._overwrites = [], [], {}
+
+
+def _words(content: bytes) -> array[int]:
+    words = array("q")
+    words.frombytes(content)
+    return words
+
+
+def _rows(content: bytes, length: int) -> Iterator[tuple[int, ...]]:
+    numbers: Iterable[int] = _words(content)
+    return zip(*[iter(numbers)] * length, strict=True)
