@@ -133,8 +133,9 @@ class _Reader:
         for (made, _), value in zip(self._made, values, strict=True):
             self._values[made] = value
         for made, old in self._overwrites.items():
-            self._references[made] += self._references[old]
-            for _ in range(self._references.pop(old)):
+            references = self._references.pop(old, 0)
+            self._references[made] += references
+            for _ in range(references):
                 self.builder.retain(self._values[made])
                 self.builder.release(self._values[old])
         self._inputs, self._made, self._overwrites = [], [], {}
