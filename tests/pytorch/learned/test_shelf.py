@@ -17,11 +17,11 @@ from rekindle.engine import Route
 from rekindle.pytorch import Run
 from rekindle.pytorch.learned import _lessons, _shelf
 from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._lessons import forget_lessons, lessons_for
+from rekindle.pytorch.learned._lessons import forget_lessons
 from rekindle.pytorch.learned._shelf import Shelf
 from rekindle.pytorch.learned._walk import GRAPH
 from tests.pytorch.learned.conftest import AtOnce
-from tests.pytorch.learned.test_learned import Training, budget_of, six
+from tests.pytorch.learned.test_learned import Training, budget_of, learned, six
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
@@ -209,8 +209,9 @@ def test_who_waits_for_another_search_takes_what_it_found() -> None:
     with rekindle.budget(budget, learn=True) as run:
         training.step(0)
         training.step(1)
-        lessons = lessons_for(budget, CPU)
-        claim = Shelf(_lessons.cache_folder(), budget, CPU).claim(lessons.shapes[0])
+        (shape,) = learned(run).shapes
+        shelf = Shelf(_lessons.cache_folder(), budget, CPU, native=run.core.native)
+        claim = shelf.claim(shape)
         training.step(2)
         assert not run.wait_for_plan(0.1)
         kept.write_bytes(content)

@@ -64,6 +64,11 @@ std::int64_t met_by(const Invocation& invocation) {
 
 // -- between steps --------------------------------------------------------------------------------
 
+void Learner::teach(c10::intrusive_ptr<Lesson> lesson) {
+    std::erase_if(lessons_, [&](const auto& other) { return other->key == lesson->key; });
+    lessons_.push_back(std::move(lesson));
+}
+
 void Learner::know(std::span<const std::int64_t> keys) {
     std::vector<c10::intrusive_ptr<Lesson>> known;
     for (const std::int64_t key : keys) {
@@ -299,6 +304,9 @@ void Learner::stop_writing() {
     if (driver_.written_down) {
         driver_.written_down = false;
         transcript_->entries = driver_.engine.journal.take();
+        if (transcript_->entries.empty()) {  // there was no memory for it
+            transcript_.reset();
+        }
     }
 }
 

@@ -91,8 +91,8 @@ public:
 
     // -- between steps --------------------------------------------------------------------------
 
-    // A lesson that may be followed from now on.
-    void teach(c10::intrusive_ptr<Lesson> lesson) { lessons_.push_back(std::move(lesson)); }
+    // A lesson that may be followed from now on, in the place of one that has its key.
+    void teach(c10::intrusive_ptr<Lesson> lesson);
 
     // Which of them are known, the one met last first. Others are forgotten.
     void know(std::span<const std::int64_t> keys);

@@ -104,9 +104,9 @@ PyObject* begin_step(PyObject* arguments) {
     return nothing();
 }
 
-// end_step(driver) -> key of the lesson that was followed at the end, whether all of it was, whether
-// any was for a part of the step, the number of operators; why one was left, number and name of the
-// operator
+// end_step(driver) -> key of the lesson that was followed at the end, whether all of it was,
+// whether any was for a part of the step, the number of operators; why one was left, number and
+// name of the operator
 PyObject* end_step(PyObject* arguments) {
     PyObject* capsule;
     parse(arguments, "O", &capsule);

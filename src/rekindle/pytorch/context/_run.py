@@ -166,7 +166,7 @@ class Run:
 
         Returns whether none is in the making any more. It is followed from the next step on.
         """
-        return self._learner is None or self._learner.lessons.wait(timeout)
+        return self._learner is None or self._learner.wait(timeout)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Never lets go of the memory of `tensor`; returns it."""

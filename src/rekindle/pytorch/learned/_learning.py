@@ -47,6 +47,10 @@ class Learning(ABC):
     def close(self) -> None:
         """The run is over."""
 
+    def wait(self, timeout: float | None) -> bool:
+        """Waits for the plan in the making; whether there is none any more."""
+        return self.lessons.wait(timeout)
+
     def told(self) -> str:
         """Lines of a report."""
         share = self.followed / max(1, self.followed + self.left + self.unplanned)

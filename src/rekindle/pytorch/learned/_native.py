@@ -62,6 +62,12 @@ class NativeLearner(Learning):
             if self.lessons.beginning_with(met) is not None:
                 self._teach()
 
+    def wait(self, timeout: float | None) -> bool:
+        done = super().wait(timeout)
+        with self._driver.lock:
+            self._teach()
+        return done
+
     def step(self) -> None:
         with self._driver.lock:
             self._end(over=True)
@@ -125,7 +131,7 @@ class NativeLearner(Learning):
                 continue
             known = self._taught.get(lesson)
             if known is None or known[1] is not route:
-                known = next(self._keys), route
+                known = next(self._keys) if known is None else known[0], route
                 self._core.teach(
                     self._handle, known[0], lesson.met, lesson.starts, lesson.numbers,
                     _numbers_of(route),
