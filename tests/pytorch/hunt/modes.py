@@ -92,6 +92,7 @@ MODES = {
         Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.3),
         Mode("native, everything evicted", _NATIVE, "roomy", everything=True, native=True),
         Mode("native, tight", _NATIVE, native=True),
+        Mode("native, learned", {**_NATIVE, "learn": "wait"}, native=True, weight=0.5),
     )
 }
 
