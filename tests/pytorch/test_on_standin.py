@@ -11,7 +11,7 @@ import torch
 
 from tests.standin.process import asked, compiled
 
-MODES = ("online", "swap", "learned", "anything", "native")
+MODES = ("online", "swap", "learned", "anything", "native", "native, learned")
 STREAMS = ("prompt", "late", "side first", "side last")
 PROGRAMS = (
     "batches_of_the_host",

@@ -35,6 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
     "learned": {"learn": "wait"},
     "anything": {"evict": "anything"},
     "native": {"core": "native"},
+    "native, learned": {"core": "native", "learn": "wait"},
     "native, full": {"core": "native"},  # the device has less than the budget says
     "online, full": {"core": "python"},
     "native, same price": {"core": "native"},  # of all operators, whatever they took

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rekindle
 from rekindle import native
 from rekindle.policies import Thrifty
+from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._transcript import KINDS
 from rekindle.pytorch.learned._walk import BACKWARD, FAR, GRAPH, places
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native import why_not
 from rekindle.simulator import replay
 from tests.pytorch import cores
-from tests.pytorch.learned.test_learned import Training, budget_of
+from tests.pytorch.learned.test_learned import Training, budget_of, six
 
 
 @pytest.fixture(autouse=True)
@@ -70,31 +73,81 @@ def test_the_core_runs_it() -> None:
         assert run.core.native
 
 
-def test_a_step_that_was_written_down_replays_as_it_was() -> None:
-    """What the trace of a step needs, step after step, is what the step itself needed."""
+def _written(run: rekindle.Run) -> list[Lesson]:
+    """What is written down in `run`, from now on."""
+    learner: Any = run._learner
+    lessons: list[Lesson] = []
+    read = learner._written
+
+    def written() -> Lesson | None:
+        lesson = read()
+        lessons.extend([] if lesson is None else [lesson])
+        return lesson
+
+    learner._written = written
+    return lessons
+
+
+def test_a_step_that_was_written_down_is_what_the_step_was() -> None:
+    """Simulated, it takes what it took."""
     training = Training()
     with cores.fixed_prices(), rekindle.budget(budget_of(0.6), learn="wait") as run:
-        learner: Any = run._learner
-        traces = []
-        keep = learner._written
-
-        def written() -> Any:
-            lesson = keep()
-            if lesson is not None:
-                traces.append(lesson.trace)
-            return lesson
-
-        learner._written = written
-        for number in range(2):
-            training.step(number)
-        before = run.recomputations, run.evictions
-        training.losses.clear()
-        training.step(2)
-    assert traces
-    trace = traces[0]
+        lessons = _written(run)
+        training.step(0)
+        before = run.recomputations
+        training.step(1)
+        again = run.recomputations - before
+    (lesson,) = lessons
+    trace = lesson.trace
+    assert trace is not None
     assert sum(op.is_backward for op in trace.ops) > 20
-    assert "aten::addmm" in {op.name for op in trace.ops}
+    assert {"aten::addmm", "aten::tanh_backward", "source"} <= {op.name for op in trace.ops}
+    assert len(lesson.starts) == len(lesson.numbers) == len(lesson.met)
     record = replay(trace, budget=run.budget, policy=Thrifty())
-    assert 0 < record.peak <= (run.budget or 0)
-    assert record.recomputations > 0
-    assert before[0] > 0
+    assert 0.9 * again <= record.recomputations <= 1.1 * again
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("replays", [0, 3, 11])
+def test_what_cannot_be_brought_back_early_is_when_it_is_asked_for(
+    replays: int, before: bool
+) -> None:
+    """The step leaves its plan, and the next one follows it."""
+    plain = Training()
+    six(plain)
+    training = Training()
+    with rekindle.budget(budget_of(), learn="wait") as run:
+        driver: Any = run._driver
+        for number in range(4):
+            training.step(number)
+        driver.core.interrupt(driver.handle, replays, before)
+        training.step(4)
+        assert (run.steps_followed, run.steps_left) == (1, 1)
+        training.step(5)
+    assert run.steps_followed == 2
+    assert "brought back early could not be" in str(run.report())
+    assert run.peak <= (run.budget or 0)
+    pairs = zip(training.left_behind(), plain.left_behind(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_threads_that_make_steps_of_their_own() -> None:
+    """Nobody knows which operator is of whose step: no plan fits for long, and nothing else."""
+    plain, ours = ([Training(), Training()] for _ in range(2))
+    for training in (*plain, *ours):
+        training.model.eval()  # threads draw from one generator in any order
+    for training in plain:
+        six(training)
+    budget = int(1.5 * budget_of())
+    with rekindle.budget(budget, learn="wait") as run:
+        threads = [threading.Thread(target=six, args=[training]) for training in ours]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert run.steps == 12
+    assert run.peak <= budget
+    for one, other in zip(ours, plain, strict=True):
+        theirs = other.model.state_dict()
+        state = one.model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in theirs.items())

@@ -93,15 +93,15 @@ public:
     std::size_t written() const noexcept { return written_; }
 
     void write(const Entry& entry) noexcept {
-        if (length_ == ALL && entries_.size() == entries_.capacity()) {
-            grow();
+        const std::size_t place = written_++;
+        if (length_ == ALL && entries_.size() == entries_.capacity() && !grow()) {
+            return;  // there is no memory for it: `take` will tell
         }
-        if (entries_.size() < std::min(length_, entries_.capacity())) {
+        if (entries_.size() < length_) {
             entries_.push_back(entry);  // within what was reserved
-        } else if (length_ != ALL) {
-            entries_[written_ % length_] = entry;
+        } else {
+            entries_[place % length_] = entry;
         }
-        ++written_;
     }
 
     // Those that are left, oldest first.
@@ -116,11 +116,13 @@ public:
 private:
     static constexpr std::size_t ALL = std::numeric_limits<std::size_t>::max();
 
-    void grow() noexcept {
+    bool grow() noexcept {
         try {
             entries_.reserve(std::max<std::size_t>(1024, 2 * entries_.size()));
-        } catch (const std::bad_alloc&) {  // `take` will tell
+        } catch (const std::bad_alloc&) {
+            return false;
         }
+        return true;
     }
 
     std::vector<Entry> entries_;
