@@ -95,8 +95,6 @@ class Replay:
                 engine.advice.clear(engine.clock)
             case "listen":
                 engine.listen()
-            case "uncounted":  # the account of it follows
-                pass
             case _:
                 self.perform(getattr(engine, entry.kind)(self.storages[entry.id]) or ())
         engine.idle.clear()

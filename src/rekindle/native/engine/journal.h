@@ -47,7 +47,7 @@ struct Entry final {
         unmark,  //
         clear,   // of all marks
         listen,
-        uncounted,  // id: what a driver calls memory that was in no storage; number: bytes
+        uncounted,  // memory in no storage, of a driver that is written down; number: bytes
         // actions
         compute,  // id: the operator; flags: in place
         free,

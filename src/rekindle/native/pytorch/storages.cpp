@@ -161,7 +161,7 @@ Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* 
 }
 
 void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
-    if (engine.journal.is_open()) {
+    if (written_down) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
         const Entry::Kind kind = Entry::Kind::uncounted;
         engine.journal.write({kind, id, nbytes, 0, engine.clock, engine.memory});
