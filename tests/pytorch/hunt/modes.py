@@ -89,9 +89,11 @@ MODES = {
         Mode("largest", {"policy": policies.Largest()}, weight=0.3),
         Mode("anything, random", {**_ANYTHING, "policy": policies.Random()}, weight=0.5),
         Mode("planned", planned=True, weight=0.1),
-        Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.3),
-        Mode("native, everything evicted", _NATIVE, "roomy", everything=True, native=True),
-        Mode("native, tight", _NATIVE, native=True),
+        Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.5),
+        Mode(
+            "native, everything evicted", _NATIVE, "roomy", everything=True, native=True, weight=2
+        ),
+        Mode("native, tight", _NATIVE, native=True, weight=4),
     )
 }
 
