@@ -91,6 +91,37 @@ def test_a_terminal_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_compiler
+@pytest.mark.usefixtures("tree")
+def test_a_log_is_told_once_that_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _again() is not None
+    assert _again() is not None
+    assert capsys.readouterr().err == (
+        "rekindle: compiling the native core, once: 1 files; `rekindle build` does so ahead\n"
+    )
+
+
+@needs_compiler
+def test_what_nobody_loaded_for_long_goes_when_something_is_compiled(tree: Path) -> None:
+    cache = tree.parent / "cache" / "rekindle"
+    assert _again() is not None
+    (used,) = cache.glob("*.so")
+    forgotten, failed, killed = cache / "old-1.so", cache / "old-2.failed", cache / "build-killed"
+    killed.mkdir()
+    (killed / "0.o").touch()
+    for path in (forgotten, failed):
+        path.touch()
+        path.with_suffix(".lock").touch()
+    for path in (used, used.with_suffix(".lock"), *cache.glob("old-*"), killed):
+        os.utime(path, (0, 0))
+    assert _again() is not None  # loads it: so it is in use
+    assert forgotten.exists(), "nothing was compiled"
+    (tree / "answer.h").write_text("#define ANSWER 43\n")
+    assert _again() is not None
+    assert used.exists()
+    assert not [*cache.glob("old-*"), *cache.glob("build-*")]
+
+
+@needs_compiler
 def test_processes_that_ask_at_once_compile_once(tree: Path) -> None:
     log = tree.parent / "log"
     compiler = tree.parent / "compiler"

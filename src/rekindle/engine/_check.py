@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Protocol
 
 from rekindle._types import Bytes
@@ -24,7 +23,7 @@ class Checkable(Protocol):
     discarded: list[Storage]
 
     @property
-    def storages(self) -> Iterator[Storage]: ...
+    def storages(self) -> list[Storage]: ...
 
     def is_candidate(self, storage: Storage) -> bool: ...
 

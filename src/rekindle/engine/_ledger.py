@@ -42,9 +42,10 @@ class Ledger:
         self._storages: dict[Storage, None] = {}  # all that are in the graph or resident
 
     @property
-    def storages(self) -> Iterator[Storage]:
-        """Every storage that is resident or may be recomputed."""
-        return iter(self._storages)
+    def storages(self) -> list[Storage]:
+        """Every storage that is resident or may be recomputed, as of now: some may go while one
+        looks at the others."""
+        return list(self._storages)
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
         """Lets go until `nbytes` more fit. Raises `NoRoom` when nothing is left to let go."""

@@ -29,6 +29,7 @@ from typing import Final, final
 
 FOLDER: Final = Path(__file__).parent
 _SHIPPED: Final = "prebuilt"  # the folder of what came with the package
+_UNFINISHED: Final = "build-"  # how folders are called in which something is compiled
 FLAGS: Final = (
     "-std=c++20",
     "-O2",
@@ -36,7 +37,9 @@ FLAGS: Final = (
     "-fvisibility=hidden",
     "-fPIC",
 )
-_AGAIN_AFTER_S: Final = 24 * 3600.0  # what failed is tried again: a disk may have been full
+_DAY_S: Final = 24 * 3600.0
+_AGAIN_AFTER_S: Final = _DAY_S  # what failed is tried again: a disk may have been full
+_OLD_S: Final = 30 * _DAY_S  # not used for so long, it is of sources or a torch that are gone
 
 
 @final
@@ -98,7 +101,10 @@ def extension(
             if not build:
                 return None
             _compile_once(recipe, path)
+            _remove_old(path.parent)
         _found[name] = module = _load(name, path)
+        with contextlib.suppress(OSError):
+            _last_use(path).touch()
     except Unbuildable as reason:
         _found[name] = str(reason)
         return None
@@ -227,7 +233,7 @@ def _cache() -> Path:
 def _compile_once(recipe: _Recipe, path: Path) -> None:
     """Compiles to `path` unless another process does so meanwhile."""
     failed = path.with_suffix(".failed")
-    with _locked(path.with_suffix(".lock")):
+    with _locked(_last_use(path)):
         if path.exists():
             return
         with contextlib.suppress(OSError):
@@ -242,6 +248,24 @@ def _compile_once(recipe: _Recipe, path: Path) -> None:
             with contextlib.suppress(OSError):
                 failed.write_text(str(reason), encoding="utf-8")
             raise
+
+
+def _last_use(path: Path) -> Path:
+    """The file beside a library that is locked while it is made, and touched when it is loaded."""
+    return path.with_suffix(".lock")
+
+
+def _remove_old(cache: Path) -> None:
+    """Libraries that nobody loaded for long go, and what compilations left that were killed."""
+    now = time.time()
+    with contextlib.suppress(OSError):  # another process may be at it, too
+        for each in cache.glob("*.lock"):
+            if now - each.stat().st_mtime > _OLD_S:
+                for suffix in (".so", ".failed", ".lock"):
+                    each.with_suffix(suffix).unlink(missing_ok=True)
+        for each in cache.glob(f"{_UNFINISHED}*"):
+            if now - each.stat().st_mtime > _DAY_S:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -261,7 +285,7 @@ def _locked(path: Path) -> Generator[None]:
 def _compile(recipe: _Recipe, path: Path, tell: Callable[[int], None]) -> None:
     """Each source by itself, as many at a time as there are processors; then one library. `tell`
     hears how many are done."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as folder:
         objects = [str(Path(folder, f"{i}.o")) for i in range(len(recipe.sources))]
 
         def one(job: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
@@ -298,17 +322,25 @@ def _first_line(done: subprocess.CompletedProcess[str]) -> str:
     return (errors or lines or [f"it ends with {done.returncode}"])[0][:300]
 
 
+_COMPILING: Final = "rekindle: compiling the native core, once: "
+
+
 @contextlib.contextmanager
 def _progress(recipe: _Recipe) -> Generator[Callable[[int], None]]:
-    """One line on a terminal that says what takes so long, and how much of it is done."""
+    """One line that says what takes so long; on a terminal, how much of it is done as well."""
     terminal = sys.stderr
-    if terminal is None or not terminal.isatty():  # None where there is no console
+    if terminal is None:  # there is no console
+        yield lambda done: None
+        return
+    files = f"{len(recipe.sources)} files"
+    if not terminal.isatty():
+        terminal.write(f"{_COMPILING}{files}; `rekindle build` does so ahead\n")
+        terminal.flush()
         yield lambda done: None
         return
 
     def tell(done: int) -> None:
-        share = f"{done} of {len(recipe.sources)} files"
-        terminal.write(f"\r\x1b[Krekindle: compiling the native core, once: {share}")
+        terminal.write(f"\r\x1b[K{_COMPILING}{done} of {files}")
         terminal.flush()
 
     tell(0)

@@ -22,6 +22,7 @@ class Known(NamedTuple):
 
 
 PEAK = "peak"
+UNDONE = "a step that is undone is over the budget"
 KNOWN: tuple[Known, ...] = (
     Known(
         "block scripted",
@@ -33,7 +34,8 @@ KNOWN: tuple[Known, ...] = (
         "bytes grow with every step",
         "a momentum of sparse gradients gets all of them appended, in plain PyTorch as well",
     ),
-    Known("driver (closure|line search)", PEAK, "a step that is undone is over the budget"),
+    Known("driver (closure|line search)", PEAK, UNDONE),
+    Known("block embedding_sparse", "refused, with a peak", UNDONE),
     Known(
         "block (lstm|packed)",
         PEAK,

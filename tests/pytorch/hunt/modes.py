@@ -89,10 +89,12 @@ MODES = {
         Mode("largest", {"policy": policies.Largest()}, weight=0.3),
         Mode("anything, random", {**_ANYTHING, "policy": policies.Random()}, weight=0.5),
         Mode("planned", planned=True, weight=0.1),
-        Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.3),
-        Mode("native, everything evicted", _NATIVE, "roomy", everything=True, native=True),
-        Mode("native, tight", _NATIVE, native=True),
-        Mode("native, learned", {**_NATIVE, "learn": "wait"}, native=True, weight=0.5),
+        Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.5),
+        Mode(
+            "native, everything evicted", _NATIVE, "roomy", everything=True, native=True, weight=2
+        ),
+        Mode("native, tight", _NATIVE, native=True, weight=4),
+        Mode("native, learned", {**_NATIVE, "learn": "wait"}, native=True, weight=1.5),
     )
 }
 

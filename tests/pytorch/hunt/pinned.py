@@ -76,4 +76,27 @@ with budget():
         note(loss)
         mark()
 """),
+    "something died while it was asked who has memory": Pinned("""\
+torch.manual_seed(705)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.first(x)
+        x = (x.as_subclass(Sub) * 2).sin().as_subclass(torch.Tensor)
+        return (x + 1).sigmoid_()
+net = planned(Net(), torch.zeros(6, 8, 8))
+optimizer = torch.optim.SGD(parameters(net), 0.02)
+with budget():
+    for step in range(1):
+        x, target = torch.randn(6, 8, 8), torch.randn(6, 8, 8)
+        y = net(x)
+        loss = y.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(loss)
+        mark()
+"""),
 }

@@ -298,10 +298,10 @@ class Shells:
             driver.settle()
             peak = engine.peak
             failure: Exception | None = None
-            for storage in list(engine.storages):
+            for storage in engine.storages:
                 if storage.returns and storage.resident:
                     engine.let_return(storage, False)
-            for storage in list(engine.storages):
+            for storage in engine.storages:
                 if storage.returns and storage.held:
                     engine.let_return(storage, False)
                     try:
@@ -327,12 +327,12 @@ class Shells:
     def _forget_how(self) -> None:
         """What was made with grad mode off stays from now on: how to make it is of no use."""
         driver = self._driver
-        for storage in list(driver.engine.storages):
+        for storage in driver.engine.storages:
             recipe = storage.makers[0].payload if storage.makers else None
             plain = type(recipe) is Recipe and not recipe.grad_mode
             if plain and storage.held and may_forget(storage):
                 driver.seal(storage)
-        for storage in list(driver.engine.storages):
+        for storage in driver.engine.storages:
             if storage.dead and storage.resident and storage.replayable:
                 driver.engine.lock(storage)
                 driver.perform(driver.engine.unlock(storage))

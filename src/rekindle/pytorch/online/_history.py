@@ -101,7 +101,7 @@ def _is_written_down(driver: Forgetful) -> bool:
 def forget_history(driver: Forgetful) -> None:
     """What the program carries along from graph to graph is kept, not how it came about."""
     if not _is_written_down(driver):
-        for storage in carried_along(list(driver.engine.storages), driver._held):
+        for storage in carried_along(driver.engine.storages, driver._held):
             driver.seal(storage)
     forget_sources(driver)
 
@@ -111,7 +111,7 @@ def forget_sources(driver: Forgetful) -> bool:
     if _is_written_down(driver):
         return False
     before = driver.engine.memory
-    for storage in list(made_in_vain(list(driver.engine.storages), driver.table.is_held)):
+    for storage in list(made_in_vain(driver.engine.storages, driver.table.is_held)):
         if storage.replayable and may_forget(storage) and driver.table.is_held(storage):
             driver.seal(storage)
     driver.settle()

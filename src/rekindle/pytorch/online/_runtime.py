@@ -149,7 +149,7 @@ class Runtime:
                 return result
             if driver.storages_made > self._look_back_at:
                 forget_history(driver)
-                known = sum(1 for _ in engine.storages)
+                known = len(engine.storages)
                 self._look_back_at = driver.storages_made + max(LONGEST_CHAIN, known)
             special = 0
             for tensor in invocation.tensors:
