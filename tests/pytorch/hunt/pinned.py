@@ -99,4 +99,110 @@ with budget():
         note(loss)
         mark()
 """),
+    "from one lesson to another amid a step": Pinned(
+        """\
+torch.manual_seed(669)
+rng = np.random.default_rng(669)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.threaded_0 = nn.Linear(8, 8)
+        self.dropout1d_1 = nn.Dropout1d(0.3)
+        self.batch_norm_2 = nn.BatchNorm1d(8)
+        self.transposed_5 = nn.ConvTranspose1d(8, 8, 3, padding=1)
+    def forward(self, x):
+        x = self.first(x)
+        a = in_thread(lambda: x.detach().exp().mean().item())
+        x = self.threaded_0(x) / (1 + a)
+        x = self.dropout1d_1(x)
+        x = self.batch_norm_2(x.mT).mT
+        with torch.no_grad():
+            a = x.softmax(-1).cumsum(-1)
+        x = x * a
+        x = torch.tensordot(x, torch.outer(x[0, 0], x[0, 1]).tanh(), 1) / 8
+        x = self.transposed_5(x.mT).mT
+        x = x[torch.randperm(x.shape[0])] + x[:, torch.arange(x.shape[1]).flip(0)]
+        return x
+net = planned(Net(), torch.zeros(6, 8, 8))
+optimizer = torch.optim.Adagrad(parameters(net), 0.02)
+middle, out = nn.Linear(8, 8), nn.Linear(4, 8)
+side = torch.optim.Adamax([*middle.parameters(), *out.parameters()], 0.01)
+with budget():
+    for step in range(2):
+        size = ((6, 8),)[step % 1]
+        x, target = torch.randn(*size, 8), torch.randn(*size, 8)
+        y = functional_call(net, {name: p * 1.0 for name, p in net.named_parameters()}, (x,))
+        mean, spread = middle(y).chunk(2, -1)
+        drawn = mean + torch.randn_like(mean) * (0.5 * spread).exp()
+        loss = (
+            F.binary_cross_entropy_with_logits(out(drawn), target.sigmoid())
+            - 0.05 * (1 + spread - mean.square() - spread.exp()).mean()
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        side.step()
+        side.zero_grad()
+        note(loss)
+        mark()
+""",
+        ("learned", "native, learned"),
+    ),
+    "an address that another took a moment ago": Pinned(
+        """\
+torch.manual_seed(461)
+rng = np.random.default_rng(461)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.conv1d_0 = nn.Conv1d(8, 8, 3, padding=1)
+        self.mixture_2 = nn.Parameter(torch.randn(4, 8))
+    def forward(self, x):
+        x = self.first(x)
+        x = self.conv1d_0(x.mT).mT
+        try:
+            x @ torch.ones(3, 3)
+        except RuntimeError:
+            x = x.tanh()
+        x = torch.logsumexp(-torch.cdist(x, self.mixture_2), -1, keepdim=True) + x
+        x = (x.double() * x.double().exp().clamp(max=3)).float()
+        return x
+net = planned(Net(), torch.zeros(6, 8, 8))
+optimizer = torch.optim.NAdam(parameters(net), 0.01)
+observed = np.zeros((6, 8, 8), np.float32)
+copied = True
+for p in parameters(net):
+    p.register_hook(lambda g: g * 0.9)
+with budget():
+    for step in range(3):
+        size = ((6, 8),)[step % 1]
+        torch.set_default_dtype(torch.float64)
+        scale = torch.tensor(0.5)
+        torch.set_default_dtype(torch.float32)
+        losses = []
+        observed[:] = rng.random(observed.shape)
+        for _ in range(3):
+            x = torch.tensor(observed) if copied else torch.from_numpy(observed) + 0
+            y = net(x)
+            choices = torch.distributions.Categorical(logits=y.mean(1))
+            action = choices.sample()
+            observed[:] = observed * 0.9 + action.numpy()[:, None, None] * 0.1
+            reward = torch.as_tensor(observed.mean((1, 2)))
+            losses.append(
+                -(choices.log_prob(action) * reward).mean() - 0.01 * choices.entropy().mean()
+            )
+        loss = torch.stack(losses).sum()
+        loss.backward()
+        optimizer.step()
+        net.load_state_dict({k: v.clone() for k, v in net.state_dict().items()}, assign=True)
+        for p in net.parameters():
+            p.grad = None
+        del losses, choices
+        note(loss)
+        mark()
+""",
+        ("anything, tight",),
+    ),
 }

@@ -51,6 +51,36 @@ def test_a_loss_of_two_types() -> None:
         assert max(tracker.peak, run.peak) <= amount
 
 
+OF_TWO_KERNELS = {
+    "silu_backward": lambda x: torch.ops.aten.silu_backward(x, x),
+    "mish_backward": lambda x: torch.ops.aten.mish_backward(x, x),
+    "native_channel_shuffle": lambda x: torch.native_channel_shuffle(x, 2),
+}
+
+
+@pytest.mark.parametrize("grad_mode", [True, False])
+@pytest.mark.parametrize("name", OF_TWO_KERNELS)
+def test_an_operator_that_could_be_composed_of_others(name: str, grad_mode: bool) -> None:
+    """It has a kernel of its own as well, and that is what runs: its result counts at once."""
+    x = torch.rand(1, 4, 10, 30)
+    with rekindle.budget("1MiB") as run, torch.set_grad_enabled(grad_mode):
+        x.sin()
+        before = run.memory
+        result = OF_TWO_KERNELS[name](x)
+        assert run.memory == before + result.nbytes
+
+
+def test_there_are_no_more_operators_of_two_kernels() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and torch._C._dispatch_has_kernel(name)
+        if has_kernel(name, "CompositeImplicitAutograd") and has_kernel(name, "CPU")
+    ]
+    assert sorted(found) == sorted(f"aten::{name}" for name in OF_TWO_KERNELS)
+
+
 def test_patches() -> None:
     patches = torch.rand(2, 9, 64)
     amount = patches.nbytes + 2 * 64 * 4 + 100

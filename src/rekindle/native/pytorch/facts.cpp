@@ -119,7 +119,9 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
     facts.traits = traits_of(facts.name);
-    facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    // A few have both: where one of their own is, that runs (`silu_backward`).
+    facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                     !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
     facts.moves = facts.name.starts_with("aten::set_");
     facts.resizes = facts.moves || facts.name.starts_with("aten::resize");
     read_arguments(facts, schema);

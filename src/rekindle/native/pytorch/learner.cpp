@@ -258,6 +258,7 @@ void Learner::let_go() {
 // Follows `lesson` from here on; `found`: what the operators so far are in it.
 void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64_t> found) {
     let_go();
+    driver_.settle();  // what was kept for the other lesson alone is gone
     taken_ = true;
     const std::vector<std::int64_t>& numbers = lesson->numbers;
     const auto here = static_cast<std::size_t>(found.back());

@@ -156,6 +156,7 @@ class Learner(Learning):
         assert lesson.route is not None
         self._let_go()
         driver = self._driver
+        driver.settle()  # what was kept for the other lesson alone is gone
         self._taken = True
         self._lesson = lesson
         self._walk = Walk(lesson.met)

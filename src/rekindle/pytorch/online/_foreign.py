@@ -59,8 +59,8 @@ def given_away(driver: Driver, home: torch.UntypedStorage) -> None:
         return
     with driver.lock:
         driver.settle()
-        watch = driver.table.watches.get(home._cdata)
-        if watch is None or watch() is not home:
+        watch = driver.table.watch_of(home)
+        if watch is None:
             return
         storage = driver.known_at(watch)
         memory: Memory = storage.payload

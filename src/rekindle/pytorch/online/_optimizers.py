@@ -264,7 +264,7 @@ class OptimizerSteps:
             return False
         written: list[Storage] = []
         for tensor in _tensors_of(optimizer):
-            watch = driver.table.watches.get(tensor.untyped_storage()._cdata)
+            watch = driver.table.watch_of(tensor.untyped_storage())
             if watch is None:
                 return False
             if watch.storage is not None:

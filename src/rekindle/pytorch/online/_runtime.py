@@ -285,7 +285,7 @@ class Runtime:
             return False
         writes = invocation.operator.writes
         for tensor in invocation.tensors:
-            watch = driver.table.watches.get(tensor.untyped_storage()._cdata)
+            watch = driver.table.watch_of(tensor.untyped_storage())
             storage = driver.known(tensor) if watch is None else watch.storage
             if storage is None:
                 continue

@@ -163,13 +163,10 @@ class Storages(ABC):
     def known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
         home = tensor.untyped_storage()
-        watch = self.table.watches.get(home._cdata)
-        if watch is not None:
-            if watch.storage is not None:
-                return watch.storage
-            if watch() is home:  # else it died just now, and this took its place
-                return self._list(watch, tensor)
-        return self._adopt(tensor, home)
+        watch = self.table.watch_of(home)
+        if watch is None:
+            return self._adopt(tensor, home)
+        return watch.storage or self._list(watch, tensor)
 
     def known_at(self, watch: Watch) -> Storage:
         """The engine's storage of what lives there."""
@@ -179,7 +176,7 @@ class Storages(ABC):
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
         if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
-            if home._cdata not in self.table.watches:
+            if self.table.watch_of(home) is None:
                 with self.lock:
                     self.settle()
                     self._adopt(tensor, home)

@@ -240,6 +240,11 @@ class Table:
         watch = self.watches.get(address)
         return watch is not None and watch() is not None
 
+    def watch_of(self, home: torch.UntypedStorage) -> Watch | None:
+        """What is known of `home`; not of what was there before, and died just now."""
+        watch = self.watches.get(home._cdata)
+        return None if watch is None or watch() is None else watch
+
     def settle(self, storage: Storage, home: torch.UntypedStorage, address: int) -> None:
         """`storage` lives in `home` from now on."""
         self.watches[address] = watch = Watch(home, self.deaths.announce)
