@@ -29,6 +29,27 @@ std::int64_t part_in_graph(const Invocation& invocation) {
     return std::any_of(tensors.begin(), tensors.end(), requires_grad) ? GRAPH : 0;
 }
 
+// A budget without `nbytes` of it, until the end.
+class Beside final {
+public:
+    Beside(Engine& engine, Bytes nbytes) : engine_(engine), budget_(engine.budget) {
+        if (engine_.budget != UNLIMITED) {
+            engine_.budget -= nbytes;
+        }
+    }
+
+    Beside(const Beside&) = delete;
+    Beside& operator=(const Beside&) = delete;
+    Beside(Beside&&) = delete;
+    Beside& operator=(Beside&&) = delete;
+
+    ~Beside() { engine_.budget = budget_; }
+
+private:
+    Engine& engine_;
+    const Bytes budget_;
+};
+
 // Whether `bounds` go up from zero or more, and not beyond `end`.
 bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
     std::int64_t last = 0;
@@ -198,9 +219,11 @@ void Learner::go_to(std::size_t place) {
     }
 }
 
-// What fails here has not been asked for yet: when it is, it fails then.
+// What fails here has not been asked for yet: when it is, it fails then. Room that was made for
+// operators of other threads, which run just now, is theirs.
 template <class F>
 void Learner::attempt(F&& moves) {
+    const Beside beside(driver_.engine, driver_.in_flight);
     try {
         driver_.bring(moves);
     } catch (...) {
