@@ -100,8 +100,10 @@ def test_nothing_is_built_before_it_is_entered(monkeypatch: pytest.MonkeyPatch) 
     rekindle.budget("1GiB")
 
 
-def _told(environment: Mapping[str, str], program: str = PROGRAM) -> list[str]:
-    """What the program prints; nothing else, and no warning."""
+def _told(
+    environment: Mapping[str, str], program: str = PROGRAM, *, compiles: bool = False
+) -> list[str]:
+    """What the program prints; nothing else but that it compiles, and no warning."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=ROOT,
@@ -110,7 +112,8 @@ def _told(environment: Mapping[str, str], program: str = PROGRAM) -> list[str]:
         text=True,
         check=True,
     )
-    assert done.stderr == ""
+    assert done.stderr.startswith("rekindle: compiling the native core, once: ") == compiles
+    assert done.stderr.count("\n") == compiles
     return done.stdout.splitlines()
 
 
@@ -128,7 +131,7 @@ def test_a_build_that_fails(tmp_path: Path) -> None:
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho x >>"$0.log"\nexit 1\n')
     compiler.chmod(0o755)
     environment = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path)}
-    told = _told(environment)
+    told = _told(environment, compiles=True)
     assert told == ["python, compiler fails: it ends with 1", "True"]
     tried = (tmp_path / "compiler.log").read_text()
     assert _told(environment) == told
