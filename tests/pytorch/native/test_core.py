@@ -19,6 +19,7 @@ import rekindle
 from rekindle.policies import DEFAULT, DTR
 from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import core, why_not
+from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
@@ -160,7 +161,6 @@ def test_bookkeeping_is_small_and_flat() -> None:
 
 def test_the_same_events_lead_to_the_same_decisions() -> None:
     """With equal prices the journals of two runs are equal, entry by entry."""
-    module: Any = core()
 
     def journal() -> list[Any]:
         torch.manual_seed(20)
@@ -173,14 +173,11 @@ def test_the_same_events_lead_to_the_same_decisions() -> None:
         assert run.recomputations > 0
         return found
 
-    module.fix_costs(1_000)
-    try:
+    with cores.taken("native"), cores.fixed_prices():
         journal()  # what signatures need is known from then on
         first = journal()
         assert len(first) > 500
         assert journal() == first
-    finally:
-        module.fix_costs(-1)
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from torch import nn, optim
 
 import rekindle
 from rekindle.policies import Thrifty
-from rekindle.pytorch.native import core, why_not
 from tests.native.journals import Replay
+from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
 VECTOR = 4 * WIDTH
@@ -24,12 +24,8 @@ Step = Callable[[], object]
 
 @pytest.fixture(autouse=True)
 def _fixed_prices() -> Iterator[None]:
-    module: Any = core()
-    if module is None:
-        pytest.skip(f"no native core: {why_not()}")
-    module.fix_costs(1_000)
-    yield
-    module.fix_costs(-1)
+    with cores.taken("native"), cores.fixed_prices():
+        yield
 
 
 def _chain() -> Step:

@@ -19,10 +19,10 @@ def test_a_storage_that_died_lives_no_more_before_anybody_acts_on_it() -> None:
     table, storage, tensor = Table(), _storage(), torch.ones(1)
     address = tensor.untyped_storage()._cdata
     table.settle(storage, tensor.untyped_storage(), address)
-    assert table.lives(address)
+    assert table.watch_at(address) is not None
     del tensor
     assert table.watches[address].storage is storage  # the death is queued, not acted on
-    assert not table.lives(address)
+    assert table.watch_at(address) is None
     assert len(table.deaths) == 1
 
 

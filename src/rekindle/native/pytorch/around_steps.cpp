@@ -52,26 +52,6 @@ PyObject* set_budget(PyObject* arguments) {
     return nothing();
 }
 
-// tell_ranges(driver, on): of the profiler
-PyObject* tell_ranges(PyObject* arguments) {
-    PyObject* capsule;
-    int on = 0;
-    parse(arguments, "Op", &capsule, &on);
-    const Locked lock;
-    driver_of(capsule).tell_ranges = on != 0;
-    return nothing();
-}
-
-// stepping(driver, on): an optimizer makes a step
-PyObject* stepping(PyObject* arguments) {
-    PyObject* capsule;
-    int on = 0;
-    parse(arguments, "Op", &capsule, &on);
-    const Locked lock;
-    driver_of(capsule).stepping = on != 0;
-    return nothing();
-}
-
 // await(driver, addresses of storages): `owners` is to be told when one is met
 PyObject* await(PyObject* arguments) {
     PyObject *capsule, *addresses;

@@ -8,8 +8,6 @@ namespace rekindle {
 
 _object* sample_at(_object* arguments);
 _object* set_budget(_object* arguments);
-_object* tell_ranges(_object* arguments);
-_object* stepping(_object* arguments);
 _object* await(_object* arguments);
 _object* met(_object* arguments);
 _object* keep_from_now_on(_object* arguments);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "mutex.h"
 
 namespace rekindle {
 
@@ -90,6 +91,18 @@ inline std::vector<std::int64_t> numbers_in(PyObject* list) {
 
 inline PyObject* nothing() {
     Py_RETURN_NONE;
+}
+
+// (driver, on): sets one of its flags.
+template <bool Driver::* flag>
+PyObject* set_flag(PyObject* arguments) {
+    PyObject* capsule;
+    int on = 0;
+    parse(arguments, "Op", &capsule, &on);
+    Driver& driver = driver_of(capsule);
+    const Locked lock;
+    driver.*flag = on != 0;
+    return nothing();
 }
 
 }  // namespace rekindle

@@ -10,15 +10,6 @@
 
 namespace rekindle {
 
-PyObject* let_go_of_everything(PyObject* arguments) {
-    PyObject* capsule;
-    int on = 0;
-    parse(arguments, "Op", &capsule, &on);
-    const Locked lock;
-    driver_of(capsule).let_go_of_everything = on != 0;
-    return nothing();
-}
-
 PyObject* let_go_now(PyObject* arguments) {
     PyObject* capsule;
     parse(arguments, "O", &capsule);

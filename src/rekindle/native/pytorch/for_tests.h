@@ -5,8 +5,6 @@
 
 namespace rekindle {
 
-// let_go_of_everything(driver, on): before every operator
-PyObject* let_go_of_everything(PyObject* arguments);
 // let_go_now(driver): of all that may be
 PyObject* let_go_now(PyObject* arguments);
 // bytes_of_positions() -> of all generators, as recipes keep them

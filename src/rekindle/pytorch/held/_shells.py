@@ -191,7 +191,7 @@ class Shells:
         if not is_plain(type(tensor)) or tensor.layout is not STRIDED:
             return None
         home = tensor.untyped_storage()
-        watch = self._driver.table.watch_of(home)
+        watch = self._driver.table.watch_at(home._cdata)
         if watch is None or watch.storage is None:
             return None
         return watch.storage if watch.storage.replayable else None

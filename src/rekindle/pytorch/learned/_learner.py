@@ -31,6 +31,7 @@ class Driver(Host, Protocol):
 
     engine: Engine
     lock: RLock
+    stepping: bool
     evictions: int
 
     @property
@@ -68,7 +69,7 @@ class Learner(Learning):
     def meets(self, invocation: Invocation) -> None:
         """The program is about to run an operator."""
         self._makes = None
-        if self.optimizing or self._too_long:  # nobody may see those of the next time
+        if self._driver.stepping or self._too_long:  # nobody may see those of the next time
             return
         met = met_by(invocation)
         if not self._met:

@@ -31,7 +31,6 @@ class Learning(ABC):
         self.left = 0  #: steps that left their route
         self.unplanned = 0  #: steps for which there was none
         self.why = ""  #: the last one left its route
-        self.optimizing = False  #: an optimizer's step runs, by which a step of the program ends
         self._wait = wait
 
     @property

@@ -50,8 +50,6 @@ _KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
 class Watcher(Protocol):
     """Who knows the program's steps."""
 
-    optimizing: bool  #: an optimizer's step runs; the core knows
-
     def begins(self, met: int) -> None:
         """A step begins with an operator that the core knows nothing of."""
         ...

@@ -88,7 +88,7 @@ class Driver(Storages):
         """What can only be computed from the weights as they are is brought back, and stays (R4):
         later there might be no room for it."""
         for home in homes_of(tensors):
-            watch = self.table.watch_of(home)
+            watch = self.table.watch_at(home._cdata)
             storage = None if watch is None else watch.storage
             if storage is not None and storage.consumers and not storage.replayable:
                 self.forget(storage)

@@ -59,7 +59,7 @@ def given_away(driver: Driver, home: torch.UntypedStorage) -> None:
         return
     with driver.lock:
         driver.settle()
-        watch = driver.table.watch_of(home)
+        watch = driver.table.watch_at(home._cdata)
         if watch is None:
             return
         storage = driver.known_at(watch)

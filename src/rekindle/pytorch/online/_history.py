@@ -122,7 +122,7 @@ def keep_from_now_on(driver: Forgetful, homes: Iterable[torch.UntypedStorage]) -
     """An optimizer will write what is in `homes`, step after step: those are constants (R4), or
     each could be computed again from all steps before."""
     for home in homes:
-        watch = driver.table.watch_of(home)
+        watch = driver.table.watch_at(home._cdata)
         storage = None if watch is None else watch.storage
         if storage is not None and storage.replayable:
             if not storage.resident:

@@ -140,8 +140,6 @@ class OptimizerSteps:
         self._runtime.interrupted = None
         self._runtime.record_without_grad(True)
         self._driver.stepping = False
-        if self._driver.watcher is not None:
-            self._driver.watcher.optimizing = False
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         begun = self._begun
@@ -222,8 +220,6 @@ class OptimizerSteps:
             self._runtime.record_without_grad(False)  # what it makes lives on, and changes
             driver.stepping = True
             engine.peak = engine.memory
-            if driver.watcher is not None:
-                driver.watcher.optimizing = True
             if undo is not None and self._mode is not None:
                 self._mode.runtime = undo
             if passes:
@@ -264,7 +260,7 @@ class OptimizerSteps:
             return False
         written: list[Storage] = []
         for tensor in _tensors_of(optimizer):
-            watch = driver.table.watch_of(tensor.untyped_storage())
+            watch = driver.table.watch_at(tensor.untyped_storage()._cdata)
             if watch is None:
                 return False
             if watch.storage is not None:

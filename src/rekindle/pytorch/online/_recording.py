@@ -233,14 +233,14 @@ def _made_by(table: Table, result: Any) -> list[tuple[int, Tensor, torch.Untyped
     """The tensors in a result that have memory of their own, each with its position."""
     if type(result) is Tensor and result.layout is STRIDED:  # as nearly always
         home = result.untyped_storage()
-        return [] if table.lives(home._cdata) else [(0, result, home)]
+        return [(0, result, home)] if table.watch_at(home._cdata) is None else []
     made: list[tuple[int, Tensor, torch.UntypedStorage]] = []
     seen: list[int] = []
     for position, tensor in enumerate(tensors_in(result)):
         if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
             address = home._cdata
-            if address not in seen and not table.lives(address):
+            if address not in seen and table.watch_at(address) is None:
                 seen.append(address)
                 made.append((position, tensor, home))
     return made

@@ -56,7 +56,7 @@ def about_to_resize(
         return None
     with driver.lock:
         driver.settle()
-        watch = driver.table.watch_of(home)
+        watch = driver.table.watch_at(home._cdata)
         if watch is None:
             return None
         storage = driver.known_at(watch)

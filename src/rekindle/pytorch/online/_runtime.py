@@ -230,7 +230,7 @@ class Runtime:
         driver.known(args[0]).payload.version = -1  # its counter moves, but what is there does not
         source = kwargs.get("source", args[1] if len(args) > 1 else None)
         home = source.untyped_storage() if isinstance(source, Tensor) else source
-        if home is None or driver.table.lives(home._cdata):
+        if home is None or driver.table.watch_at(home._cdata) is not None:
             return operator.func(*args, **kwargs)
         with driver.lock:
             driver.settle()
@@ -285,7 +285,7 @@ class Runtime:
             return False
         writes = invocation.operator.writes
         for tensor in invocation.tensors:
-            watch = driver.table.watch_of(tensor.untyped_storage())
+            watch = driver.table.watch_at(tensor.untyped_storage()._cdata)
             storage = driver.known(tensor) if watch is None else watch.storage
             if storage is None:
                 continue

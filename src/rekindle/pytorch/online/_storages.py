@@ -150,7 +150,7 @@ class Storages(ABC):
             if is_plain(type(tensor)) and tensor.layout is STRIDED:
                 home = tensor.untyped_storage()
                 address = home._cdata
-                if not table.lives(address):
+                if table.watch_at(address) is None:
                     size = self.counted(home)
                     table.count(home, address, size, name)
                     nbytes += size
@@ -163,7 +163,7 @@ class Storages(ABC):
     def known(self, tensor: Tensor) -> Storage:
         """The engine's storage of `tensor`; one never seen, or only counted, becomes a source."""
         home = tensor.untyped_storage()
-        watch = self.table.watch_of(home)
+        watch = self.table.watch_at(home._cdata)
         if watch is None:
             return self._adopt(tensor, home)
         return watch.storage or self._list(watch, tensor)
@@ -176,7 +176,7 @@ class Storages(ABC):
         """A view of `tensor` is made, which costs nothing; but its memory counts from now on."""
         if is_plain(type(tensor)) and tensor.layout is STRIDED:
             home = tensor.untyped_storage()
-            if self.table.watch_of(home) is None:
+            if self.table.watch_at(home._cdata) is None:
                 with self.lock:
                     self.settle()
                     self._adopt(tensor, home)

@@ -11,8 +11,6 @@ from rekindle.pytorch.operators import Invocation
 class Watcher(Protocol):
     """What the runtime tells somebody who knows the program's steps; hung on `Driver.watcher`."""
 
-    optimizing: bool  #: an optimizer's step runs, by which a step of the program ends
-
     def meets(self, invocation: Invocation) -> None:
         """The program is about to run an operator."""
         ...

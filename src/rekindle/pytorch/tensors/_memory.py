@@ -234,15 +234,10 @@ class Table:
         self.watches: dict[int, Watch] = {}  #: by address
         self.shells: Emptying | None = None  #: if what the program holds may be let go
 
-    def lives(self, address: int) -> bool:
-        """Whether a storage that is known lives there; not one that died just now, and whose
-        place another took before anybody could act on the death."""
+    def watch_at(self, address: int) -> Watch | None:
+        """What is known of the memory there; not of what died just now, and whose place another
+        took before anybody could act on the death."""
         watch = self.watches.get(address)
-        return watch is not None and watch() is not None
-
-    def watch_of(self, home: torch.UntypedStorage) -> Watch | None:
-        """What is known of `home`; not of what was there before, and died just now."""
-        watch = self.watches.get(home._cdata)
         return None if watch is None or watch() is None else watch
 
     def settle(self, storage: Storage, home: torch.UntypedStorage, address: int) -> None:
