@@ -21,6 +21,17 @@ Evict = Literal["saved", "anything"]
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 
 
+@pytest.fixture(autouse=True)
+def all_put_back() -> Iterator[None]:
+    """Also what the older functions set beside what they read: they cannot put it back."""
+    before = switches.read()
+    yield
+    for switch, value in zip(SWITCHES, before, strict=True):
+        if switch.get() != value:
+            switch.set(value)
+    assert switches.read() is before
+
+
 @contextmanager
 def _set(name: str, value: Any) -> Iterator[None]:
     """A pair of functions of PyTorch's, `get_...` and `set_...`."""
@@ -149,6 +160,9 @@ def test_each_switch_is_set_and_put_back(number: int) -> None:
 
 
 def test_a_look_notices_every_change() -> None:
+    # From a fresh process on, the older function does not come back to where it was: to what it
+    # leaves behind it does.
+    torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
     seen = {switches.now(precise=True)}
     for setting, _ in SETTINGS.values():
         before = switches.now(precise=True)
