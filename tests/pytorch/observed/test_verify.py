@@ -141,6 +141,14 @@ def test_an_operator_that_depends_on_global_state() -> None:
         found.raise_if_different()
 
 
+def test_what_others_have_does_not_count() -> None:
+    """It is compared, and nobody pays for that."""
+    other = nn.Linear(512, 512)
+    other(torch.ones(1, 512)).sum().backward()
+    assert other.weight.nbytes > 1_000_000
+    assert rekindle.verify(Program().step, budget=TIGHT).ok
+
+
 def test_an_operator_that_draws_from_an_unknown_generator() -> None:
     """Python's generator is put back between runs, but recomputation draws another number."""
     program = Program(lambda x: _drawing(x))

@@ -163,8 +163,9 @@ def test_a_loop_is_past_after_a_few_budgets() -> None:
         assert str(error).splitlines()[-1].endswith(f"rekindle.budget({error.worth_trying})")
 
 
-def test_who_does_not_do_as_told_is_told_the_smallest() -> None:
+def test_who_does_not_do_as_told_is_told_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those who try the smallest budgets only: they want to know them."""
+    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet
     weight = vector(True)
 
     def hoarded() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.pytorch.native import NativeDriver
-from rekindle.pytorch.operators._switches import SWITCHES, switched, switches
+from rekindle.pytorch.operators import _switches
+from rekindle.pytorch.operators._switches import SWITCHES, Switches, switched, switches
 from tests.pytorch.harsh import WIDTH
 
 evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
@@ -128,7 +129,8 @@ def test_switched_in_the_forward_pass_alone(name: str, evict: Evict) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(SWITCHES)))
-def test_each_switch_is_set_and_put_back(number: int) -> None:
+def test_each_switch_is_set_and_put_back(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_switches, "switches", Switches())  # which has not looked yet
     switch = SWITCHES[number]
     others = {
         False: True, True: False, torch.float32: torch.float64, "none": "ieee", "highest": "medium",

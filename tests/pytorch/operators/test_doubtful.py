@@ -61,12 +61,12 @@ def test_not_by_deterministic_algorithms(deterministic: None) -> None:
     assert not differs(aten.index_add.default, THERE, 0, THERE, THERE)
 
 
-def test_convolutions_differ_where_kernels_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_differ_where_kernels_are_timed() -> None:
     assert not differs(aten.convolution.default, THERE, THERE)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert differs(aten.convolution.default, THERE, THERE)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    assert not differs(aten.convolution.default, THERE, THERE)
+    with torch.backends.cudnn.flags(benchmark=True):
+        assert differs(aten.convolution.default, THERE, THERE)
+    with torch.backends.cudnn.flags(benchmark=True, deterministic=True):
+        assert not differs(aten.convolution.default, THERE, THERE)
 
 
 def rnn(dropout: float, train: bool, state: Tensor | None) -> bool:

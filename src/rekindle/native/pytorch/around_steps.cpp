@@ -32,13 +32,30 @@ PyObject* for_each_tensor(PyObject* arguments, F&& act) {
 
 }  // namespace
 
-// sample_at(driver, nanoseconds): the clock at which one is due
-PyObject* sample_at(PyObject* arguments) {
+// take_samples(driver) -> their numbers as they lie in memory
+PyObject* take_samples(PyObject* arguments) {
     PyObject* capsule;
-    long long clock = 0;
-    parse(arguments, "OL", &capsule, &clock);
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    std::vector<Sample> taken;
+    {
+        const Locked lock;
+        taken = driver.samples.take();
+    }
+    return PyBytes_FromStringAndSize(
+        reinterpret_cast<const char*>(taken.data()),
+        static_cast<Py_ssize_t>(taken.size() * sizeof(Sample))
+    );
+}
+
+// space_samples(driver, next, every): in ns
+PyObject* space_samples(PyObject* arguments) {
+    PyObject* capsule;
+    long long next = 0;
+    long long every = 0;
+    parse(arguments, "OLL", &capsule, &next, &every);
     const Locked lock;
-    driver_of(capsule).sample_at = clock;
+    driver_of(capsule).samples.space(next, every);
     return nothing();
 }
 

@@ -6,7 +6,8 @@ struct _object;
 
 namespace rekindle {
 
-_object* sample_at(_object* arguments);
+_object* take_samples(_object* arguments);
+_object* space_samples(_object* arguments);
 _object* set_budget(_object* arguments);
 _object* await(_object* arguments);
 _object* met(_object* arguments);

@@ -19,6 +19,7 @@
 #include "../engine/engine.h"
 #include "../engine/frame.h"
 #include "../engine/performer.h"
+#include "../engine/samples.h"
 #include "addresses.h"
 #include "deaths.h"
 #include "device.h"
@@ -136,13 +137,13 @@ public:
     std::vector<const Facts*> again;  // what ran again, if somebody counts
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
-    Nanoseconds sample_at = 0;        // clock at which a sample of it is due
-    Bytes in_flight = 0;              // of operators that run just now, all that they take
-    int running = 0;                  // how many of them there are
-    std::uint64_t begun = 0;          // and all that ever began
+    Samples samples;
+    Bytes in_flight = 0;      // of operators that run just now, all that they take
+    int running = 0;          // how many of them there are
+    std::uint64_t begun = 0;  // and all that ever began
     Workspaces workspaces;
     bool look_due = false;         // who has memory is to be asked: there is more of it than ever
-    bool sample_due = false;       // how much there is, at this clock
+    bool samples_due = false;      // somebody is to take what was noted of memory over time
     bool owners_due = false;       // somebody is to be told what is in `met`
     std::vector<const void*> met;  // storages that somebody waited for
     bool tell_ranges = false;      // of the profiler, amid the step of an optimizer
@@ -351,7 +352,7 @@ private:
     bool carried_along(Record& record);
     bool may_forget(Record& record);
     void gone(Record& record);
-    void note_peak() noexcept;
+    void note_memory();
 
     unsigned ticks_ = 0;
 };

@@ -143,8 +143,8 @@ void ask(const char* name, const char* format, Numbers... numbers) {
 
 }  // namespace
 
-void tell_sample(Driver& driver) {
-    driver.sample_due = false;
+void tell_samples(Driver& driver) {
+    driver.samples_due = false;
     ask("sample", "n", driver.number());
 }
 

@@ -43,8 +43,8 @@ bool is_out_of_memory(const std::exception& error);
 at::Tensor detached(const at::Tensor& tensor);
 // Who has memory now, at a new peak: Python writes it down.
 void tell_peak(Driver& driver);
-// How much there is, now and then.
-void tell_sample(Driver& driver);
+// How much there was, now and then: Python takes it.
+void tell_samples(Driver& driver);
 // Parameters were met whose optimizer has a state from before, which counts as well.
 void tell_owners(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
@@ -55,8 +55,8 @@ inline void tell(Driver& driver) {
     if (driver.look_due) {
         tell_peak(driver);
     }
-    if (driver.sample_due) {
-        tell_sample(driver);
+    if (driver.samples_due) {
+        tell_samples(driver);
     }
     if (driver.owners_due) {
         tell_owners(driver);

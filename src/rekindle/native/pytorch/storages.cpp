@@ -85,17 +85,18 @@ void Driver::admit(Recipe& call) {
     if (learner) {
         learner->made(call);
     }
-    note_peak();
+    note_memory();
 }
 
 void Driver::account(Nanoseconds cost, Bytes nbytes) {
     engine.account(cost, nbytes);
-    note_peak();
+    note_memory();
 }
 
-void Driver::note_peak() noexcept {
+void Driver::note_memory() {
     look_due = look_due || engine.memory > look_above;
-    sample_due = sample_due || engine.clock >= sample_at;
+    samples.look(engine);
+    samples_due = samples.full();
 }
 
 Driver::Resident* Driver::resident_at(c10::StorageImpl& home) noexcept {
@@ -306,7 +307,7 @@ void Driver::resized(Record& record) {
     }
     record.size = static_cast<Bytes>(home->nbytes());
     engine.resize(record, counted(*home));
-    note_peak();
+    note_memory();
 }
 
 void Driver::keep(const c10::TensorImpl& tensor) {

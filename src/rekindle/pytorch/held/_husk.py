@@ -18,6 +18,7 @@ import functools
 import torch
 
 from rekindle._errors import Unsupported
+from rekindle.pytorch.tensors import privately
 
 _HEADER = 80  #: bytes at the start of a StorageImpl that are looked at; it has 96
 
@@ -72,7 +73,7 @@ def _next_to_the_flag_of_writing() -> int | None:
 
 def _makes_reading_raise(position: int) -> bool:
     """Tried on a storage that has memory, so that nothing is lost if it does not."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with privately():
         tensor, flagged = torch.ones(4), torch.UntypedStorage(16)
         ctypes.memset(flagged._cdata + position, 1, 1)
         exchange(tensor.untyped_storage(), flagged)

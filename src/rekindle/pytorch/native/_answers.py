@@ -110,7 +110,7 @@ class Answers:
     def sample(self, number: int) -> None:
         driver = drivers.get(number)
         if driver is not None:
-            driver.sample()
+            driver.steps.sample()
 
     def owners(self, number: int) -> None:
         driver = drivers.get(number)

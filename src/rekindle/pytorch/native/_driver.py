@@ -145,6 +145,14 @@ class NativeEngine:
         """As many as there are in the graph."""
         return iter(range(self.now().storages))
 
+    def take_samples(self) -> bytes:
+        """Those since the last time: clock, memory and time lost, 8 bytes each."""
+        return self._core.take_samples(self._handle)
+
+    def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
+        """The next one is taken at `due`, and others `every` so often."""
+        self._core.space_samples(self._handle, due, every)
+
     def check(self) -> None:
         """Asserts every invariant."""
         self._core.check(self._handle)
@@ -189,7 +197,7 @@ class NativeDriver:
         self.busy = False
         self.alone = True  #: no other thread has been within the budget
         self.owners = Owners()
-        self.steps = Steps(self.engine)
+        self.steps = Steps(self.engine, sampler=self.engine)
         self.undo: Undo | None = None  #: of the step that is running
         self._stepping = False
         self._warm = warm_optimizers()  # those with a state from before, by their parameters
@@ -257,11 +265,6 @@ class NativeDriver:
         if self.undo is not None and not self.undo.running:
             self.undo = None
             self.core.tell_ranges(self.handle, False)
-
-    def sample(self) -> None:
-        """How much memory there is now is noted for the picture of it over time."""
-        self.steps.sample()
-        self.core.sample_at(self.handle, self.steps.due)
 
     def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
         """An optimizer will write them, step after step."""

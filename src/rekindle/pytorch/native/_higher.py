@@ -25,6 +25,7 @@ from rekindle.pytorch.operators import (
     region_of,
     regions_shown,
 )
+from rekindle.pytorch.tensors import sees
 
 AGAIN: Final = "rekindle_regions"
 ONCE: Final = "rekindle_regions_once"  #: the core never runs again what is in there
@@ -59,6 +60,7 @@ def teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
         return
     if not _key:
         _key.append(keys.highestPriorityTypeId())
+        sees(keys)
     for name, each in _higher_order_ops.items():
         each.py_kernels[_key[0]] = _Kernel(core, each)
         each._dispatch_cache.clear()

@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import PutBack, put_back
 from rekindle.pytorch.operators import operator, written_by
-from rekindle.pytorch.tensors import homes_of, living_objects, whole
+from rekindle.pytorch.tensors import homes_of, living_objects, privately, whole
 
 _LAZY = (LazyModuleMixin, UninitializedParameter, UninitializedBuffer)
 _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
@@ -87,12 +87,12 @@ class Before:
         key = home._cdata
         known = self._homes.get(key)
         if known is not None and known() is home and key not in self.copies:
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            with privately():
                 self.copies[key] = home, whole(home).cpu().clone()
 
     def restore(self) -> None:
         """Everything is as it was."""
-        with torch._C._DisableTorchDispatch(), torch.no_grad():  # type: ignore[attr-defined]
+        with privately(), torch.no_grad():
             for home, copy in self.copies.values():
                 if home.nbytes() != copy.numel():
                     home.resize_(copy.numel())

@@ -18,7 +18,7 @@ from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._recording import move
 from rekindle.pytorch.operators import Invocation, checksum
-from rekindle.pytorch.tensors import COUNTERS, FOREIGN, Memory, whole
+from rekindle.pytorch.tensors import COUNTERS, FOREIGN, Memory, privately, whole
 
 
 def with_private_inputs(driver: Driver, invocation: Invocation, needed: Bytes) -> bool:
@@ -92,7 +92,7 @@ def _copy_of(storage: Storage) -> Storage | None:
     if copy is None or not copy.resident or watch is None or watch() is None:
         return None
     one, other = whole(memory.home()), whole(copy.payload.home())
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with privately():
         return copy if torch.equal(one, other) else None
 
 

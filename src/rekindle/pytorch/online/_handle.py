@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rekindle._errors import Unsupported
 from rekindle.engine import Storage
-from rekindle.pytorch.tensors import Geometry, Obituaries, version_of
+from rekindle.pytorch.tensors import Geometry, Obituaries, privately, version_of
 
 
 @final
@@ -58,7 +58,7 @@ class Handle:
             return None
         if tensor.grad_fn is not None and any(each is self for each in _packed(tensor.grad_fn)):
             return None
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with privately():
             return tensor.detach()
 
     def __del__(self) -> None:
@@ -131,7 +131,7 @@ def unpack_kept(kept: tuple[Tensor, int]) -> Tensor:
 
 def with_counter_of(tensor: Tensor) -> Tensor:
     """A tensor with the version counter of `tensor`, and without memory. Not below autograd."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with privately():
         witness = tensor.detach()
         witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return witness

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from rekindle.pytorch.online._beneath import unwatched
-from rekindle.pytorch.tensors import geometry_of
+from rekindle.pytorch.tensors import geometry_of, privately
 
 _saved: Any = BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
 
@@ -59,7 +59,7 @@ def _leaf(tensor: Tensor) -> Tensor:
     """The leaf that was saved and is unpacked as `tensor`; or that, if hooks made it another."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
-    with unwatched(), torch._C._DisableTorchDispatch(), torch.enable_grad():  # type: ignore[attr-defined]
+    with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn
     accumulator = graph.next_functions[0][0]
     if accumulator is None:  # a view that was made without grad: nobody accumulates for it

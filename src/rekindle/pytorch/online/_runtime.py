@@ -68,6 +68,7 @@ from rekindle.pytorch.tensors import (
     ZEROED,
     Memory,
     geometry_of,
+    privately,
     site,
     unread,
     version_of,
@@ -168,10 +169,10 @@ class Runtime:
                 driver.forget(storage)
             needed = signature.needed
             if needed < 0:
-                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                with privately():
                     needed = signature.predict(invocation.extras)
             if operator.counted_first:
-                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                with privately():
                     exact = bytes_of_dynamic(operator, args)
                 needed = needed if exact == sys.maxsize else exact
             if special & FOREIGN and recording:
@@ -369,7 +370,7 @@ class Runtime:
                 memory.owned = tensor.untyped_storage()
             if memory.alias is None or memory.aliased is not geometry:
                 memory.aliased = geometry
-                with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                with privately():
                     memory.alias = tensor.detach()
             self.driver.retain(storage)
             origin = memory.program_tensor()
@@ -414,7 +415,7 @@ class Runtime:
             alias = memory.alias if memory.aliased is handle.geometry else None
             # What a node writes there others are to notice: it shares the counter that they ask.
             counted = handle.witness
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            with privately():
                 if alias is None or home.nbytes() != memory.size:
                     alias = handle.geometry.of(home)
                     counted = counted if counted is not None else memory.counted()

@@ -2,7 +2,8 @@
 
 A step of the program ends where an optimizer's step does. Samples are taken by the engine's clock:
 a look at two numbers after an operator, once in a two-hundredth of a step, which is hundreds of
-operators apart in a long step and every operator in a short one.
+operators apart in a long step and every operator in a short one. An engine that is not written in
+Python takes its own, and hands them over now and then.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ class Counting(Protocol):
 
     @property
     def recompute_ns(self) -> Nanoseconds: ...
+
+
+class Sampler(Protocol):
+    """What takes samples by itself."""
+
+    def take_samples(self) -> bytes:
+        """Those since the last time: clock, memory and time lost, 8 bytes each."""
+        ...
+
+    def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
+        """The next one is taken at `due`, and others `every` so often."""
+        ...
 
 
 class Counts(NamedTuple):
@@ -86,13 +99,15 @@ class Samples(NamedTuple):
 
 @final
 class Steps:
-    """The steps of one run. `due` is the clock at which the next sample is to be taken."""
+    """The steps of one run. `due` is the clock at which the next sample is to be taken: by whoever
+    counts, or by a `sampler`."""
 
-    def __init__(self, engine: Counting) -> None:
+    def __init__(self, engine: Counting, sampler: Sampler | None = None) -> None:
         self.due: Nanoseconds = 0
         self.last: Step | None = None
         self.listeners: list[Callable[[Step], None]] = []
         self._engine = engine
+        self._sampler = sampler
         self._number = 0
         self._before = Counts()
         self._peak_before: Bytes = 0
@@ -123,8 +138,9 @@ class Steps:
         spent = (new - old for new, old in zip(now, before, strict=True))
         self.last = step = Step(self._number, engine.memory, engine.peak, *spent)
         self._peak_before, engine.peak = self.peak, engine.memory
-        self.sample()
+        self._note()
         self._begin()
+        self._space()
         for listener in tuple(self.listeners):
             listener(step)
 
@@ -139,13 +155,28 @@ class Steps:
 
     def sample(self) -> None:
         """Notes how much memory is in use now."""
+        self._note()
+        self._space()
+
+    def _note(self) -> None:
+        self._collect()
         engine = self._engine
         self._clock.append(engine.clock)
         self._memory.append(engine.memory)
         self._lost.append(engine.recompute_ns)
         if len(self._clock) > MOST:
             self._thin()
-        self.due = engine.clock + self._every
+
+    def _collect(self) -> None:
+        if self._sampler is not None:
+            taken = array("q", self._sampler.take_samples())
+            for place, samples in enumerate((self._clock, self._memory, self._lost)):
+                samples.extend(taken[place::3])
+
+    def _space(self) -> None:
+        self.due = self._engine.clock + self._every
+        if self._sampler is not None:
+            self._sampler.space_samples(self.due, self._every)
 
     def _thin(self) -> None:
         """Of two neighbours the one with more memory stays, and samples get twice as rare."""
@@ -157,4 +188,5 @@ class Steps:
 
     def samples(self) -> Samples:
         """What was noted of the last steps, and of what came since."""
+        self._collect()
         return Samples(list(self._clock), list(self._memory), list(self._lost))

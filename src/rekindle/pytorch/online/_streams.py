@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 
 from rekindle.pytorch.devices import accelerator
-from rekindle.pytorch.tensors import whole
+from rekindle.pytorch.tensors import privately, whole
 
 
 @final
@@ -63,7 +63,7 @@ class Streams:
     def keep_until_read(self, home: torch.UntypedStorage) -> None:
         """When `home` is freed its block stays until all has run that was queued by then."""
         if len(self._seen) > 1 and home.device.type == self._device.type:
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            with privately():
                 memory = whole(home)
                 for stream in self._seen.values():
                     memory.record_stream(stream)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rekindle.pytorch.operators._signature import PLAIN_TENSORS
-from rekindle.pytorch.tensors import whole
+from rekindle.pytorch.tensors import privately, whole
 
 Fingerprint = bytes
 
@@ -25,7 +25,7 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
     digest = hashlib.blake2b(told.encode(), digest_size=16)
     plain = type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
     if plain and not tensor.is_quantized and tensor.device.type != "meta" and tensor.numel():
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with privately():
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
             memory = flat.view(torch.uint8)
             for part in [memory] if memory.device.type == "cpu" else _sums(memory):
@@ -50,5 +50,5 @@ def _sums(memory: Tensor) -> list[Tensor]:
 
 def fingerprint_of_memory(home: torch.UntypedStorage) -> Fingerprint:
     """Of all bytes of a storage."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with privately():
         return fingerprint_of(whole(home))

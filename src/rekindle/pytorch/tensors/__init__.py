@@ -31,3 +31,5 @@ from rekindle.pytorch.tensors._memory import whole as whole
 from rekindle.pytorch.tensors._meter import Meter as Meter
 from rekindle.pytorch.tensors._meter import bytes_of as bytes_of
 from rekindle.pytorch.tensors._meter import tensors_of as tensors_of
+from rekindle.pytorch.tensors._private import privately as privately
+from rekindle.pytorch.tensors._private import sees as sees

@@ -7,6 +7,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from rekindle.pytorch.tensors._private import privately
+
 #: Geometries kept, and signatures: programs with ever new shapes or integers must not grow without
 #: end.
 MOST_KEPT = 20_000
@@ -51,7 +53,7 @@ class Geometry:
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
         """The tensor of this geometry in `storage`; no dispatch mode sees how it is made."""
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with privately():
             tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
             tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
             tensor = self.marked(tensor)

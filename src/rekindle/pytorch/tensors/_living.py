@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from rekindle.pytorch.tensors._private import privately
+
 T = TypeVar("T")
 
 _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
@@ -49,7 +51,7 @@ def parts_of(sparse: Tensor) -> list[Tensor]:
     """The strided tensors that a sparse one consists of; none of what is not sparse."""
     if sparse.layout is torch.strided or type(sparse) is not Tensor:
         return []
-    with torch._C._DisableTorchDispatch(), torch.no_grad():  # type: ignore[attr-defined]
+    with privately(), torch.no_grad():
         return [part(sparse) for part in _PARTS.get(sparse.layout, ())]
 
 

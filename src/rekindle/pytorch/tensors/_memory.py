@@ -19,6 +19,7 @@ from rekindle._types import Bytes
 from rekindle.engine import Call, Storage
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.tensors._geometry import Geometry, is_exotic
+from rekindle.pytorch.tensors._private import privately
 
 use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
@@ -138,7 +139,7 @@ def is_foreign(home: torch.UntypedStorage) -> bool:
         return True
     if not accelerator.IS_BUILT:
         return False
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with privately():
         return whole(home).is_pinned()  # as `home.is_pinned()`, where torch 2.10 warns of itself
 
 
