@@ -227,22 +227,21 @@ class OptimizerSteps:
                 _pop_mode()
 
     def _after(self, optimizer: Any) -> None:
-        with self._driver.lock:
-            self._driver.settle()
-            self._driver.forget_sources()
         begun, driver, engine = self._begun, self._driver, self._driver.engine
+        with driver.lock:
+            driver.settle()
+            memory = engine.memory
+            driver.forget_sources()
         if self._nested:
             self._nested -= 1
             return
         if begun is not None and begun.undo is not None:
             begun.undo.end()
         if begun is not None and begun.kind is not None and not begun.passes:
-            with driver.lock:
-                driver.settle()
-                if engine.memory == begun.memory and _changes(driver) == begun.changes:
-                    needed = engine.peak - begun.memory
-                    cost = engine.compute_ns - begun.compute_ns
-                    _seen[optimizer] = _Seen(begun.kind, needed, cost)
+            if memory == begun.memory and _changes(driver) == begun.changes:
+                needed = engine.peak - begun.memory
+                cost = engine.compute_ns - begun.compute_ns
+                _seen[optimizer] = _Seen(begun.kind, needed, cost)
         self.recover()
 
     def _may_pass(self, optimizer: Any) -> bool:
