@@ -8,6 +8,7 @@
 #include "operation.h"
 #include "python.h"
 #include "versions.h"
+#include "views.h"
 
 namespace rekindle {
 
@@ -57,11 +58,7 @@ void view(
 ) {
     const auto given = torch::jit::last(*stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
-        const c10::TensorImpl& whole = *given[0].toTensor().unsafeGetTensorImpl();
-        if (has_memory(whole)) {
-            driver.settle_if_needed();
-            driver.meet(whole);
-        }
+        meet_whole(driver, *given[0].toTensor().unsafeGetTensorImpl());
     }
     const bool tells = facts.marks && driver.tell_ranges;
     lock.unlock();
@@ -98,10 +95,8 @@ void run(
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const c10::intrusive_ptr<Driver> driver = active();
-    // Amid something of ours Python may run what listens to the death of a storage.
-    if (!driver || keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine() ||
-        driver->device.is_capturing()) {
+    const c10::intrusive_ptr<Driver> driver = seeing(keys);
+    if (!driver) {
         pass(op, keys, stack);
         return;
     }
@@ -111,6 +106,18 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 }  // namespace
 
+c10::intrusive_ptr<Driver> seeing(c10::DispatchKeySet keys) {
+    // Amid something of ours Python may run what listens to the death of a storage.
+    if (keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine()) {
+        return {};
+    }
+    c10::intrusive_ptr<Driver> driver = active();
+    if (driver && driver->device.is_capturing()) {
+        return {};
+    }
+    return driver;
+}
+
 std::string see_operators() {
     if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(KEY)) {
         return "something else runs at the dispatch key that it needs (Fake)";
@@ -119,6 +126,9 @@ std::string see_operators() {
     using torch::Library;
     auto& all = immortal<Library>(Library::IMPL, "_", KEY, __FILE__, __LINE__);
     all.fallback(CppFunction::makeFromBoxedFunction<&fallback>());
+    if constexpr (PYTHON_COMES_FIRST) {  // else who asks for one has to be told that it does not
+        see_views(immortal<Library>(Library::IMPL, "aten", KEY, __FILE__, __LINE__));
+    }
     return {};
 }
 

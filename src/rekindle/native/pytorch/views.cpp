@@ -1,0 +1,93 @@
+#include "views.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/alias_ops.h>
+#include <ATen/ops/as_strided_ops.h>
+#include <ATen/ops/detach_ops.h>
+#include <ATen/ops/expand_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/select_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/split_ops.h>
+#include <ATen/ops/split_with_sizes_ops.h>
+#include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unbind_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+
+#include "mutex.h"
+#include "python.h"
+#include "runtime.h"
+#include "signature.h"
+#include "versions.h"
+
+namespace rekindle {
+
+void meet_whole(Driver& driver, const c10::TensorImpl& whole) {
+    if (has_memory(whole)) {
+        driver.settle_if_needed();
+        driver.meet(whole);
+    }
+}
+
+namespace {
+
+// A kernel for the core's key, of the same type as the operator's own below it.
+template <auto redispatch>
+struct View;
+
+template <
+    class Result,
+    class... Rest,
+    Result (*redispatch)(c10::DispatchKeySet, const at::Tensor&, Rest...)>
+struct View<redispatch> final {
+    static Result run(c10::DispatchKeySet keys, const at::Tensor& whole, Rest... rest) {
+        if (const c10::intrusive_ptr<Driver> driver = seeing(keys)) {
+            in_words(*driver, [&] {
+                const Locked lock;
+                meet_whole(*driver, *whole.unsafeGetTensorImpl());
+            });
+            tell(*driver);
+        }
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+        return redispatch(keys & BELOW_KEY, whole, std::forward<Rest>(rest)...);
+    }
+};
+
+template <class Op>
+void see(torch::Library& aten) {
+    constexpr auto kernel = &View<&Op::redispatch>::run;
+    std::string name = Op::name;
+    if (*Op::overload_name != '\0') {
+        name += std::string(".") + Op::overload_name;
+    }
+    aten.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(TORCH_FN(kernel)));
+}
+
+}  // namespace
+
+void see_views(torch::Library& aten) {
+    using namespace at::_ops;
+    see<alias>(aten);
+    see<as_strided>(aten);
+    see<detach>(aten);
+    see<expand>(aten);
+    see<permute>(aten);
+    see<select_int>(aten);
+    see<slice_Tensor>(aten);
+    see<split_Tensor>(aten);
+    see<split_with_sizes>(aten);
+    see<squeeze_dim>(aten);
+    see<t>(aten);
+    see<transpose_int>(aten);
+    see<unbind_int>(aten);
+    see<unsqueeze>(aten);
+    see<view>(aten);
+}
+
+}  // namespace rekindle

@@ -1,0 +1,16 @@
+// Operators that make no memory and do no work: views of what is there.
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+#include <torch/library.h>
+
+#include "driver.h"
+
+namespace rekindle {
+
+// Somebody may read a view of `whole`: its memory counts. Needs the core's lock.
+void meet_whole(Driver& driver, const c10::TensorImpl& whole);
+// Those that run often are seen without boxes around their arguments, from now on.
+void see_views(torch::Library& aten);
+
+}  // namespace rekindle
