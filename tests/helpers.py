@@ -1,6 +1,11 @@
-"""What many tests need: one list of all policies, so that a newcomer is covered by one line."""
+"""What many tests need, as one list of all policies: a newcomer is covered by one line."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Random
 
@@ -14,6 +19,12 @@ ALL_POLICIES: tuple[Policy, ...] = (
     Random(seed=3),
     Ablation(staleness=True, size=False, cost="classes"),
 )
+
+
+def others_slow(values: Iterable[object]) -> list[Any]:
+    """As parameters of a long test: the first one always, all others where slow tests run."""
+    first, *others = values
+    return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
 
 
 class Link:

@@ -59,6 +59,7 @@ def test_a_budget_in_bytes_is_taken_as_it_is() -> None:
     assert data["tight"]["evictions"] == 0
 
 
+@pytest.mark.slow
 def test_the_seed_decides() -> None:
     one, other = figures("--budget", "1GiB"), figures("--budget", "1GiB", "--seed", "1")
     assert one["free"]["losses"] != other["free"]["losses"]

@@ -125,6 +125,7 @@ def test_a_module_does_not_notice(tmp_path: Path) -> None:
     assert tight.stderr.endswith("no more\n")
 
 
+@pytest.mark.slow
 def test_an_error_shows_the_programs_own_traceback_and_a_report(script: Path) -> None:
     plain = python("train.py", "--end=error", cwd=script.parent)
     tight = run("--budget", TIGHT, "train.py", "--end=error", cwd=script.parent)
@@ -175,6 +176,7 @@ def test_a_script_that_is_started_again_follows_its_plan(script: Path) -> None:
     assert "1   followed to the end, 0 left, 3 without a plan" in without.stderr
 
 
+@pytest.mark.slow
 def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None:
     result = run("--budget", "64KiB", "-q", "train.py", cwd=script.parent)
     assert result.returncode == 1
@@ -184,6 +186,7 @@ def test_too_little_says_what_to_write_on_the_command_line(script: Path) -> None
     assert int(smallest) > 64 * 1024
 
 
+@pytest.mark.slow
 def test_reports_profile_and_progress(script: Path) -> None:
     """The budget that the profile names does for the whole program."""
     words = ("--report", "html", "run.html", "--report", "text", "run.txt")

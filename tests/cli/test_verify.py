@@ -53,6 +53,7 @@ def test_the_same(script: str) -> None:
     assert "the same as plain PyTorch, bit for bit" in result.output
 
 
+@pytest.mark.slow
 def test_json(script: str) -> None:
     """In a process of its own: what else lives in one is compared as well."""
     program = "from rekindle.cli import main; main()"

@@ -63,6 +63,7 @@ def _route(trace: Trace, budget: int) -> Route | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_route_is_followed_as_in_python() -> None:
     """Also the route of another program, which is wrong all along."""
     followed = 0

@@ -20,10 +20,12 @@ torch.set_num_threads(1)
 
 #: The tests of these modules run once for each core, always.
 _FOR_BOTH = (
-    "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_models", "test_trade",
-    "test_collectives", "test_optimizers", "test_positions", "test_steps_are_whole", "test_threads",
-    "test_warm_optimizers", "test_workspaces", "test_learned", "test_loops", "test_shelf",
+    "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_trade", "test_collectives",
+    "test_optimizers", "test_positions", "test_threads", "test_warm_optimizers", "test_workspaces",
+    "test_learned", "test_loops", "test_shelf",
 )  # fmt: skip
+#: These as well, on the core in Python slowly.
+_LONG_FOR_BOTH = ("test_models", "test_rules_leaks", "test_steps_are_whole")
 #: Those of these folders and modules run once: they ask for a core, or for what one alone does.
 _FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned", "swap",
             "tensors", "test_distributed", "test_hunt")  # fmt: skip
@@ -39,16 +41,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names: list[Any] = ["native", "python"]
     if metafunc.definition.get_closest_marker("python_core") is not None:
         names = ["python"]
+    elif name.startswith(_LONG_FOR_BOTH):
+        names[1] = _SLOWLY
     elif not name.startswith(_FOR_BOTH):
         if folder in _FOR_ONE or name in _FOR_ONE or _ASKED_FOR is not None:
             return
         names = [_PREFERRED]
         if PREFERRED == "native":
-            names.append(pytest.param("python", marks=pytest.mark.slow))
+            names.append(_SLOWLY)
     metafunc.parametrize("core", names, indirect=True)
 
 
 _PREFERRED = "preferred"
+_SLOWLY: Any = pytest.param("python", marks=pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

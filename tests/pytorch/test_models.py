@@ -17,7 +17,7 @@ from torch import Tensor
 
 import rekindle
 from rekindle.policies import Policy
-from tests.helpers import ALL_POLICIES
+from tests.helpers import ALL_POLICIES, others_slow
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 from tests.pytorch.models import ALL_CASES, Case, Workload
@@ -28,6 +28,7 @@ FRACTIONS = (1.0, 0.7, 0.5, 0.3)
 MOST_ATTEMPTS = 12  # an error speaks of what has run so far; each gets past one more place
 
 each_case = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+some_cases = pytest.mark.parametrize("case", others_slow(ALL_CASES), ids=lambda case: case.name)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -53,6 +53,7 @@ def _trains_the_same(extension: Path, programs: tuple[str, ...]) -> None:
     assert {answer["states set"] for answer in found.values()} == {0}
 
 
+@pytest.mark.slow
 def test_a_program_trains_the_same(extension: Path) -> None:
     _trains_the_same(extension, ("mlp",))
 
@@ -86,6 +87,7 @@ def test_a_plan_trains_the_same(extension: Path) -> None:
     assert max(answer["peak over plain"] for answer in found.values()) < 0.97
 
 
+@pytest.mark.slow
 def test_there_is_room_for_what_operators_take_inside_themselves(extension: Path) -> None:
     """By the allocator's word; what is not learned goes over, or not guessed before it is."""
     asked_for = "workspaces, online, prompt"

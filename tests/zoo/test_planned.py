@@ -18,6 +18,7 @@ ONCE_DIFFERENT = ("UNet2DModel", "segformer ForSemanticSegmentation", "mamba For
 BY_NAME = {each.name: each for each in ALL_ARCHITECTURES}
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("prices_of_plans", "nothing_left_compiled"),
     pytest.mark.filterwarnings("default"),  # what the networks warn of is their affair
 ]
@@ -36,7 +37,6 @@ def _of_each_family() -> list[Any]:
     return [pytest.param(each, id=each.name) for each in families.values()]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", _of_each_family())
 def test_trains_the_same_or_is_refused_with_the_reason(architecture: Architecture) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from tests.helpers import others_slow
 from tests.pytorch.chains.helpers import CHAINS, Chain, built, gpt
 from tests.pytorch.test_models import differing
 from tests.pytorch.tracker import Tracker
@@ -71,7 +72,7 @@ def train(
 
 
 @pytest.mark.parametrize("fraction", [pytest.param(1.1, marks=pytest.mark.slow), 0.5, 0.0])
-@each_chain
+@pytest.mark.parametrize("name", others_slow(CHAINS))
 def test_trains_the_same_within_the_budget(name: str, fraction: float) -> None:
     model, x = built(name)
     wanted, plain = train(copy.deepcopy(model), x)
@@ -107,6 +108,7 @@ def test_measuring_leaves_no_trace(name: str) -> None:
     assert all(a is b for a, b in zip(chained.parameters(), model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "resnet", "mlp"])
 def test_under_autocast(name: str) -> None:
     model, x = built(name)
@@ -122,6 +124,7 @@ def test_under_autocast(name: str) -> None:
     assert chained.overhead > 0
 
 
+@pytest.mark.slow
 def test_gradients_that_stay_are_counted() -> None:
     model, x = built("gpt")
     wanted, _ = train(copy.deepcopy(model), x, steps=3, keep=True)

@@ -265,6 +265,7 @@ print(tries, budget)
 """
 
 
+@pytest.mark.slow
 def test_a_restarted_script_does_not_climb_again(tmp_path: Path) -> None:
     script = tmp_path / "climb.py"
     script.write_text(CLIMB)

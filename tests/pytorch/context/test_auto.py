@@ -164,6 +164,7 @@ def fits(batch: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     trainer = Trainer()
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]

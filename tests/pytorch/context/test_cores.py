@@ -125,6 +125,7 @@ def test_no_compiler(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_build_that_fails(tmp_path: Path) -> None:
     """Once: the next process does not try again."""
     compiler = tmp_path / "compiler"

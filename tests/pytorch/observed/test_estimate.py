@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
+from tests.helpers import others_slow
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.networks import GPT, Residual
 from tests.pytorch.tracker import Tracker
@@ -69,7 +70,7 @@ def measured(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("case", STATIC, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", others_slow(STATIC), ids=lambda case: case.name)
 def test_is_within_two_percent_of_what_a_step_takes(
     case: Case, name: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -108,6 +109,7 @@ def test_an_optimizer_that_is_there_and_its_state() -> None:
     assert again.peak == estimate.peak
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_nowhere() -> None:
     with torch.device("meta"):
         model = GPT(vocabulary=50_000, width=8192, heads=64, layers=40, context=512)

@@ -94,6 +94,7 @@ def test_the_smallest_budget_is_one_and_the_curve_ends_there() -> None:
         step()
 
 
+@pytest.mark.slow
 def test_within_a_budget() -> None:
     step = gpt(3)
     free = rekindle.profile(step, repeats=1)

@@ -10,7 +10,7 @@ from rekindle.pytorch import Run
 from rekindle.schedule import Compute, verify
 from rekindle.simulator import replay
 from tests.pytorch.models import Case
-from tests.pytorch.test_models import each_case, plainly, train
+from tests.pytorch.test_models import plainly, some_cases, train
 
 OTHERS = (DTR("classes"), LRU())
 
@@ -32,7 +32,7 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
     [DEFAULT, DTR(), *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)],
     ids=repr,
 )
-@each_case
+@some_cases
 def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
     with rekindle.budget.unlimited(core="python"):  # what is guessed before the first call of an
         train(case.build())  # operator is in no trace

@@ -47,6 +47,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_finding_names_the_programs_line_and_the_librarys(script: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     lines = json.loads(done.stdout)["at_peak"]["lines"]

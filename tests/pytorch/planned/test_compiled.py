@@ -203,6 +203,7 @@ def test_two_forward_passes_before_the_backward_pass(one_by_one: list[fx.Graph])
     same(Net, step)
 
 
+@pytest.mark.slow
 def test_other_shapes_and_evaluation(one_by_one: list[fx.Graph]) -> None:
     def step(model: nn.Module) -> Any:
         train(model)

@@ -54,6 +54,7 @@ def run(model: nn.Module, step: Callable[[], None]) -> tuple[list[Tensor], int]:
     return [p.grad.clone() for p in model.parameters()], tracker.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selective", [False, True])
 @pytest.mark.parametrize("fraction", [0.8, 0.55])
 def test_checkpoints_keep_to_the_budget(fraction: float, selective: bool) -> None:

@@ -51,6 +51,7 @@ def test_a_unet_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spared.smallest_budget < plain.smallest_budget
 
 
+@pytest.mark.slow
 def test_the_step_is_the_same() -> None:
     plain, model = unet(), unet()
     wanted = everything((step(plain), plain))

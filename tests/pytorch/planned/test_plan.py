@@ -228,6 +228,7 @@ def test_the_same_module_with_the_same_parameters() -> None:
     assert torch.equal(twin(batch()), planned(batch()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", [(), (lambda: nn.Dropout(0.2),)], ids=["plain", "dropout"])
 def test_the_measured_peak_is_within_the_budget_and_as_predicted(between: Any) -> None:
     class WithLoss(nn.Module):
@@ -368,6 +369,7 @@ def test_reserve_is_left_alone() -> None:
     assert refused.smallest_budget == plain.peak + 10_000
 
 
+@pytest.mark.slow
 def test_a_larger_budget_never_gets_a_slower_plan() -> None:
     model, x = mlp(layers=6), batch()
     least, most = tight(model, x), rekindle.plan(model, x, budget="1GB", planner=KeepAll())

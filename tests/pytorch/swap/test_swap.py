@@ -29,6 +29,7 @@ from rekindle.pytorch.swap import SwappingDriver, _host_memory
 from rekindle.report._data import Swapped
 from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
 from rekindle.simulator._replay import _drive
+from tests.helpers import others_slow
 from tests.pytorch.harsh import WIDTH, deeper, vector
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.test_models import differing, everything, plainly, train
@@ -297,7 +298,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("when", ["written", "being written", "just about to be done"])
+@pytest.mark.parametrize("when", others_slow(["being written", "written", "just about to be done"]))
 def test_a_fork_goes_on_by_recomputing(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
