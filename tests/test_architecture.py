@@ -68,7 +68,7 @@ ROOMS = {
         "held": {"tensors", "operators", "online"},
         "swap": {"devices", "tensors", "operators", "online"},
         "learned": {"devices", "operators", "online"},
-        "native": {"operators", "online"},
+        "native": {"tensors", "operators", "online"},
         "planned": {"devices", "operators"},
         "chains": {"tensors"},
         "context": {

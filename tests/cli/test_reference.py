@@ -20,9 +20,11 @@ def test_the_page_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_command_has_examples_and_exit_codes(name: str) -> None:
-    command = main.get_command(click.Context(main), name)
+    # A command keeps the names of its option for help, as it was asked for them first.
+    above = click.Context(main, **main.context_settings)
+    command = main.get_command(above, name)
     assert command is not None
-    help_text = command.get_help(click.Context(command, info_name=name))
+    help_text = command.get_help(click.Context(command, info_name=name, parent=above))
     assert f"    rekindle {name}" in help_text
     assert "Exit code 0" in help_text
     options = [p for p in command.params if isinstance(p, click.Option)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 import rekindle
+from rekindle.pytorch.online import _optimizers
 from rekindle.pytorch.online._runtime import Runtime
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
@@ -149,6 +150,31 @@ def test_its_temporaries_stay_below_the_budget(foreach: bool) -> None:
             ours.optimizer.step()
         assert inside()
     assert differing(ours.state(), weights) == []
+
+
+def test_what_a_step_takes_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a loss that is still held was made from what nobody else needs."""
+    dry_runs = []
+    find_out = _optimizers.bytes_of_step
+
+    def bytes_of_step(optimizer: optim.Optimizer, device: torch.device) -> int:
+        dry_runs.append(optimizer)
+        return find_out(optimizer, device)
+
+    monkeypatch.setattr(_optimizers, "bytes_of_step", bytes_of_step)
+    cell = nn.LSTMCell(8, 8)
+    optimizer = optim.SGD(cell.parameters(), lr=0.1)
+    with rekindle.budget("1GiB"):
+        for _ in range(5):
+            hidden = state = torch.zeros(2, 8)
+            for batch in torch.ones(3, 2, 8):
+                hidden, state = cell(batch, (hidden, state))
+            loss = hidden.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            del hidden, state
+            optimizer.step()
+    assert len(dry_runs) <= 2
 
 
 @counted

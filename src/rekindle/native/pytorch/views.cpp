@@ -72,22 +72,21 @@ void see(torch::Library& aten) {
 }  // namespace
 
 void see_views(torch::Library& aten) {
-    using namespace at::_ops;
-    see<alias>(aten);
-    see<as_strided>(aten);
-    see<detach>(aten);
-    see<expand>(aten);
-    see<permute>(aten);
-    see<select_int>(aten);
-    see<slice_Tensor>(aten);
-    see<split_Tensor>(aten);
-    see<split_with_sizes>(aten);
-    see<squeeze_dim>(aten);
-    see<t>(aten);
-    see<transpose_int>(aten);
-    see<unbind_int>(aten);
-    see<unsqueeze>(aten);
-    see<view>(aten);
+    see<at::_ops::alias>(aten);
+    see<at::_ops::as_strided>(aten);
+    see<at::_ops::detach>(aten);
+    see<at::_ops::expand>(aten);
+    see<at::_ops::permute>(aten);
+    see<at::_ops::select_int>(aten);
+    see<at::_ops::slice_Tensor>(aten);
+    see<at::_ops::split_Tensor>(aten);
+    see<at::_ops::split_with_sizes>(aten);
+    see<at::_ops::squeeze_dim>(aten);
+    see<at::_ops::t>(aten);
+    see<at::_ops::transpose_int>(aten);
+    see<at::_ops::unbind_int>(aten);
+    see<at::_ops::unsqueeze>(aten);
+    see<at::_ops::view>(aten);
 }
 
 }  // namespace rekindle

@@ -199,6 +199,7 @@ class OptimizerSteps:
             written_down = driver.capture is not None or driver.recorder is not None
             if (predictable or seen is not None) and not written_down:
                 driver.save_what_needs(_tensors_of(optimizer))
+                driver.forget_sources()  # or they would seem to be freed by the step
             passes = seen is not None and predictable and self._may_pass(optimizer)
             undo = None
             needed = seen.needed if seen is not None else None
@@ -230,7 +231,6 @@ class OptimizerSteps:
         begun, driver, engine = self._begun, self._driver, self._driver.engine
         with driver.lock:
             driver.settle()
-            memory = engine.memory
             driver.forget_sources()
         if self._nested:
             self._nested -= 1
@@ -238,10 +238,12 @@ class OptimizerSteps:
         if begun is not None and begun.undo is not None:
             begun.undo.end()
         if begun is not None and begun.kind is not None and not begun.passes:
-            if memory == begun.memory and _changes(driver) == begun.changes:
-                needed = engine.peak - begun.memory
-                cost = engine.compute_ns - begun.compute_ns
-                _seen[optimizer] = _Seen(begun.kind, needed, cost)
+            with driver.lock:
+                driver.settle()
+                if engine.memory == begun.memory and _changes(driver) == begun.changes:
+                    needed = engine.peak - begun.memory
+                    cost = engine.compute_ns - begun.compute_ns
+                    _seen[optimizer] = _Seen(begun.kind, needed, cost)
         self.recover()
 
     def _may_pass(self, optimizer: Any) -> bool:
