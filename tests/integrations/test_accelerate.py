@@ -34,6 +34,7 @@ def forget_accelerator() -> None:
 
 @pytest.fixture(autouse=True)
 def accelerator_of_its_own() -> Iterator[None]:
+    forget_accelerator()  # a Trainer has one as well
     yield
     forget_accelerator()
 
