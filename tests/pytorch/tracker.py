@@ -105,8 +105,10 @@ class Tracker(TorchDispatchMode):
 
     def see(self, values: object) -> None:
         for tensor in _tensors(values):
-            # A shape without memory is not counted, nor what has no one storage (sparse).
-            if tensor.device.type != "meta" and tensor.layout is torch.strided:
+            # A shape without memory is not counted, nor zeros of autograd's that have none, nor
+            # what has no one storage (sparse).
+            strided = tensor.device.type != "meta" and tensor.layout is torch.strided
+            if strided and not tensor._is_zerotensor():
                 home = _home_of(tensor)
                 if home.device.type != "meta":  # as that of a FakeTensor
                     self._count(home)
