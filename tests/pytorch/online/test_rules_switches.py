@@ -27,9 +27,7 @@ def all_put_back() -> Iterator[None]:
     """Also what the older functions set beside what they read: they cannot put it back."""
     before = switches.read()
     yield
-    for switch, value in zip(SWITCHES, before, strict=True):
-        if switch.get() != value:
-            switch.set(value)
+    _switches._set(before)
     assert switches.read() is before
 
 
@@ -154,9 +152,7 @@ def test_each_switch_is_set_and_put_back(number: int, monkeypatch: pytest.Monkey
         assert switches.read() is now
     finally:
         with_now = switches.read()
-        for each, was in zip(SWITCHES, then, strict=True):
-            if each.get() != was:
-                each.set(was)
+        _switches._set(then)
     assert with_now is now
     assert switches.read() is then
 

@@ -50,6 +50,18 @@ c10::intrusive_ptr<Driver> active() {
     return driver;
 }
 
+c10::intrusive_ptr<Driver> seeing(c10::DispatchKeySet keys) {
+    // Amid something of ours Python may run what listens to the death of a storage.
+    if (keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine()) {
+        return {};
+    }
+    c10::intrusive_ptr<Driver> driver = active();
+    if (driver && driver->device.is_capturing()) {
+        return {};
+    }
+    return driver;
+}
+
 void join(const Driver* driver) noexcept {
     joined() = driver == nullptr ? 0 : driver->ordinal;
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -413,6 +414,8 @@ void Driver::bring(F&& events) {
 // Within whose budget this process is; null: in none. Any thread may ask, without the lock. One
 // that joined an earlier budget, and goes on, is in none.
 c10::intrusive_ptr<Driver> active();
+// Whose is an operator that is called with these keys; null: nobody's, it passes.
+c10::intrusive_ptr<Driver> seeing(c10::DispatchKeySet keys);
 // This thread of Python's is within the budget of `driver`; null: in none.
 void join(const Driver* driver) noexcept;
 void set_active(c10::intrusive_ptr<Driver> driver);

@@ -106,18 +106,6 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 }  // namespace
 
-c10::intrusive_ptr<Driver> seeing(c10::DispatchKeySet keys) {
-    // Amid something of ours Python may run what listens to the death of a storage.
-    if (keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine()) {
-        return {};
-    }
-    c10::intrusive_ptr<Driver> driver = active();
-    if (driver && driver->device.is_capturing()) {
-        return {};
-    }
-    return driver;
-}
-
 std::string see_operators() {
     if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(KEY)) {
         return "something else runs at the dispatch key that it needs (Fake)";

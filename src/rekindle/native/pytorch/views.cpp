@@ -1,6 +1,5 @@
 #include "views.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/alias_ops.h>
 #include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/detach_ops.h>
@@ -19,10 +18,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
+#include <utility>
 
 #include "mutex.h"
 #include "python.h"
-#include "runtime.h"
 #include "signature.h"
 #include "versions.h"
 

@@ -1,7 +1,6 @@
 // Operators that make no memory and do no work: views of what is there.
 #pragma once
 
-#include <c10/core/DispatchKeySet.h>
 #include <torch/library.h>
 
 #include "driver.h"
