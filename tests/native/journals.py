@@ -79,7 +79,7 @@ class Replay:
                 freed = engine.gone(self.storages[entry.id])
                 self.perform([Free(storage.id) for storage in freed])
             case "account":
-                engine.account(entry.id, entry.number)
+                engine.account(entry.id, entry.number, entry.flags)
             case "resize":
                 engine.resize(self.storages[entry.id], entry.number)
             case "make_room" | "shrink":

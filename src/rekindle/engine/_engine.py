@@ -144,8 +144,8 @@ class Engine(Exchange):
             self.memory -= self._take_over(output, source)
             call.replayable = call.replayable and source.storage.replayable
         self.memory += call.nbytes
-        if self.memory > self.peak:
-            self.peak = self.memory
+        if self.memory + call.workspace > self.peak:
+            self.peak = self.memory + call.workspace
         if not self.rules.quirks:
             self._link(call)
         for storage in call.made:
@@ -168,14 +168,14 @@ class Engine(Exchange):
             freed += self._prune(source.storage)
         return freed
 
-    def account(self, cost: Nanoseconds, nbytes: Bytes = 0) -> None:
+    def account(self, cost: Nanoseconds, nbytes: Bytes = 0, workspace: Bytes = 0) -> None:
         """An operator ran that made nothing, or `nbytes` that are only counted; negative: less."""
         self.clock += cost
         self.compute_ns += cost
         self.unlisted += nbytes
         self.memory += nbytes
-        if self.memory > self.peak:
-            self.peak = self.memory
+        if self.memory + workspace > self.peak:
+            self.peak = self.memory + workspace
 
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
         """The program itself changed the size of `storage`, which it holds."""
@@ -444,8 +444,8 @@ class Engine(Exchange):
         if in_place:
             for output, source in call.overwrites:
                 self.memory -= self._take_over(output, source)
-        if self.memory > self.peak:
-            self.peak = self.memory
+        if self.memory + call.workspace > self.peak:
+            self.peak = self.memory + call.workspace
         for storage in call.made:
             if storage.resident:  # the second copy is given back at once
                 self.memory -= storage.nbytes

@@ -5,7 +5,8 @@ moment at which the program itself reads a value. An **item** is a storage. Node
 items; first computations happen in the order of the nodes. What never changes is taken out:
 parameters and other sources that stay from beginning to end are `fixed` bytes.
 
-Views cost no memory and live in their storage's item; whoever reads a view reads that item. The
+What an operator takes inside itself, its workspace, is an item as well, which nobody reads: it comes
+and goes with each run of the node. Views cost no memory and live in their storage's item; whoever reads a view reads that item. The
 views are put back when a schedule is written down (`_writer.to_schedule`).
 """
 
@@ -49,7 +50,8 @@ class Problem:
     """What the program reads at such a moment."""
     nbytes: tuple[Bytes, ...]
     maker: tuple[int, ...]
-    storage: tuple[StorageId, ...]
+    storage: tuple[StorageId | None, ...]
+    """The storage of an item; None for a workspace, of which schedules do not speak."""
     holds: tuple[Hold, ...]
     fixed: Bytes
 
@@ -136,7 +138,8 @@ class _Distiller:
         self.op: list[OpId | None] = []
         self.value: list[ValueId | None] = []
         self.maker: list[int] = []
-        self.storage: list[StorageId] = []
+        self.nbytes: list[Bytes] = []
+        self.storage: list[StorageId | None] = []
         self.holds: list[Hold] = []
         self.references = [0] * len(trace.storages)
         self.held_since: dict[int, int] = {}
@@ -174,7 +177,7 @@ class _Distiller:
             self._repeatable(),
             tuple(self.op),
             tuple(self.value),
-            tuple(self.trace.storages[storage] for storage in self.storage),
+            tuple(self.nbytes),
             tuple(self.maker),
             tuple(self.storage),
             tuple(self.holds),
@@ -196,11 +199,12 @@ class _Distiller:
         op = self.trace.ops[op_id]
         storages = {self.trace.values[value] for value in op.outputs}
         if not storages or not storages <= self.constants:
-            makes = list(self.trace.new_storages(op))
-            for storage in makes:
-                self.item[storage] = len(self.storage)
-                self.storage.append(storage)
-                self.maker.append(len(self.cost))
+            makes = [
+                self._item(storage, self.trace.storages[storage])
+                for storage in self.trace.new_storages(op)
+            ]
+            if op.workspace:
+                makes.append(self._item(None, op.workspace))
             lends = self._items(self.trace.values[source] for _, source in op.overwrites)
             self._node(op_id, None, op.cost, self._read(op.inputs), makes, lends, op.replayable)
         for value in op.outputs:
@@ -223,7 +227,7 @@ class _Distiller:
         value: ValueId | None,
         cost: Nanoseconds,
         reads: tuple[int, ...],
-        makes: Sequence[StorageId],
+        makes: Sequence[int],
         lends: tuple[int, ...],
         replayable: bool,
     ) -> None:
@@ -231,9 +235,19 @@ class _Distiller:
         self.value.append(value)
         self.cost.append(cost)
         self.reads.append(reads)
-        self.makes.append(self._items(makes))
+        self.makes.append(tuple(makes))
         self.lends.append(lends)
         self.replayable.append(replayable)
+
+    def _item(self, storage: StorageId | None, nbytes: Bytes) -> int:
+        """A new one, of the node that comes next."""
+        made = len(self.storage)
+        if storage is not None:
+            self.item[storage] = made
+        self.storage.append(storage)
+        self.nbytes.append(nbytes)
+        self.maker.append(len(self.cost))
+        return made
 
     def _read(self, values: Iterable[ValueId]) -> tuple[int, ...]:
         return self._items(storage for value in values for storage in self.sources[value])

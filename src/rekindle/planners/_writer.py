@@ -128,6 +128,8 @@ class _Writer:
 
     def _free(self, item: int) -> None:
         storage = self.line.problem.storage[item]
+        if storage is None:  # a workspace is gone already
+            return
         if self.carrier is not None and self.carrier.must_send(item):
             self._act(SwapOut(storage))
         else:
@@ -148,7 +150,7 @@ class _Writer:
         if carrier is None:
             return
         while (item := carrier.departure(step)) is not None:
-            self._act(SwapOut(self.line.problem.storage[item], keep=True))
+            self._act(SwapOut(self._storage(item), keep=True))
         while (item := carrier.arrival(step)) is not None:
             self._swap_in(item)
 
@@ -158,7 +160,7 @@ class _Writer:
             self._swap_in(item)
 
     def _swap_in(self, item: int) -> None:
-        storage = self.line.problem.storage[item]
+        storage = self._storage(item)
         self._act(SwapIn(storage))
         for value in self.contents[storage]:
             self.defined[value] = self.trace.maker[value] < self.next_op
@@ -167,4 +169,9 @@ class _Writer:
         """Copies of what the next operator overwrites, if they are wanted later."""
         for item in items:
             if self.carrier is not None and self.carrier.must_send(item):
-                self._act(SwapOut(self.line.problem.storage[item], keep=True))
+                self._act(SwapOut(self._storage(item), keep=True))
+
+    def _storage(self, item: int) -> StorageId:
+        storage = self.line.problem.storage[item]
+        assert storage is not None, "a workspace is not copied"
+        return storage

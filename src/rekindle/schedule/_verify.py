@@ -275,10 +275,11 @@ class _Interpreter:
                 return f"op {op_id} ({op.name}) would overwrite storage {storage}, still in use"
         fresh = sum(self.trace.storages[storage] for storage in made)
         fresh -= sum(self.trace.storages[storage] for storage in lent)
-        if self.budget is not None and self.memory + fresh > self.budget:
-            over = self.memory + fresh - self.budget
+        most = self.memory + fresh + op.workspace
+        if self.budget is not None and most > self.budget:
+            over = most - self.budget
             return f"op {op_id} ({op.name}) exceeds the budget of {self.budget} by {over} bytes"
-        self.peak = max(self.peak, self.memory + fresh)
+        self.peak = max(self.peak, most)
         self.memory += fresh
         for storage in lent:
             self._vanish(storage)

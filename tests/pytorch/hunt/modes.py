@@ -137,7 +137,7 @@ class Contexts:
                     finally:
                         self._run = None
                         # Afterwards all comes back, and the budget is over.
-                        self.peak = max(self.peak, tracker.peak, run.peak)
+                        self.peak = max(self.peak, tracker.peak)
             finally:
                 if not self.mode.resized:
                     self.peak = max(self.peak, tracker.peak)

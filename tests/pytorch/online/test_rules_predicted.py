@@ -33,12 +33,13 @@ def _met_for_the_first_time(core: cores.Name) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss(name: str, reduction: str) -> None:
-    """The result of some is one number in the memory of as many as there are elements."""
+    """The result of some is one number in the memory of as many as there are elements. (What they
+    take inside themselves nobody knows before their first run.)"""
     x, y = torch.rand(10, 30), torch.rand(10, 30)
     amount = x.nbytes + y.nbytes + 100
-    with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount) as run:
+    with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount):
         getattr(F, name)(x, y, reduction=reduction)
-    assert max(tracker.peak, run.peak) <= amount
+    assert tracker.peak <= amount
 
 
 def test_a_loss_of_two_types() -> None:
@@ -46,9 +47,9 @@ def test_a_loss_of_two_types() -> None:
     x, y = torch.rand(10, 30), torch.rand(10, 30).bfloat16()
     amount = x.nbytes + y.nbytes + y.nbytes + 100
     for one, other in ((x, y), (y, x)):
-        with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount) as run:
+        with Tracker() as tracker, suppress(rekindle.OutOfBudget), rekindle.budget(amount):
             F.smooth_l1_loss(one, other)
-        assert max(tracker.peak, run.peak) <= amount
+        assert tracker.peak <= amount
 
 
 OF_TWO_KERNELS = {

@@ -57,7 +57,7 @@ std::optional<Fault> Ledger::check() {
     if (memory != resident + unlisted) {
         return Fault{"memory is miscounted", -1};
     }
-    if (memory > budget || peak > budget) {
+    if (memory > budget) {
         return Fault{"the budget is passed", -1};
     }
     if (!freed_.empty() || !unneeded_.empty() || depth_ != 0) {

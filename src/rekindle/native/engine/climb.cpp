@@ -37,7 +37,7 @@ void Engine::enter(Call& call, bool held) {
         call.replayable = call.replayable && pair.source->storage->replayable;
     }
     memory += call.nbytes;
-    raise_peak();
+    raise_peak(workspace_of(call));
     if (!rules.quirks) {
         link(call);
     }
@@ -265,7 +265,7 @@ void Engine::readmit(const Frame& frame, bool in_place) {
             memory -= take_over(pair);
         }
     }
-    raise_peak();
+    raise_peak(workspace_of(call));
     for (Value* value : call.outputs()) {
         if (!is_root(*value)) {
             continue;

@@ -207,13 +207,13 @@ void Engine::spoil(Storage& storage) {
     evict(storage);
 }
 
-void Engine::account(Nanoseconds cost, Bytes nbytes) {
-    note_event(Entry::Kind::account, cost, nbytes);
+void Engine::account(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
+    note_event(Entry::Kind::account, cost, nbytes, workspace);
     clock += cost;
     compute_ns += cost;
     unlisted += nbytes;
     memory += nbytes;
-    raise_peak();
+    raise_peak(workspace);
 }
 
 void Engine::resize(Storage& storage, Bytes nbytes) {

@@ -57,7 +57,7 @@ public:
     // A call that was to overwrite `storage`, which is dead, failed half way: it is gone.
     void spoil(Storage& storage);
     // An operator ran that made nothing, or `nbytes` that are only counted; negative: less.
-    void account(Nanoseconds cost, Bytes nbytes = 0);
+    void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
     // The program itself changed the size of `storage`, which it holds.
     void resize(Storage& storage, Bytes nbytes);
     // `value` is brought back if need be, for whoever will ask for it.

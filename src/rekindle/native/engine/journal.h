@@ -35,7 +35,7 @@ struct Entry final {
         forget,
         seal,
         spoil,
-        account,     // id: cost; number: bytes
+        account,     // id: cost; number: bytes; flags: bytes of a workspace
         resize,      // number: bytes
         require,     // number: which value
         make_room,   // id: none; number: bytes

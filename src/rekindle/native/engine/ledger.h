@@ -167,7 +167,7 @@ protected:
         return budget == UNLIMITED ? UNLIMITED : budget - nbytes;
     }
 
-    void raise_peak() noexcept { peak = std::max(peak, memory); }
+    void raise_peak(Bytes workspace = 0) noexcept { peak = std::max(peak, memory + workspace); }
 
     Performer& performer_;
     Chooser* chooser_;

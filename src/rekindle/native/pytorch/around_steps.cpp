@@ -69,28 +69,16 @@ PyObject* set_budget(PyObject* arguments) {
     return nothing();
 }
 
-// await(driver, addresses of storages): `owners` is to be told when one is met
-PyObject* await(PyObject* arguments) {
-    PyObject *capsule, *addresses;
-    parse(arguments, "OO", &capsule, &addresses);
-    const Object each(PySequence_Fast(addresses, "addresses: a list"));
-    const Locked lock;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
-        void* home = PyLong_AsVoidPtr(PySequence_Fast_GET_ITEM(each.get(), i));
-        must(PyErr_Occurred() == nullptr);
-        driver_of(capsule).await(home);
-    }
-    return nothing();
-}
-
-// met(driver) -> the addresses of storages that were met, of those that somebody waits for
+// met(driver) -> the addresses of storages of weights that were met since this was last asked
 PyObject* met(PyObject* arguments) {
     PyObject* capsule;
     parse(arguments, "O", &capsule);
     std::vector<const void*> found;
     {
         const Locked lock;
-        found.swap(driver_of(capsule).met);
+        Driver& driver = driver_of(capsule);
+        found.swap(driver.met);
+        driver.owners_due = false;
     }
     Object list(PyList_New(0));
     for (const void* home : found) {

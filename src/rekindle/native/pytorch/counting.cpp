@@ -69,13 +69,11 @@ public:
 
     c10::DeleterFnPtr counted_deleter() const { return counted_.raw_deleter(); }
 
-private:
     static void give_back(void* piece);
 
+private:
     c10::Allocator& counted_;
 };
-
-std::atomic<bool> wanted = false;
 
 // Never destroyed: tensors keep its deleter.
 std::optional<Counting>& the_counting() {
@@ -107,11 +105,7 @@ bool sizes_are_told(c10::Allocator& allocator) {
 
 }  // namespace
 
-void count_allocations(bool on) {
-    wanted.store(on, std::memory_order_relaxed);
-    if (!on) {
-        return;
-    }
+void count_allocations() {
     c10::Allocator* there = c10::GetCPUAllocator();
     if (the_counting() || there == nullptr || !sizes_are_told(*there)) {
         return;
@@ -121,8 +115,17 @@ void count_allocations(bool on) {
 }
 
 bool allocations_are_counted() noexcept {
-    return wanted.load(std::memory_order_relaxed) && the_counting().has_value() &&
-           c10::GetCPUAllocator() == &*the_counting();
+    return the_counting().has_value() && c10::GetCPUAllocator() == &*the_counting();
+}
+
+c10::DeleterFnPtr allocators_own() noexcept {
+    static const c10::DeleterFnPtr found = the_counting() ? the_counting()->counted_deleter()
+                                                          : c10::GetCPUAllocator()->raw_deleter();
+    return found;
+}
+
+c10::DeleterFnPtr counting_ones_own() noexcept {
+    return &Counting::give_back;
 }
 
 Bytes allocated_now() noexcept {

@@ -1,11 +1,10 @@
 #include "deaths.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 #include <mutex>
 
 #include "../base/slab.h"
+#include "counting.h"
 
 namespace rekindle {
 
@@ -22,22 +21,22 @@ Everybody& everybody() noexcept {
     return made;
 }
 
-c10::DeleterFnPtr allocators_own() noexcept {
-    static const c10::DeleterFnPtr found = c10::GetCPUAllocator()->raw_deleter();
-    return found;
+void tell(void* context, bool& late) {
+    Everybody& all = everybody();
+    const std::lock_guard<SpinLock> guard(all.flag);
+    for (Deaths* each : all.listening) {
+        each->freed(context);
+        late = late || each->late.load(std::memory_order_relaxed);
+    }
 }
 
+// In the place of the deleter that `Frees` gives. Two kinds of memory go about: that of the
+// allocator that was there, and that of the one that counts.
+template <c10::DeleterFnPtr (*Frees)() noexcept>
 void tell_and_free(void* context) {
     bool late = false;
-    {
-        Everybody& all = everybody();
-        const std::lock_guard<SpinLock> guard(all.flag);
-        for (Deaths* each : all.listening) {
-            each->freed(context);
-            late = late || each->late.load(std::memory_order_relaxed);
-        }
-    }
-    allocators_own()(context);
+    tell(context, late);
+    Frees()(context);
     if (late) {
         settle_late();
     }
@@ -78,11 +77,15 @@ void Deaths::take(std::vector<const void*>& addresses, std::vector<Record*>& rec
 
 bool watch(c10::StorageImpl& home) noexcept {
     c10::DataPtr& data = home._mutable_data_ptr_no_checks();
-    if (data.get_deleter() == &tell_and_free) {
+    constexpr c10::DeleterFnPtr WATCHED = &tell_and_free<allocators_own>;
+    constexpr c10::DeleterFnPtr COUNTED_AND_WATCHED = &tell_and_free<counting_ones_own>;
+    const c10::DeleterFnPtr deleter = data.get_deleter();
+    if (deleter == WATCHED || deleter == COUNTED_AND_WATCHED) {
         return true;
     }
     return data.get_context() == data.get() &&
-           data.compare_exchange_deleter(allocators_own(), &tell_and_free);
+           (data.compare_exchange_deleter(counting_ones_own(), COUNTED_AND_WATCHED) ||
+            data.compare_exchange_deleter(allocators_own(), WATCHED));
 }
 
 }  // namespace rekindle

@@ -118,7 +118,6 @@ private:
     Ref<Storage> resizing_;
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes, for the time being
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
-    Addresses<bool> awaited_;
     Ref<Storage> outside_;  // what a device's allocator gave out to no operator, or to round blocks
     std::vector<c10::Device> devices_met_;
     int rescues_ = 0;  // how often the device had less than the budget says
@@ -146,7 +145,7 @@ public:
     bool look_due = false;         // who has memory is to be asked: there is more of it than ever
     bool samples_due = false;      // somebody is to take what was noted of memory over time
     bool owners_due = false;       // somebody is to be told what is in `met`
-    std::vector<const void*> met;  // storages that somebody waited for
+    std::vector<const void*> met;  // storages of weights, for their owners
     bool tell_ranges = false;      // of the profiler, amid the step of an optimizer
     bool stepping = false;         // amid such a step: workspaces get what room there is
     std::int64_t look_back_at = 1'000;  // storages made until then
@@ -181,7 +180,7 @@ public:
     // `call` ran; the engine hears of it.
     void admit(Recipe& call);
     // An operator ran that made nothing, or what is only counted.
-    void account(Nanoseconds cost, Bytes nbytes = 0);
+    void account(Nanoseconds cost, Bytes nbytes, Bytes workspace);
     // `tensor` is how the program has what `record` is.
     static void remember(Record& record, const c10::TensorImpl& tensor);
     Resident* resident_at(c10::StorageImpl& home) noexcept;
@@ -223,9 +222,6 @@ public:
     void keep(const c10::TensorImpl& tensor);
     // Its memory counts from now on.
     void meet(const c10::TensorImpl& tensor);
-
-    // Somebody waits for the storage at `home` to be met.
-    void await(const void* home) { awaited_.put(home, true); }
 
     // An optimizer will write it, step after step: it is a constant (R4), or each could be computed
     // again from all steps before.

@@ -15,6 +15,7 @@ struct Tables final {
     std::vector<std::pair<std::string, Traits>> traits;
     std::vector<std::string> effects;
     std::vector<std::string> products;
+    std::vector<std::string> roomy;
     Addresses<Facts*> known;
     Slab<Facts> facts;
 };
@@ -99,12 +100,11 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
-// By name: kernels of these ask for the precision of products, and who knows which not torch's own.
-bool is_product(std::string_view name) {
+// Whether one of `parts` is in its name, or it is not torch's own: who knows what it does?
+bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     if (!name.starts_with("aten::")) {
         return true;
     }
-    const std::vector<std::string>& parts = tables().products;
     name.remove_prefix(std::string_view("aten::").size());
     return std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
         return name.find(part) != std::string_view::npos;
@@ -135,7 +135,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
     facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
-    facts.product = is_product(facts.name);
+    facts.product = is_one_of(tables().products, facts.name);
+    facts.roomy = is_one_of(tables().roomy, facts.name);
     facts.region = facts.name.starts_with("rekindle_regions");
     facts.starts_anew = facts.starts_anew && !has_effects(facts.name);
     facts.opaque =
@@ -160,6 +161,10 @@ void learn_effects(std::string name_space) {
 
 void learn_products(std::string part) {
     tables().products.push_back(std::move(part));
+}
+
+void learn_roomy(std::string part) {
+    tables().roomy.push_back(std::move(part));
 }
 
 const Facts& facts_of(const c10::OperatorHandle& op) {

@@ -72,6 +72,7 @@ struct Facts final {
     bool differentiated = false;  // has a backward pass of its own: it runs with grad mode off
     bool unseen = false;          // may write nobody knows what (R11)
     bool product = false;         // of matrices or the like: there is a precision to choose
+    bool roomy = false;           // on a CPU: takes more inside itself than it makes, maybe
     bool marks = false;           // a range of the profiler begins or ends
     bool ends = false;            // it ends
     bool starts_anew = true;      // out of memory it can be called once more
@@ -93,6 +94,8 @@ void learn_traits(std::string name, const Traits& traits);
 void learn_effects(std::string name_space);
 // In the names of operators that sum up products.
 void learn_products(std::string part);
+// In the names of operators that on a CPU take more inside themselves than they make.
+void learn_roomy(std::string part);
 // The facts of an operator. Not without the core's lock.
 const Facts& facts_of(const c10::OperatorHandle& op);
 

@@ -30,10 +30,10 @@ using rekindle::tensor_of;
 
 // -- what may be asked for ------------------------------------------------------------------------
 
-// start(answers, tensor, parameter, traits, effects, products) -> why it cannot, or ""
+// start(answers, tensor, parameter, traits, effects, products, roomy) -> why it cannot, or ""
 PyObject* start(PyObject* arguments) {
-    PyObject *answers, *tensor, *parameter, *traits, *effects, *products;
-    parse(arguments, "OOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products);
+    PyObject *answers, *tensor, *parameter, *traits, *effects, *products, *roomy;
+    parse(arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy);
     const Object each_trait(PySequence_Fast(traits, "traits: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each_trait.get()); ++i) {
         const char* name = nullptr;
@@ -66,6 +66,9 @@ PyObject* start(PyObject* arguments) {
     }
     for (const std::string& part : texts(products)) {
         rekindle::learn_products(part);
+    }
+    for (const std::string& part : texts(roomy)) {
+        rekindle::learn_roomy(part);
     }
     rekindle::meet_python(answers, tensor, parameter);
     const std::string why_not = rekindle::see_operators();
@@ -373,11 +376,9 @@ PyObject* forked(PyObject* /*arguments*/) {
     return nothing();
 }
 
-// count_allocations(on): of the CPU's allocator, for what operators take inside themselves
-PyObject* count_allocations(PyObject* arguments) {
-    int on = 0;
-    parse(arguments, "p", &on);
-    rekindle::count_allocations(on != 0);
+// count_allocations(): of the CPU's allocator, for what operators take inside themselves
+PyObject* count_allocations(PyObject* /*arguments*/) {
+    rekindle::count_allocations();
     return nothing();
 }
 
@@ -443,7 +444,6 @@ PyMethodDef methods[] = {
     method<rekindle::set_budget>("set_budget"),
     method<rekindle::set_flag<&Driver::tell_ranges>>("tell_ranges"),
     method<rekindle::set_flag<&Driver::stepping>>("stepping"),
-    method<rekindle::await>("await_"),
     method<rekindle::met>("met"),
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
     method<rekindle::save_what_needs>("save_what_needs"),

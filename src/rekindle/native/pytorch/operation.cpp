@@ -103,7 +103,7 @@ void Operation::only_count() {
             }
         );
     }
-    driver_.account(invocation_.signature->cost, made);
+    driver_.account(invocation_.signature->cost, made, invocation_.signature->workspace);
     make_good();
 }
 
@@ -255,7 +255,7 @@ void Operation::make_room() {
         driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }
     if (signature.watched == 0 && !signature.priced && Watched::possible(driver_.device)) {
-        driver_.clear(needed_ + driver_.workspaces.guess(signature));
+        driver_.clear(needed_ + driver_.workspaces.guess(signature, driver_.device));
     }
 }
 
@@ -370,7 +370,7 @@ void Operation::register_results() {
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
-        driver_.account(cost);
+        driver_.account(cost, 0, invocation_.signature->workspace);
     }
     for (Record* record : owned_here_) {
         driver_.disown(*record);

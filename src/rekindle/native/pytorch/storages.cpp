@@ -88,8 +88,8 @@ void Driver::admit(Recipe& call) {
     note_memory();
 }
 
-void Driver::account(Nanoseconds cost, Bytes nbytes) {
-    engine.account(cost, nbytes);
+void Driver::account(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
+    engine.account(cost, nbytes, workspace);
     note_memory();
 }
 
@@ -174,11 +174,11 @@ Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
     if (outside_) {  // it was part of that until now
         engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
     }
+    const bool weight = is_weight(tensor);
     if (nbytes > engine.budget - engine.memory) {
-        make_room(nbytes, is_weight(tensor) ? "a parameter" : "a tensor of yours");
+        make_room(nbytes, weight ? "a parameter" : "a tensor of yours");
     }
-    if (awaited_.size() != 0 && awaited_.find(&home) != nullptr) {
-        awaited_.take(&home);
+    if (weight) {
         met.push_back(&home);
         owners_due = true;
     }

@@ -9,7 +9,8 @@ namespace rekindle {
 
 namespace {
 
-constexpr int ENOUGH = 4;  // so many signatures of a kind tell what to expect of the next one
+constexpr int ENOUGH = 4;           // so many signatures of a kind tell what to expect
+constexpr Bytes NOTICED = 1'024;    // less is a number made a tensor, or what is rounded
 
 // All products have a workspace like each other's.
 std::string_view kind_of(const Facts& facts) {
@@ -61,15 +62,21 @@ std::optional<Used> Watched::end() const {
 
 void Workspaces::learn(Signature& signature, const Used& used) {
     const Bytes touched = touched_by(signature);
-    const Bytes once = std::max<Bytes>(0, used.kept - std::max<Bytes>(0, signature.needed));
+    const Bytes made = std::max<Bytes>(0, signature.needed);
+    const Bytes once = std::max<Bytes>(0, used.kept - made);
+    const Bytes most = used.inside - std::max<Bytes>(0, made - used.kept);
+    const Bytes inside = most >= NOTICED ? most : 0;
     Kind& kind = kinds_[std::string(kind_of(signature.facts))];
     kind.seen += signature.watched == 0 ? 1 : 0;
-    kind.most = std::max(kind.most, used.inside + once);
-    kind.copies = kind.copies || (touched > 0 && touched <= 2 * used.inside);
-    signature.took(used.inside);
+    kind.most = std::max(kind.most, inside + once);
+    kind.copies = kind.copies || (touched > 0 && touched <= 2 * inside);
+    signature.took(inside);
 }
 
-Bytes Workspaces::guess(const Signature& signature) const {
+Bytes Workspaces::guess(const Signature& signature, const Device& device) const {
+    if (!device.queues() && !signature.facts.roomy) {
+        return 0;
+    }
     const auto found = kinds_.find(kind_of(signature.facts));
     if (found == kinds_.end()) {
         return touched_by(signature);

@@ -40,8 +40,8 @@ private:
 class Workspaces final {
 public:
     void learn(Signature& signature, const Used& used);
-    // What its first call may take.
-    Bytes guess(const Signature& signature) const;
+    // What its first call may take; on a CPU nothing, if it is not one of those that do.
+    Bytes guess(const Signature& signature, const Device& device) const;
 
 private:
     // What is known of operators of one kind.

@@ -298,6 +298,8 @@ class budget:
     def _enter_native(self, device: torch.device, core: Chosen) -> Run:
         module = native_core()
         assert module is not None, "a core that was chosen is there"
+        if device.type == "cpu":
+            module.count_allocations()
         given, amount = self._arguments, self._budget
         learns = bool(given.learn) and amount is not None
         driver: Any = NativeDriver(module, amount, device, given.device is None, learns)

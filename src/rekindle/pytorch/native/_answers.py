@@ -115,7 +115,7 @@ class Answers:
     def owners(self, number: int) -> None:
         driver = drivers.get(number)
         if driver is not None:
-            driver.meet_states()
+            driver.meet_owners()
 
     def lessons(self, number: int, met: int) -> None:
         driver = drivers.get(number)

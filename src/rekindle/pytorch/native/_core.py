@@ -14,7 +14,7 @@ from rekindle.native import extension, ship
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._answers import Answers
 from rekindle.pytorch.native._higher import ONCE
-from rekindle.pytorch.operators import EFFECTS, SUMS_OF_PRODUCTS, traits
+from rekindle.pytorch.operators import EFFECTS, ROOMY_ON_HOST, SUMS_OF_PRODUCTS, traits
 
 NAME: Final = "_torch"
 _SOURCES: Final = ("engine/*.cpp", "pytorch/*.cpp")
@@ -42,7 +42,7 @@ def core(*, build: bool = True) -> ModuleType | None:
     try:
         reason = module.start(
             Answers(), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
-            SUMS_OF_PRODUCTS,
+            SUMS_OF_PRODUCTS, ROOMY_ON_HOST,
         )  # fmt: skip
     except RuntimeError as error:  # somebody else registered first
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"

@@ -34,6 +34,8 @@ from rekindle.pytorch.online import (
     Undo,
     elsewhere,
     leaves,
+    memory_of,
+    running_model,
     state_of,
     told_by,
     users_line,
@@ -201,7 +203,6 @@ class NativeDriver:
         self.undo: Undo | None = None  #: of the step that is running
         self._stepping = False
         self._warm = warm_optimizers()  # those with a state from before, by their parameters
-        core.await_(self.handle, list(self._warm))
         self.peak = NativePeak(self)
         self.refused: tuple[int, str, dict[str, Any]] | None = None  #: when, and how, the last time
         drivers[core.number(self.handle)] = self
@@ -240,9 +241,16 @@ class NativeDriver:
         """The memory of `tensor` counts from now on."""
         self.core.meet(self.handle, tensor)
 
-    def meet_states(self) -> None:
-        """Parameters were met: the state of their optimizers from before counts as well."""
-        for address in self.core.met(self.handle):
+    def meet_owners(self) -> None:
+        """Weights were met: the rest of their model counts as well, and their optimizers' state
+        from before."""
+        met = self.core.met(self.handle)
+        model = running_model()
+        if model is not None:
+            for tensor in memory_of(model, self.device):
+                self.meet(tensor)
+            met += self.core.met(self.handle)
+        for address in met:
             optimizer = self._warm.pop(address, None)
             if optimizer is not None and optimizer not in self.owners.optimizers:
                 self.owners.optimizers.add(optimizer)

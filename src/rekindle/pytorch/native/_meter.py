@@ -7,6 +7,7 @@ from typing import Any, final
 
 from rekindle.pytorch.native._core import core
 from rekindle.pytorch.online import Used, Workspaces
+from rekindle.pytorch.operators import Operator, is_roomy_on_host
 
 
 @final
@@ -23,10 +24,14 @@ class OnHost:
         now, most = self._core.watched()
         return Used(max(0, most - now), now - begun)
 
+    def suspects(self, operator: Operator) -> bool:
+        return is_roomy_on_host(operator.name)
+
 
 def workspaces_on_host() -> Workspaces | None:
-    """None where nobody counts, which is so unless somebody asked the core to
-    (`count_allocations`): budgets that are just enough on a CPU are not, with what operators of
-    theirs take inside themselves."""
+    """None where nobody can count: the core is not there, or another allocator insists."""
     module = core(build=False)
-    return None if module is None or module.watch() is None else Workspaces(OnHost(module))
+    if module is None:
+        return None
+    module.count_allocations()
+    return None if module.watch() is None else Workspaces(OnHost(module))

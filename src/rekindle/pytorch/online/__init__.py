@@ -45,6 +45,8 @@ from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form
 from rekindle.pytorch.online._owners import Owners as Owners
+from rekindle.pytorch.online._owners import memory_of as memory_of
+from rekindle.pytorch.online._owners import running_model as running_model
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places

@@ -1,20 +1,65 @@
 """Who says what memory is for: modules of their parameters and buffers, optimizers of their state.
 
-A model that is built before shows itself by its tensors. One that is built inside of a budget comes
-from operators like everything else: only the module that takes a tensor says what it is.
+A model that is built before shows itself by its tensors: by the first, for the module that runs
+then has all others in memory too, though they are read much later. One that is built inside of a
+budget comes from operators like everything else: only the module that takes a tensor says what it
+is.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, final
+from types import FrameType
+from typing import Any, Final, final
 from weakref import WeakSet, WeakValueDictionary
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
+
+from rekindle.pytorch.operators import STRIDED, is_plain
+
+#: What runs for every call of a module.
+_CALL: Final = nn.Module._call_impl.__code__
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether it is one of those that a program trains, or may."""
+    return isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
+
+
+def running_model() -> nn.Module | None:
+    """The outermost module that is just being called in this thread, if any is."""
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found = frame
+        frame = frame.f_back
+    return None if found is None else found.f_locals["self"]
+
+
+def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
+    """Its parameters, their gradients, and its buffers, as far as they are on `device`."""
+    for parameter in model.parameters():
+        yield from _those_on(device, parameter, parameter.grad)
+    yield from _those_on(device, *model.buffers())
+
+
+def _those_on(device: torch.device, *tensors: Tensor | None) -> Iterator[Tensor]:
+    for tensor in tensors:
+        if (
+            tensor is not None
+            and is_plain(type(tensor))
+            and tensor.layout is STRIDED
+            and tensor.device == device
+        ):
+            yield tensor
 
 
 @final

@@ -144,7 +144,7 @@ class Runtime:
                 except RuntimeError as out:
                     result = self._rescued(invocation, func, args, kwargs, out)
                 made = None if operator.returns_written else result
-                driver.count(operator.name, signature.cost, made)
+                driver.count(signature, made)
                 if engine.memory > engine.budget:  # more than anybody could know
                     driver.make_room(0, operator.name)
                 return result

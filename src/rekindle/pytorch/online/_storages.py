@@ -17,7 +17,7 @@ from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._device import elsewhere, same_device
 from rekindle.pytorch.online._explain import Snapshot
-from rekindle.pytorch.online._owners import Owners
+from rekindle.pytorch.online._owners import Owners, is_weight, memory_of, running_model
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._steps import Steps
@@ -25,7 +25,7 @@ from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import state_of, warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.online._workspaces import OnDevice, Workspaces
-from rekindle.pytorch.operators import STRIDED, Place, is_plain, tensors_in
+from rekindle.pytorch.operators import STRIDED, Place, Signature, is_plain, tensors_in
 from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
@@ -139,11 +139,11 @@ class Storages(ABC):
         """An operator ran that made nothing."""
         if self.capture is None and self.recorder is None:
             self.operators_run += 1
-            self.engine.account(cost)
+            self.engine.account(cost, 0, workspace)
         else:
             self.admit(self.new_call(name, cost, False, workspace))
 
-    def count(self, name: str, cost: Nanoseconds, result: Any) -> None:
+    def count(self, signature: Signature, result: Any) -> None:
         """An operator ran whose results nobody can recompute: their bytes are counted."""
         table, nbytes = self.table, 0
         for tensor in (result,) if type(result) is Tensor else tensors_in(result):
@@ -152,9 +152,9 @@ class Storages(ABC):
                 address = home._cdata
                 if table.watch_at(address) is None:
                     size = self.counted(home)
-                    table.count(home, address, size, name)
+                    table.count(home, address, size, signature.operator.name)
                     nbytes += size
-        self.engine.account(cost, nbytes)
+        self.engine.account(signature.cost, nbytes, signature.workspace)
         if self.engine.memory > self.peak.above:
             self.look()
         if self.engine.clock >= self.steps.due:
@@ -205,8 +205,7 @@ class Storages(ABC):
         if self._outside is not None:  # it was part of that until now
             self.engine.resize(self._outside, max(0, self._outside.nbytes - counted))
         if self.engine.memory + counted > self.engine.budget:
-            is_parameter = tensor.is_leaf and tensor.requires_grad
-            self.make_room(counted, "a parameter" if is_parameter else "a tensor of yours")
+            self.make_room(counted, "a parameter" if is_weight(tensor) else "a tensor of yours")
         call = self.new_call("source", 0, False)
         storage = self.new_storage(call, counted)
         storage.payload.describe(tensor)
@@ -214,12 +213,21 @@ class Storages(ABC):
             storage.payload.flags |= FOREIGN
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
+        if is_weight(tensor):
+            self._meet_owners(home)
+        return storage
+
+    def _meet_owners(self, home: torch.UntypedStorage) -> None:
+        """A weight was met: the rest of its model counts as well, and its optimizer's state."""
         optimizer = self.warm.get(home._cdata)
         if optimizer is not None and optimizer not in self.owners.optimizers:
             self.owners.optimizers.add(optimizer)
             for state in state_of(optimizer):
                 self.meet(state)
-        return storage
+        model = running_model()
+        if model is not None:
+            for tensor in memory_of(model, self.device):
+                self.meet(tensor)
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:
         """Bytes of `home`, as its allocator gives them, if it is on the device of the budget."""

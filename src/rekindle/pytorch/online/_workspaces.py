@@ -38,6 +38,10 @@ class Meter(Protocol):
         """It ran."""
         ...
 
+    def suspects(self, operator: Operator) -> bool:
+        """Whether one like it may take anything, as far as its name tells."""
+        ...
+
 
 @final
 class OnDevice:
@@ -58,9 +62,14 @@ class OnDevice:
         inside = min(now.returned - begun.returned, now.peak - now.current)
         return Used(max(0, inside), now.current - begun.current)
 
+    def suspects(self, operator: Operator) -> bool:
+        return True
+
 
 #: So many signatures of a kind tell what to expect of the next one.
 _ENOUGH: Final = 4
+#: Bytes. Less than that is a number that was made a tensor, or what the allocator rounds.
+_NOTICED: Final = 1024
 _PRODUCTS: Final = ("mm", "matmul")
 
 
@@ -89,19 +98,25 @@ class Workspaces:
         if begun is None:
             return result
         used = self.meter.end(begun)
+        made = max(0, signature.needed)
         # What a library took for all its calls to come another of its operators may take anew, in
         # autograd's thread. That counts from now on as given out to no operator.
-        once = max(0, used.kept - max(0, signature.needed))
+        once = max(0, used.kept - made)
+        # Of what it read nobody else may have had some, which went before it ended.
+        inside = used.inside - max(0, made - used.kept)
+        inside = inside if inside >= _NOTICED else 0
         kind = self._kinds[_kind_of(signature.operator)]
         kind.seen += not signature.watched
-        kind.most = max(kind.most, used.inside + once)
-        kind.copies = kind.copies or 0 < _touched(signature) <= 2 * used.inside
-        signature.took(used.inside)
+        kind.most = max(kind.most, inside + once)
+        kind.copies = kind.copies or 0 < _touched(signature) <= 2 * inside
+        signature.took(inside)
         return result
 
     def guess(self, signature: Signature) -> Bytes:
         """What its first call may take: as much as any operator of its kind did, or a copy of what
         it reads and makes, if that is what operators of its kind do or not enough were seen."""
+        if not self.meter.suspects(signature.operator):
+            return 0
         kind = self._kinds[_kind_of(signature.operator)]
         if kind.copies or kind.seen < _ENOUGH:
             return max(kind.most, _touched(signature))

@@ -7,12 +7,14 @@ from rekindle.pytorch.operators._fingerprint import fingerprint_of as fingerprin
 from rekindle.pytorch.operators._fingerprint import fingerprint_of_memory as fingerprint_of_memory
 from rekindle.pytorch.operators._operators import COUNT_BYTES as COUNT_BYTES
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
+from rekindle.pytorch.operators._operators import ROOMY_ON_HOST as ROOMY_ON_HOST
 from rekindle.pytorch.operators._operators import ROUTING as ROUTING
 from rekindle.pytorch.operators._operators import SUMS_OF_PRODUCTS as SUMS_OF_PRODUCTS
 from rekindle.pytorch.operators._operators import UNTAGGED_RANDOM as UNTAGGED_RANDOM
 from rekindle.pytorch.operators._operators import Operator as Operator
 from rekindle.pytorch.operators._operators import bytes_of_dynamic as bytes_of_dynamic
 from rekindle.pytorch.operators._operators import check_higher_order as check_higher_order
+from rekindle.pytorch.operators._operators import is_roomy_on_host as is_roomy_on_host
 from rekindle.pytorch.operators._operators import operator as operator
 from rekindle.pytorch.operators._operators import unseen_collective as unseen_collective
 from rekindle.pytorch.operators._plain_kernels import plain_kernels as plain_kernels

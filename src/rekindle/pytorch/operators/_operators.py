@@ -142,6 +142,11 @@ SUMS_OF_PRODUCTS = (
     "outer", "pdist", "qr", "rnn", "solve", "svd", "tensordot", "vdot",
 )  # fmt: skip
 
+#: In the names of operators that on a CPU take more inside themselves than they make.
+ROOMY_ON_HOST = (
+    "attention", "bernoulli", "conv", "dropout", "gru", "linalg", "lstm", "norm_backward", "rnn",
+)  # fmt: skip
+
 #: Never run again: they talk to other processes or to the outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
@@ -312,8 +317,18 @@ class Operator:
 
 def _is_precise(name: str) -> bool:
     """Whether PyTorch's switches of precision may mean it: a sum of products, or who knows what."""
+    return _is_one_of(SUMS_OF_PRODUCTS, name)
+
+
+def is_roomy_on_host(name: str) -> bool:
+    """Whether such an operator may take more inside itself on a CPU than it makes."""
+    return _is_one_of(ROOMY_ON_HOST, name)
+
+
+def _is_one_of(parts: tuple[str, ...], name: str) -> bool:
+    """Whether one of `parts` is in its name, or it is not torch's own: who knows what it does?"""
     namespace, _, rest = name.partition("::")
-    return namespace != "aten" or any(part in rest for part in SUMS_OF_PRODUCTS)
+    return namespace != "aten" or any(part in rest for part in parts)
 
 
 def _check_collective(name: str, tells: bool) -> None:

@@ -205,6 +205,7 @@ class Joint:
             aliases=aliases,
             replayable=self.may_run_again(node),
             is_backward=is_backward,
+            workspace=price.workspace,
         )
         for index, value in enumerate(made):
             self.value[node, index] = value

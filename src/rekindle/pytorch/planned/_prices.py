@@ -64,13 +64,12 @@ class Result:
 @final
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one signature: ns, and the tensors returned, in order.
-
-    Of a segment one more: memory that is there only while it runs.
-    """
+    """Of one signature: ns, the tensors returned, in order, and what it takes inside itself while it
+    runs, in bytes."""
 
     cost: Nanoseconds
     results: tuple[Result, ...]
+    workspace: Bytes = 0
 
 
 @final
@@ -120,7 +119,7 @@ class Prices:
 
     def _path(self, device: str) -> Path:
         assert self.folder is not None
-        name = f"prices-{device}-torch{torch.__version__}-whole"
+        name = f"prices-{device}-torch{torch.__version__}-workspaces"
         return self.folder / f"{''.join(c if c.isalnum() else '-' for c in name)}.json"
 
     def _load(self, device: str) -> dict[str, Price]:
@@ -134,8 +133,9 @@ class Prices:
                     tuple(
                         Result(int(n), int(alias), tuple(stride)) for n, alias, stride in results
                     ),
+                    int(workspace),
                 )
-                for signature, (cost, results) in stored.items()
+                for signature, (cost, results, workspace) in stored.items()
             }
         return {}
 
@@ -148,6 +148,7 @@ class Prices:
             signature: (
                 price.cost,
                 [(each.nbytes, each.alias, each.stride) for each in price.results],
+                price.workspace,
             )
             for signature, price in known.items()
         }
@@ -213,12 +214,11 @@ def _run(node: fx.Node) -> Price:
     results = _told(node, made, homes)
     if isinstance(node.target, Segment):
         node.target.compare(args, made)
-        within = _most_at_once(lambda: _call(node, args, kwargs), device)
-        own = sum(result.nbytes for result in results if result.alias < 0)
-        results = (*results, Result(within - own)) if within > own else results
     elif results and all(result.alias >= 0 for result in results):
         return Price(0, results)  # a view
     del made
+    within = _most_at_once(lambda: _call(node, args, kwargs), device)
+    own = sum(result.nbytes for result in results if result.alias < 0)
     warm: list[Nanoseconds] = []
     cold: list[Nanoseconds] = []
     is_small = sum(leaf.untyped_storage().nbytes() for leaf in given) < SMALL_BYTES
@@ -227,7 +227,7 @@ def _run(node: fx.Node) -> Price:
         warm.append(_time(node, args, kwargs, device))
         something_else.add_(1)
         cold.append(_time(node, args, kwargs, device))
-    return Price((min(warm) + min(cold)) // 2, results)
+    return Price((min(warm) + min(cold)) // 2, results, max(0, within - own))
 
 
 def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
@@ -254,6 +254,9 @@ def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
         before = accelerator.allocator_figures(device)["allocated_bytes.all.allocated"]
         call()
         return accelerator.allocator_figures(device)["allocated_bytes.all.allocated"] - before
+    if torch.autograd._profiler_enabled():  # there can be one at a time, and this is somebody's
+        call()
+        return 0
     # The profiler's memory events are those of the allocator itself: compiled code shows no others.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
         call()

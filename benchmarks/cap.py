@@ -1,0 +1,99 @@
+"""What the allocator gives out at its most, over the budget: online, learned, planned, chains.
+
+    scripts/bench cap [--models gpt bert ...] [--ways ...] [--fractions 0.7 ...]
+
+The budget is what the plain model has in constants (weights, gradients, the optimizer's state) and
+a fraction of what a step of it takes beyond them, both by the allocator's own events. `over` is the
+peak of a step within the budget, constants included, over that budget; `first` that of the first
+step, when no operator was seen before. Each point is a process of its own. Time is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import ROOT, answers, conditions, earlier_by, write
+from _methods import points
+from _trainer import Trainer, activations, warm
+from _workloads import WORKLOADS, Workload
+from tests.pytorch.allocations import allocated
+
+import rekindle
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("model", "way", "fraction")
+WAYS = ("rekindle online", "rekindle learned", "rekindle planned", "rekindle sequential")
+FRACTIONS = (0.7, 0.5, 0.3)  #: of the activation memory of the plain run
+MOST_SECONDS = 600.0  # of a point
+
+
+def measure(workload: Workload, way: str, fraction: float) -> dict[str, Any]:
+    plain, ours = Trainer(workload, "cpu"), Trainer(workload, "cpu")
+    plain.step()
+    constants = plain.constants()
+    peak = constants + activations(plain, "cpu")
+    budget = constants + int(fraction * (peak - constants))
+    found = next((each for each in points(workload, (fraction,)) if each.method == way), None)
+    if found is None:
+        return {"unsuited": "not for this program"}
+    about = {
+        "constants": constants,
+        "peak": peak,
+        "inputs": ours.batch,
+        "reserve": plain.state(),
+    }
+    ours.step()  # the optimizer's state and the gradients are there
+    ours.called = found.prepare(ours.model, workload, about)
+    told: dict[str, Any] = {}
+    with found.around(constants, peak):
+        first = allocated(ours.step)
+        told["first"] = round((constants + first.peak - max(0, first.left)) / budget, 4)
+    with warm(found, ours, constants, peak):
+        most = allocated(ours.step)
+    return told | {"over": round((constants + most.peak - max(0, most.left)) / budget, 4)}
+
+
+def worker(name: str, way: str, fraction: float) -> dict[str, Any]:
+    try:
+        return measure(WORKLOADS[name], way, fraction)
+    except rekindle.OutOfBudget as error:
+        return {"infeasible": f"needs {error.smallest_budget}"}
+    except rekindle.RekindleError as error:
+        return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=[*WORKLOADS])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--fractions", nargs="+", type=float, default=[*FRACTIONS])
+    parser.add_argument("--out", type=Path, default=RESULTS / "cap.json")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        torch.set_num_threads(1)
+        name, way, fraction = options.worker
+        print(json.dumps(worker(name, way, float(fraction))))
+        return
+    now = conditions()
+    rows = earlier_by(options.out, KEY)
+    for name in options.models:
+        for way in options.ways:
+            for fraction in options.fractions:
+                command = [sys.executable, __file__, "--worker", name, way, str(fraction)]
+                row = dict(zip(KEY, (name, way, fraction), strict=True))
+                row |= [*answers(command, MOST_SECONDS)][-1]
+                row |= {"commit": now["commit"], "load": round(os.getloadavg()[0], 1)}
+                rows[name, way, fraction] = row
+                print({key: each for key, each in row.items() if key != "commit"}, flush=True)
+                write("cap", now | {"rows": [*rows.values()]}, options.out)
+
+
+if __name__ == "__main__":
+    main()
