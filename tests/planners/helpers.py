@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,13 @@ def unit_chain(length: int) -> Problem:
     return problem_of(*nodes)
 
 
+def with_workspaces(problem: Problem, inside: Sequence[int]) -> Problem:
+    """What the operators of `problem` take inside themselves, so many bytes each."""
+    trace = problem.trace
+    ops = (replace(op, workspace=nbytes) for op, nbytes in zip(trace.ops, inside, strict=True))
+    return Problem.of(replace(trace, ops=tuple(ops)))
+
+
 @st.composite
 def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
     """A random graph, half of it a backward pass, and a budget between its floor and keep-all."""
@@ -57,6 +66,9 @@ def small_graphs(draw: st.DrawFn, *, most: int = 7) -> tuple[Problem, int]:
             reads |= {at - 1, max(0, size - 1 - at)} - {at}
         nodes.append((draw(st.integers(0, 6)), draw(st.integers(0, 5)), sorted(reads)))
     problem = problem_of(*nodes)
+    if draw(st.integers(0, 3)) == 0:  # of one: each is an item more to search through
+        roomy, inside = draw(st.integers(0, size - 1)), draw(st.integers(1, 4))
+        problem = with_workspaces(problem, [inside * (at == roomy) for at in range(size)])
     low, high = problem.floor, problem.keep_all_peak
     return problem, draw(st.integers(min(low, high), high))
 

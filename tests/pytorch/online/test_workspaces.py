@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,38 +15,22 @@ from rekindle.pytorch.native import why_not
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 
-# The native core takes memory for somebody else's that came from an allocator which was put there
-# after it began, as the counting one is here.
-pytestmark = pytest.mark.python_core("the allocator changes under the native one")
-
 SIZE = 100_000  # floats of most vectors here
 VECTOR = 4 * SIZE
 
 
-ALONE = "REKINDLE_TEST_WORKSPACES"
-
-
 @pytest.fixture(autouse=True)
-def _counted(request: pytest.FixtureRequest) -> Iterator[None]:
-    """On the CPU the native core counts if it is asked to, for the one in Python as well.
-
-    Not in a process where others go on: what the allocator from before made, and what this one
-    makes, are then taken for each other's.
-    """
-    if request.function is test_in_a_process_of_their_own:
-        yield
-        return
-    if ALONE not in os.environ:
-        pytest.skip("runs in a process of its own: test_in_a_process_of_their_own")
+def _counted(core: cores.Name) -> Iterator[None]:
+    """On the CPU it is the native core that counts, for the one in Python as well."""
     module: Any = native_core()
     if module is None:
         pytest.skip(f"nobody counts: {why_not()}")
-    module.count_allocations(True)
+    with rekindle.budget(None):
+        pass
     if module.watch() is None:
         pytest.skip("another allocator insists on being the one")
     cores.forget_signatures()
     yield
-    module.count_allocations(False)
     cores.forget_signatures()
 
 
@@ -74,15 +55,6 @@ def _curves(weight: Tensor) -> None:
     for _ in range(10):
         x = _curve(x * 0.9)
     x.sum().backward()
-
-
-@pytest.mark.slow
-def test_in_a_process_of_their_own() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {ALONE: "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout or "nobody counts" in done.stdout, done.stdout
 
 
 def _within(budget: int, step: Callable[[], object]) -> tuple[int, rekindle.Run]:
@@ -142,3 +114,101 @@ def test_a_network_of_convolutions_is_within_its_budget_by_the_allocators_word()
     peak, run = _within(budget, step)
     assert run.recomputations > 0
     assert constants + peak <= 1.02 * budget
+
+
+def test_the_peak_of_a_run_without_limit_is_a_budget() -> None:
+    """It has what operators take inside themselves, so that within that much nothing goes."""
+    weight = torch.rand(SIZE, requires_grad=True)
+    with rekindle.budget(None) as measured:
+        _curves(weight)
+    with rekindle.budget(measured.peak) as run:
+        _curves(weight)
+    assert run.evictions == 0
+    assert run.peak == measured.peak
+    with rekindle.budget(measured.peak - VECTOR) as run:
+        _curves(weight)
+    assert run.evictions > 0
+
+
+def test_of_what_is_only_counted_as_well() -> None:
+    x = torch.rand(SIZE)
+    with rekindle.budget(None) as run, torch.no_grad():
+        for _ in range(5):
+            _curve(x)
+    assert 6 * VECTOR <= run.peak < 6 * VECTOR + 1000
+
+
+def test_inputs_that_go_meanwhile_are_no_workspace() -> None:
+    """Nobody else has what is read: it is gone when the operator ends, and counts once."""
+    x = torch.rand(SIZE)
+    with rekindle.budget(None) as run, torch.no_grad():
+        for _ in range(5):
+            (x * 2).sum()
+    assert run.peak < 2 * VECTOR + 1000
+
+
+def test_what_was_there_before_is_counted_when_it_goes() -> None:
+    """Memory from before the allocator was wrapped, and from after, are both heard of."""
+    tensors = [torch.rand(SIZE) for _ in range(2)]
+    with rekindle.budget(None) as run, torch.no_grad():
+        tensors.append(tensors[0] + tensors[1])
+        assert run.memory == 3 * VECTOR
+        tensors.pop(0)
+        assert run.memory == 2 * VECTOR
+        tensors.clear()
+        assert run.memory == 0
+
+
+def _layers(width: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+
+def test_a_model_counts_whole_from_the_first_weight_on() -> None:
+    """What is read later is in memory all the same, and so are gradients from before."""
+    model, x = _layers(50), torch.rand(3, 50)
+    model(x).sum().backward()
+    weights = sum(each.nbytes for each in model.parameters())
+    seen: list[int] = []
+    runs: list[rekindle.Run] = []
+    model[0].register_forward_hook(lambda *_: seen.append(runs[0].memory))
+    with rekindle.budget("1GiB") as run:
+        runs.append(run)
+        model(x)
+    assert seen[0] >= 2 * weights + x.nbytes
+
+
+def test_a_model_that_does_not_fit_says_so_at_once() -> None:
+    model, x = _layers(50), torch.rand(3, 50)
+    weights = sum(each.nbytes for each in model.parameters())
+    calls: list[int] = []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(rekindle.OutOfBudget, match="a parameter"), rekindle.budget(weights // 2):
+        model(x)
+    assert not calls
+
+
+def test_weights_without_a_module_count_when_they_are_met() -> None:
+    first, second = (torch.rand(SIZE, requires_grad=True) for _ in range(2))
+    with rekindle.budget(None) as run:
+        first.sum()
+        assert run.memory < VECTOR + 1000
+        second.sum()
+        assert run.memory >= 2 * VECTOR
+
+
+class _Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = nn.Linear(50, 50)
+        self.elsewhere = nn.Linear(50, 50, device="meta")
+        self.none = nn.LazyLinear(50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.here(x)
+
+
+def test_what_of_a_model_is_elsewhere_does_not_count() -> None:
+    model = _Half()
+    with rekindle.budget(None) as run:
+        model(torch.rand(1, 50))
+        assert model.here.weight.nbytes <= run.memory < 2 * model.here.weight.nbytes
