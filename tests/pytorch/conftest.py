@@ -22,7 +22,8 @@ torch.set_num_threads(1)
 _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_trade", "test_collectives",
     "test_optimizers", "test_positions", "test_threads", "test_warm_optimizers", "test_workspaces",
-    "test_learned", "test_loops", "test_shelf",
+    "test_learned", "test_loops", "test_shelf", "test_places", "test_capture", "test_one_engine",
+    "test_only_counted",
 )  # fmt: skip
 #: These as well, on the core in Python slowly.
 _LONG_FOR_BOTH = ("test_models", "test_rules_leaks", "test_steps_are_whole")

@@ -131,7 +131,6 @@ def command(
             swap=swap,
             swap_directory=swap_directory,
             evict=evict,
-            core="python" if measured else "auto",  # it writes steps down
         )
     except InvalidArgument as error:
         raise click.UsageError(str(error)) from None

@@ -56,7 +56,6 @@ def test_native_where_it_does_all_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"record": True}, "it does not do record=True"),
         ({"swap": "1MiB"}, "it does not do swap"),
         ({"evict": "anything"}, 'it does not do evict="anything"'),
         ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),

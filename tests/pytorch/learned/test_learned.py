@@ -147,7 +147,6 @@ def test_steps_follow_a_plan_from_the_fourth_on() -> None:
     assert "3   followed to the end, 0 left" in str(run.report())
 
 
-@pytest.mark.python_core("the native one records nothing")
 def test_what_was_done_is_a_valid_schedule_of_what_the_program_did() -> None:
     run = assert_alike(six, budget_of(), record=True)
     assert run.steps_followed == 3

@@ -17,10 +17,10 @@ import rekindle
 from rekindle import native
 from rekindle.policies import Thrifty
 from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._transcript import KINDS
 from rekindle.pytorch.learned._walk import BACKWARD, FAR, GRAPH, places
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native import why_not
+from rekindle.pytorch.native._transcript import KINDS
 from rekindle.simulator import replay
 from tests.pytorch import cores
 from tests.pytorch.learned.test_learned import Training, budget_of, six

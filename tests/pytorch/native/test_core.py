@@ -51,7 +51,6 @@ def numbers(run: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"record": True}, "record=True"),
         ({"swap": "1MiB"}, "swap"),
         ({"evict": "anything"}, 'evict="anything"'),
         ({"policy": DTR()}, "no policy but Thrifty"),
@@ -82,15 +81,6 @@ def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
             thread.join()
         assert run._driver.snapshot().memory == run.memory
     assert run.report().at_peak.categories == {}
-
-
-def test_a_part_of_a_run_is_not_written_down() -> None:
-    with within("1GiB") as run, pytest.raises(rekindle.Unsupported, match='core="python"'):
-        run.begin_trace()
-    with rekindle.budget("1GiB", core="python") as run:
-        run.begin_trace()
-        vector(True).sin().sum().backward()
-        assert run.end_trace().ops
 
 
 def test_other_devices() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any, Literal
 
@@ -118,3 +120,23 @@ def test_nobody_is_kept_for_it() -> None:
     del ours
     gc.collect()
     assert optimizer() is None
+
+
+EARLIER = """
+import torch, rekindle
+model = torch.nn.Linear(100, 100)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.rand(1, 100)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+with rekindle.budget(None) as run:
+    model(torch.rand(1, 100))
+    print(run.memory)
+"""
+
+
+def test_of_a_step_before_anybody_looked() -> None:
+    """The first budget of a process comes after a step: the state counts with the first weight."""
+    done = subprocess.run([sys.executable, "-c", EARLIER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 3 * 4 * 100 * 100

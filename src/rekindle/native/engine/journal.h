@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <new>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "../base/types.h"
@@ -80,12 +80,14 @@ public:
         length_ = ALL;
     }
 
-    // Closes it, and gives what was kept; nothing if memory was too short for all.
-    std::vector<Entry> take() noexcept {
-        const bool complete = written_ == entries_.size();
+    void close() noexcept {
         length_ = written_ = 0;
-        std::vector<Entry> taken = std::exchange(entries_, {});
-        return complete ? std::move(taken) : std::vector<Entry>();
+        entries_ = {};
+    }
+
+    // All that was written since `open_whole`; nothing if memory was too short for that.
+    std::span<const Entry> whole() const noexcept {
+        return written_ == entries_.size() ? entries_ : std::span<const Entry>();
     }
 
     bool is_open() const noexcept { return length_ != 0; }

@@ -61,6 +61,14 @@ void Ledger::dispose() noexcept {
 
 // -- what drivers may ask for ---------------------------------------------------------------------
 
+bool Ledger::has_room(Bytes nbytes) const noexcept {
+    Bytes least = memory - budget_beside(nbytes);
+    for (const Storage* each = first_; each != nullptr && least > 0; each = each->next) {
+        least -= is_candidate(*each) ? each->nbytes : 0;
+    }
+    return least <= 0;
+}
+
 void Ledger::make_room(Bytes nbytes, Call* call) {
     note_event(Entry::Kind::make_room, -1, nbytes);
     const Event event(*this);

@@ -65,6 +65,8 @@ public:
         return call.has_workspace ? performer_.workspace(call) : 0;
     }
 
+    // Whether `nbytes` more would fit if all that may be let go went; nothing does.
+    bool has_room(Bytes nbytes) const noexcept;
     // Lets go until `nbytes` more fit. Throws `NoRoom` when nothing is left to let go.
     void make_room(Bytes nbytes, Call* call = nullptr);
     // Lets go until no more than `nbytes` are in use, or nothing is left to let go.

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -87,6 +88,14 @@ inline std::vector<std::int64_t> numbers_in(PyObject* list) {
         found[static_cast<std::size_t>(i)] = number;
     }
     return found;
+}
+
+// Words, for an array of Python's.
+template <class T>
+PyObject* bytes_of(std::span<const T> things) {
+    static_assert(sizeof(T) % sizeof(std::int64_t) == 0);
+    const auto n = static_cast<Py_ssize_t>(things.size_bytes());
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(things.data()), n);
 }
 
 inline PyObject* nothing() {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,6 +29,7 @@
 #include "positions.h"
 #include "prices.h"
 #include "recipe.h"
+#include "transcript.h"
 #include "workspaces.h"
 
 namespace rekindle {
@@ -71,7 +73,10 @@ struct Holder final {
     const void* address;
     int flags;
     const char* site;
-    const void* gradient;  // where a parameter's gradient lies; null: it has none
+    const void* gradient;   // where a parameter's gradient lies; null: it has none
+    const void* parameter;  // Python's object for that; null: it is none, or has none
+    StorageId storage;      // negative: no recipe and no graph knows it
+    OpId maker;             // likewise, or it is not known any more
 };
 
 class Driver final : public c10::intrusive_ptr_target, public Performer {
@@ -151,8 +156,12 @@ public:
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
 
-    std::unique_ptr<Learner> learner;  // null: nobody knows the program's steps
-    bool written_down = false;         // all that the program does: nothing is only counted
+    std::unique_ptr<Learner> learner;                // null: nobody knows the program's steps
+    Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
+    std::map<std::int64_t, Transcript> transcripts;  // those that Python began
+    bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say
+    bool notes_places = false;  // Python is told of every operator, to note where the program is
+    bool places_due = false;    // of those that it has not been told of
 
     int interrupt_in = -1;  // replays until one fails: for tests
     bool interrupt_before = false;
@@ -177,10 +186,12 @@ public:
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
     // What `call` makes, or what it writes where something else was.
     Record& new_storage(Call& call, Bytes nbytes);
-    // `call` ran; the engine hears of it.
-    void admit(Recipe& call);
-    // An operator ran that made nothing, or what is only counted.
-    void account(Nanoseconds cost, Bytes nbytes, Bytes workspace);
+    // `call` ran, and took `workspace` inside itself; the engine hears of it.
+    void admit(Recipe& call, Bytes workspace = 0);
+    // An operator ran that made nothing.
+    void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
+    // An operator ran whose results are only counted.
+    void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
     // `tensor` is how the program has what `record` is.
     static void remember(Record& record, const c10::TensorImpl& tensor);
     Resident* resident_at(c10::StorageImpl& home) noexcept;
@@ -287,7 +298,8 @@ public:
     void about_to_run() {
         device.see();
         settle_if_needed();
-        if (written_down) {  // that says when the program lets go, not when somebody asks
+        if (transcriber
+                .writes()) {  // a trace says when the program lets go, not when somebody asks
             poll();
         }
     }
@@ -302,8 +314,14 @@ public:
 
     // The context is over: from now on what dies is acted on at once.
     void close();
+    // From now on what happens is written for `transcript`, and what there is now is in it.
+    void begin(Transcript& transcript);
     // Who has memory now. Walks everything: not for every operator.
     std::vector<Holder> holders();
+
+    // How many the engine knows of so far.
+    OpId operators() const noexcept { return next_op_; }
+
     std::size_t bytes_of_bookkeeping() const noexcept;
 
     std::size_t alive() const noexcept { return records_.alive() + recipes_.alive(); }

@@ -110,7 +110,7 @@ at::Tensor Handle::call_unpack_hook() {
             driver.let_go_now();
         }
         Record& record = current(*record_);
-        check_version(record.site());
+        check_version(record_->site());
         at::Tensor elsewhere = moved(record);
         if (elsewhere.defined()) {
             return elsewhere;

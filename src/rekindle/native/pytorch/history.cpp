@@ -7,7 +7,12 @@
 
 namespace rekindle {
 
+// A trace cannot say until when something could be computed again: in a run that is recorded
+// nothing is forgotten.
 void Driver::forget_history() {
+    if (recorded) {
+        return;
+    }
     std::vector<Ref<Storage>> all;
     all.reserve(engine.n_storages());
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
@@ -25,6 +30,9 @@ void Driver::forget_history() {
 }
 
 bool Driver::forget_sources() {
+    if (recorded) {
+        return false;
+    }
     const Bytes before = engine.memory;
     std::vector<Ref<Storage>> found;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {

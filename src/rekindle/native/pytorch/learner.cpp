@@ -1,19 +1,15 @@
 #include "learner.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace rekindle {
 
 namespace {
 
 constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
-
-bool in_backward_pass() {
-    return torch::autograd::get_current_graph_task_id() >= 0;
-}
 
 // Whether autograd sees it: without, a step would leave other gradients or none.
 std::int64_t part_in_graph(const Invocation& invocation) {
@@ -126,7 +122,6 @@ void Learner::forget_step() {
     transcript_.reset();
     makes_.reset();
     taken_ = too_long_ = false;
-    facts_ = nullptr;
 }
 
 // -- during a step --------------------------------------------------------------------------------
@@ -145,7 +140,6 @@ bool Learner::asks(std::int64_t met) {
 
 void Learner::meets(std::int64_t met, const Invocation& invocation) {
     makes_.reset();
-    facts_ = nullptr;
     if (driver_.stepping || !begun_ || too_long_) {  // nobody may see those of the next time
         return;
     }
@@ -165,10 +159,8 @@ void Learner::meets(std::int64_t met, const Invocation& invocation) {
     }
     met_.push_back(met);
     made_.push_back(driver_.storages_made);
-    facts_ = &invocation.facts;
-    inside_ = invocation.signature->workspace;
     if (transcript_) {
-        const std::size_t place = driver_.engine.journal.written();
+        const std::size_t place = driver_.engine.journal.written() - transcript_->first_entry;
         transcript_->places.push_back(static_cast<std::int64_t>(place));
     }
     if (!lesson_) {
@@ -186,10 +178,6 @@ void Learner::meets(std::int64_t met, const Invocation& invocation) {
 }
 
 void Learner::made(const Recipe& call) {
-    if (driver_.written_down && transcript_) {
-        const Bytes workspace = call.facts == facts_ && facts_ != nullptr ? inside_ : 0;
-        transcript_->calls.push_back({call.name(), in_backward_pass(), workspace});
-    }
     if (makes_ && follower_ && call.replayable) {
         for (Value* value : call.outputs()) {
             follower_->made(*makes_ + value->storage->id, *value->storage);
@@ -310,27 +298,16 @@ void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64
 
 // The step begins: from here on.
 void Learner::write_down() {
-    driver_.poll();
-    Transcript& made = transcript_.emplace();
-    const Engine& engine = driver_.engine;
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        made.present.push_back({each->id, each->nbytes, each->references, each->held ? 1 : 0});
-    }
-    driver_.each_counted([&](const void* address, Bytes nbytes) {
-        const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
-        made.counted.push_back({id, nbytes, 0, 1});
-    });
-    driver_.engine.journal.open_whole();
-    driver_.written_down = true;
+    driver_.begin(transcript_.emplace());
+    writing_ = true;
 }
 
 void Learner::stop_writing() {
-    if (driver_.written_down) {
-        driver_.written_down = false;
-        transcript_->entries = driver_.engine.journal.take();
-        if (transcript_->entries.empty()) {  // there was no memory for it
+    if (std::exchange(writing_, false)) {
+        if (!driver_.transcriber.tell(*transcript_)) {
             transcript_.reset();
         }
+        driver_.transcriber.end();
     }
 }
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "../engine/follower.h"
-#include "../engine/journal.h"
 #include "driver.h"
 #include "invocation.h"
+#include "transcript.h"
 #include "walk.h"
 
 namespace rekindle {
@@ -31,29 +31,6 @@ struct Lesson final : c10::intrusive_ptr_target {
 
     // Whether all that is numbered is there.
     bool sound() const noexcept;
-};
-
-// A step as it was written down, for Python to make a trace of.
-struct Transcript final {
-    struct Present final {  // in the graph when it began, or only counted
-        std::int64_t id;
-        Bytes nbytes;
-        std::int64_t references;
-        std::int64_t held;
-    };
-
-    struct Named final {  // a call, in the order of the entries
-        const char* name;
-        bool backward;
-        Bytes workspace;
-    };
-
-    std::vector<Present> present;
-    std::vector<Present> counted;
-    std::vector<Entry> entries;
-    std::vector<Named> calls;
-    std::vector<std::int64_t>
-        places;  // for each operator that was met how many entries came before
 };
 
 // How a step ended.
@@ -152,8 +129,7 @@ private:
     std::vector<std::int64_t> met_;
     std::vector<std::int64_t> made_;  // storages before each operator, in the whole run
     std::optional<Transcript> transcript_;
-    Bytes inside_ = 0;  // what the operator that was met last takes beside what it makes
-    const Facts* facts_ = nullptr;  // of that one
+    bool writing_ = false;  // it is not over
 
     // Of the lesson that it follows.
     c10::intrusive_ptr<Lesson> lesson_;  // null: none

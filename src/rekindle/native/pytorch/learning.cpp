@@ -9,6 +9,7 @@
 #include "learner.h"
 #include "mutex.h"
 #include "python.h"
+#include "transcripts.h"
 
 namespace rekindle {
 
@@ -18,14 +19,6 @@ Learner& learner_of(PyObject* capsule) {
     Driver& driver = driver_of(capsule);
     TORCH_CHECK(driver.learner, "this driver was made to learn nothing");
     return *driver.learner;
-}
-
-// Words, for an array of Python's.
-template <class T>
-PyObject* bytes_of(std::span<const T> things) {
-    static_assert(sizeof(T) % sizeof(std::int64_t) == 0);
-    const auto n = static_cast<Py_ssize_t>(things.size_bytes());
-    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(things.data()), n);
 }
 
 const char* said(Ended::Reason reason) noexcept {
@@ -138,36 +131,13 @@ PyObject* met_in_step(PyObject* arguments) {
     return bytes_of(learner.met());
 }
 
-// written_in_step(driver) -> as it was written down: present, counted, entries, places, what calls
-// took beside what they made, whether in a backward pass, their names; None: it was not
+// written_in_step(driver) -> as it was written down, as of `written_down`; None: it was not
 PyObject* written_in_step(PyObject* arguments) {
     PyObject* capsule;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);
     const Locked lock;
-    if (!learner.transcript()) {
-        return nothing();
-    }
-    const Transcript& found = *learner.transcript();
-    std::vector<std::int64_t> workspaces;
-    std::vector<std::int64_t> backward;
-    const Object names(PyList_New(0));
-    for (const Transcript::Named& call : found.calls) {
-        workspaces.push_back(call.workspace);
-        backward.push_back(call.backward ? 1 : 0);
-        const Object name(PyUnicode_FromString(call.name));
-        must(PyList_Append(names.get(), name.get()) == 0);
-    }
-    return Py_BuildValue(
-        "NNNNNNO",
-        bytes_of(std::span(found.present)),
-        bytes_of(std::span(found.counted)),
-        bytes_of(std::span(found.entries)),
-        bytes_of(std::span(found.places)),
-        bytes_of(std::span<const std::int64_t>(workspaces)),
-        bytes_of(std::span<const std::int64_t>(backward)),
-        names.get()
-    );
+    return learner.transcript() ? words_of(*learner.transcript()) : nothing();
 }
 
 }  // namespace rekindle

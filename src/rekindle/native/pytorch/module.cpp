@@ -15,6 +15,8 @@
 #include "proxy.h"
 #include "python.h"
 #include "runtime.h"
+#include "telling.h"
+#include "transcripts.h"
 #include "versions.h"
 
 namespace {
@@ -142,91 +144,6 @@ PyObject* leave(PyObject* arguments) {
     return nothing();
 }
 
-// numbers(driver) -> in this order
-PyObject* numbers(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
-    const Locked lock;
-    driver.settle();
-    driver.look_at_unheard();
-    driver.settle();
-    const rekindle::Engine& engine = driver.engine;
-    return Py_BuildValue(
-        "LLLLLLLLnnn",
-        static_cast<long long>(engine.memory),
-        static_cast<long long>(engine.peak),
-        static_cast<long long>(engine.clock),
-        static_cast<long long>(engine.compute_ns),
-        static_cast<long long>(engine.recompute_ns),
-        static_cast<long long>(driver.evictions),
-        static_cast<long long>(driver.recomputations),
-        static_cast<long long>(engine.unlisted),
-        static_cast<Py_ssize_t>(engine.n_storages()),
-        static_cast<Py_ssize_t>(driver.alive()),
-        static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
-    );
-}
-
-// devices_met(driver) -> what they are called
-PyObject* devices_met(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    const Locked lock;
-    Object list(PyList_New(0));
-    for (const c10::Device& each : driver_of(capsule).devices_met()) {
-        const Object name(PyUnicode_FromString(each.str().c_str()));
-        must(PyList_Append(list.get(), name.get()) == 0);
-    }
-    return list.give();
-}
-
-// set_peak(driver, bytes)
-PyObject* set_peak(PyObject* arguments) {
-    PyObject* capsule;
-    long long peak = 0;
-    parse(arguments, "OL", &capsule, &peak);
-    const Locked lock;
-    driver_of(capsule).engine.peak = peak;
-    return nothing();
-}
-
-// look_above(driver, bytes): the peak to be told of next
-PyObject* look_above(PyObject* arguments) {
-    PyObject* capsule;
-    long long bytes = 0;
-    parse(arguments, "OL", &capsule, &bytes);
-    const Locked lock;
-    driver_of(capsule).look_above = bytes;
-    return nothing();
-}
-
-// holders(driver) -> [(bytes, address, flags, site, address of the gradient)]
-PyObject* holders(PyObject* arguments) {
-    PyObject* capsule;
-    parse(arguments, "O", &capsule);
-    std::vector<rekindle::Holder> found;
-    {
-        const Locked lock;
-        driver_of(capsule).settle();
-        found = driver_of(capsule).holders();
-    }
-    Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        const rekindle::Holder& each = found[i];
-        Object entry(Py_BuildValue(
-            "LKisK",
-            static_cast<long long>(each.nbytes),
-            reinterpret_cast<unsigned long long>(each.address),
-            each.flags,
-            each.site,
-            reinterpret_cast<unsigned long long>(each.gradient)
-        ));
-        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), entry.give());
-    }
-    return list.give();
-}
-
 // keep(driver, tensor)
 PyObject* keep(PyObject* arguments) {
     PyObject *capsule, *object;
@@ -270,17 +187,6 @@ PyObject* make_room(PyObject* arguments) {
         driver.settle();
         driver.make_room(bytes, who);
     });
-    return nothing();
-}
-
-// account(driver, nanoseconds, bytes)
-PyObject* account(PyObject* arguments) {
-    PyObject* capsule;
-    long long cost = 0;
-    long long bytes = 0;
-    parse(arguments, "OLL", &capsule, &cost, &bytes);
-    const Locked lock;
-    driver_of(capsule).engine.account(cost, bytes);
     return nothing();
 }
 
@@ -435,10 +341,11 @@ PyMethodDef methods[] = {
     method<see>("see"),
     method<enter>("enter"),
     method<leave>("leave"),
-    method<numbers>("numbers"),
-    method<devices_met>("devices_met"),
-    method<set_peak>("set_peak"),
-    method<look_above>("look_above"),
+    method<rekindle::numbers>("numbers"),
+    method<rekindle::has_room>("has_room"),
+    method<rekindle::devices_met>("devices_met"),
+    method<rekindle::set_peak>("set_peak"),
+    method<rekindle::look_above>("look_above"),
     method<rekindle::take_samples>("take_samples"),
     method<rekindle::space_samples>("space_samples"),
     method<rekindle::set_budget>("set_budget"),
@@ -447,11 +354,10 @@ PyMethodDef methods[] = {
     method<rekindle::met>("met"),
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
     method<rekindle::save_what_needs>("save_what_needs"),
-    method<holders>("holders"),
+    method<rekindle::holders>("holders"),
     method<keep>("keep"),
     method<meet>("meet"),
     method<make_room>("make_room"),
-    method<account>("account"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
     method<give_away>("give_away"),
@@ -462,6 +368,10 @@ PyMethodDef methods[] = {
     method<rekindle::end_step>("end_step"),
     method<rekindle::met_in_step>("met_in_step"),
     method<rekindle::written_in_step>("written_in_step"),
+    method<rekindle::write_down>("write_down"),
+    method<rekindle::written_down>("written_down"),
+    method<rekindle::write_no_more>("write_no_more"),
+    method<rekindle::set_flag<&Driver::notes_places>>("note_places"),
     method<step_back>("step_back"),
     method<follow_again>("follow_again"),
     method<never_recompute>("never_recompute"),

@@ -61,7 +61,7 @@ void Operation::make_good() {
 // becomes a source when somebody reads it for a recipe, or saves it.
 bool Operation::may_only_count() {
     const Signature& signature = *invocation_.signature;
-    if (!signature.ordinary || !signature.priced || driver_.written_down) {
+    if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
         return false;
     }
     for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
@@ -103,7 +103,7 @@ void Operation::only_count() {
             }
         );
     }
-    driver_.account(invocation_.signature->cost, made, invocation_.signature->workspace);
+    driver_.count(invocation_.signature->cost, made, invocation_.signature->workspace);
     make_good();
 }
 
@@ -172,6 +172,7 @@ void Operation::save_what_is_overwritten() {
     for (const std::uint32_t position : invocation_.written) {
         Record* record = input(position);
         if (record != nullptr && !record->replayable && record->consumed()) {
+            fixed_.push_back(record);
             driver_.forget(*record);
         }
     }
@@ -370,7 +371,7 @@ void Operation::register_results() {
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
-        driver_.account(cost, 0, invocation_.signature->workspace);
+        driver_.account(facts_, cost, signature.workspace);
     }
     for (Record* record : owned_here_) {
         driver_.disown(*record);
@@ -409,10 +410,11 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         }
         driver_.settle_in(record, Home::reclaim_copy(each.home));
     }
-    driver_.admit(call);
+    driver_.admit(call, invocation_.signature->workspace);
 }
 
-// The values that were written are other values now (R3). A source just stays a source. Handles of
+// The values that were written are other values now (R3). A source that nothing was made from just
+// stays a source. Handles of
 // what was there mean what is there now: their own version counters tell whether they may (R7).
 // Returns whether the engine was told of a call.
 bool Operation::written_over(bool recording) {
@@ -425,11 +427,12 @@ bool Operation::written_over(bool recording) {
             continue;
         }
         changed.push_back(record);
-        if (record->replayable) {
+        const bool fixed = std::find(fixed_.begin(), fixed_.end(), record) != fixed_.end();
+        recording = recording && record->replayable;
+        if (record->replayable || fixed) {
             replaced.push_back(position);
             continue;
         }
-        recording = false;
         record->version.expected = -1;
         if (facts_.resizes) {
             driver_.resized(*record);
@@ -453,7 +456,7 @@ bool Operation::written_over(bool recording) {
         pairs.push_back({&after.root, &before.root});
     }
     driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
-    driver_.admit(call);
+    driver_.admit(call, invocation_.signature->workspace);
     if (facts_.resizes) {
         for (const Overwrite& pair : pairs) {
             driver_.resized(record_of(*pair.output->storage));

@@ -96,6 +96,7 @@ private:
     const std::size_t below_;  // how much is on the stack beside the arguments
     Invocation invocation_;
     c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensors; null: without memory
+    c10::SmallVector<Record*, 1> fixed_;        // sources that recipes read, and that it writes
     c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
     c10::SmallVector<Home, 1> private_;         // copies of what others may write
     bool recording_ = false;

@@ -88,6 +88,10 @@ bool is_parameter_object(const c10::TensorImpl& tensor) noexcept {
     return object != nullptr && PyType_IsSubtype(Py_TYPE(object), python().parameter) != 0;
 }
 
+const void* object_of(const c10::TensorImpl& tensor) noexcept {
+    return tensor.pyobj_slot()->load_pyobj();
+}
+
 bool is_out_of_memory(const std::exception& error) {
     const auto* raised = dynamic_cast<const python_error*>(&error);
     if (raised == nullptr || raised->type == nullptr) {
@@ -151,6 +155,11 @@ void tell_samples(Driver& driver) {
 void tell_owners(Driver& driver) {
     driver.owners_due = false;
     ask("owners", "n", driver.number());
+}
+
+void tell_places(Driver& driver) {
+    driver.places_due = false;
+    ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
 }
 
 void tell_range(Driver& driver, bool ends) {

@@ -37,6 +37,8 @@ void meet_python(_object* answers, _object* tensor, _object* parameter);
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
 // Whether Python sees a `Parameter` in it, or something derived from that.
 bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
+// Python's object for it; null: there is none.
+const void* object_of(const c10::TensorImpl& tensor) noexcept;
 // Whether it is Python's own word for that.
 bool is_out_of_memory(const std::exception& error);
 // `tensor.detach()` as Python does it: a subclass stays one.
@@ -47,6 +49,8 @@ void tell_peak(Driver& driver);
 void tell_samples(Driver& driver);
 // Parameters were met whose optimizer has a state from before, which counts as well.
 void tell_owners(Driver& driver);
+// Operators ran within the budget since this was told last: where the program is now.
+void tell_places(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
 void tell_range(Driver& driver, bool ends);
 
@@ -60,6 +64,9 @@ inline void tell(Driver& driver) {
     }
     if (driver.owners_due) {
         tell_owners(driver);
+    }
+    if (driver.places_due) {
+        tell_places(driver);
     }
 }
 

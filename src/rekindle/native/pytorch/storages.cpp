@@ -65,6 +65,7 @@ Bytes Driver::counted(const c10::StorageImpl& home) {
 }
 
 Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) {
+    places_due = notes_places;
     return recipes_.make(engine.graph, next_op_++, cost, replayable, facts);
 }
 
@@ -74,8 +75,11 @@ Record& Driver::new_storage(Call& call, Bytes nbytes) {
     return made;
 }
 
-void Driver::admit(Recipe& call) {
+void Driver::admit(Recipe& call, Bytes workspace) {
     const Ref<Call> kept(&call);
+    if (transcriber.writes()) {
+        transcriber.called(call.name(), workspace);
+    }
     perform([&] { engine.admit(call, true); });
     for (Value* value : call.outputs()) {
         if (value->storage->replayable) {
@@ -88,7 +92,17 @@ void Driver::admit(Recipe& call) {
     note_memory();
 }
 
-void Driver::account(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
+void Driver::account(const Facts& facts, Nanoseconds cost, Bytes workspace) {
+    if (transcriber.writes()) {
+        Recipe& call = new_call(&facts, cost, false);
+        const Ref<Call> kept(&call);
+        admit(call, workspace);
+    } else {
+        count(cost, 0, workspace);
+    }
+}
+
+void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     engine.account(cost, nbytes, workspace);
     note_memory();
 }
@@ -162,7 +176,7 @@ Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* 
 }
 
 void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
-    if (written_down) {
+    if (transcriber.writes()) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
         const Entry::Kind kind = Entry::Kind::uncounted;
         engine.journal.write({kind, id, nbytes, 0, engine.clock, engine.memory});
@@ -250,6 +264,10 @@ Record& Driver::write_over(Call& call, Record& before) {
     Record& after = new_storage(call, before.nbytes);
     after.origin = before.origin;
     after.version.counter = before.version.counter;
+    after.parameter = before.parameter;
+    if (!before.replayable) {
+        before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
+    }
     succeed(before, after);
     hand_over(before, after);
     return after;

@@ -70,7 +70,6 @@ class Arguments:
     def core_on(self, device: torch.device) -> Chosen:
         """The core that runs this. Raises if the native one is asked for in vain."""
         needs_python = {
-            "record=True": self.record,
             "swap": self.swap is not None,
             'evict="anything"': self.evict == "anything",
         }

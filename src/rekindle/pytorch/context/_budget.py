@@ -163,10 +163,10 @@ class budget:
         `learn`.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, without `record`, `swap` and `evict="anything"`. It is compiled on
-        first use, which takes a minute, or before by `rekindle build`. "python" takes 20 to 40
-        microseconds an operator. "auto" is the native one on a CPU wherever it can be had.
-        `run.report()` says which one ran, and why.
+        and on CUDA, without `swap` and `evict="anything"`. It is compiled on first use, which takes
+        a minute, or before by `rekindle build`. "python" takes 20 to 40 microseconds an operator.
+        "auto" is the native one on a CPU wherever it can be had. `run.report()` says which one ran,
+        and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
@@ -304,12 +304,14 @@ class budget:
         learns = bool(given.learn) and amount is not None
         driver: Any = NativeDriver(module, amount, device, given.device is None, learns)
         runtime = NativeRuntime(driver)
-        run = Run(driver, amount, policy_of(given.policy), core, record=False)
+        run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
         if learns and amount is not None:
             lessons = lessons_for(amount, device, cache=given.cache, native=True)
             learner = NativeLearner(driver, lessons, wait=given.learn == "wait")
             run._learner = driver.watcher = learner
         with ExitStack() as stack:
+            if driver.places is not None:
+                driver.places.watch(stack)
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))
             stack.enter_context(handing_out_seen(driver.give_away))

@@ -20,7 +20,6 @@ from rekindle.pytorch.online import (
     Places,
     Snapshot,
     Steps,
-    snapshot,
 )
 from rekindle.pytorch.swap import SwappingDriver
 from rekindle.report._data import Holders, Swapped, Timeline
@@ -114,7 +113,7 @@ def _kinds(driver: Driver, trace: Trace) -> list[str]:
     """The category of every storage, also of those that are gone."""
     with driver.lock:
         driver.settle()
-        now = snapshot(driver.engine, driver.table, driver.owners)
+        now = driver.snapshot()
     kinds = [IN_USE] * len(trace.storages)
     for event in trace.events:
         if isinstance(event, Retain):

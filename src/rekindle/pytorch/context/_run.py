@@ -16,10 +16,10 @@ from rekindle.policies import Policy
 from rekindle.pytorch.context._cores import Chosen
 from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.learned import Learning
-from rekindle.pytorch.online import Capture, Driver, Places, Step
+from rekindle.pytorch.online import Capture, Driver, Step
 from rekindle.report._data import Swapped
 from rekindle.report._report import Report
-from rekindle.schedule import Record, Recorder
+from rekindle.schedule import Record
 from rekindle.trace import Trace
 
 
@@ -34,9 +34,8 @@ class Run:
         self.policy = policy
         self.core = core  #: which one runs it, and why
         self._driver = driver
-        driver.recorder = Recorder() if record else None
-        driver.whole = driver.capture = Capture() if record else None
-        driver.places = Places() if record else None
+        if record:
+            driver.write_down()
         self._learner: Learning | None = None
         self._part: Capture | None = None
 
@@ -63,11 +62,12 @@ class Run:
         return self._driver.steps.last
 
     def begin_trace(self) -> None:
-        """Writes down what happens from now on, up to `end_trace`: one step, say.
-
-        Raises `Unsupported` with the native core: `rekindle.budget(..., core="python")` does it.
-        """
-        self._part = self._driver.also_capture()
+        """Writes down what happens from now on, up to `end_trace`: one step, say."""
+        driver = self._driver
+        with driver.lock:
+            driver.settle()
+            driver.poll()  # a trace says when the program lets go, not when somebody asks
+            self._part = driver.also_capture()
 
     def end_trace(self) -> Trace:
         """What happened since `begin_trace`, for the simulator and the planners."""
@@ -123,7 +123,7 @@ class Run:
     @property
     def record(self) -> Record:
         """The run as data. With `budget(..., record=True)` it holds every action."""
-        recorder = self._driver.recorder or Recorder()
+        recorder = self._driver.recorded()
         return Record(
             tuple(recorder.actions),
             tuple(recorder.clock),
@@ -149,7 +149,10 @@ class Run:
         with driver.lock:
             driver.settle()
             driver.poll()
-        return driver.whole.trace()
+            trace = driver.whole.trace()
+        if driver.places is not None:
+            driver.places.note(len(trace.ops))  # the last ones, if nothing came after them
+        return trace
 
     @property
     def steps_followed(self) -> int:

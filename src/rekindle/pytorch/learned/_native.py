@@ -14,7 +14,7 @@ from rekindle.engine import Route
 from rekindle.pytorch.learned._learning import Ended, Learning
 from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._lessons import Lessons
-from rekindle.pytorch.learned._transcript import Transcript, written_down
+from rekindle.pytorch.native import Transcript, written_down
 
 
 class Driver(Protocol):

@@ -117,6 +117,11 @@ class Answers:
         if driver is not None:
             driver.meet_owners()
 
+    def places(self, number: int, operators: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None:
+            driver.places.note(operators)
+
     def lessons(self, number: int, met: int) -> None:
         driver = drivers.get(number)
         if driver is not None and driver.watcher is not None:

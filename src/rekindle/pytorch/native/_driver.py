@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
-from rekindle._errors import Unsupported
-from rekindle._types import Bytes, Nanoseconds
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.native._transcript import NativeCapture
 from rekindle.pytorch.online import (
     CATEGORIES,
     GRADIENTS,
@@ -27,8 +27,9 @@ from rekindle.pytorch.online import (
     PARAMETERS,
     PROGRAM,
     SAVED,
-    Capture,
+    Holder,
     Owners,
+    Places,
     Snapshot,
     Steps,
     Undo,
@@ -41,6 +42,7 @@ from rekindle.pytorch.online import (
     users_line,
     warm_optimizers,
 )
+from rekindle.schedule import Recorder
 
 # Flags of a holder, as in `native/pytorch/driver.h`.
 _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
@@ -89,6 +91,9 @@ class _Holder(NamedTuple):
     flags: int
     site: str
     gradient: int
+    parameter: int
+    storage: int
+    maker: int
 
 
 @final
@@ -142,6 +147,10 @@ class NativeEngine:
     def unlisted(self) -> Bytes:
         return self.now().unlisted
 
+    def has_room(self, needed: Bytes) -> bool:
+        """Whether `needed` bytes more would fit if all that may be let go went; nothing does."""
+        return self._core.has_room(self._handle, needed)
+
     @property
     def storages(self) -> Iterator[int]:
         """As many as there are in the graph."""
@@ -173,14 +182,15 @@ class NativePeak:
         if driver is not None:
             self.now = now = driver.snapshot()
             driver.core.look_above(driver.handle, int(1.02 * now.memory))
+            if driver.places is not None:
+                driver.looks[1:] = [now]
 
 
 @final
 class NativeDriver:
     """One native engine and the memory that it decides about."""
 
-    # What only the core in Python writes down.
-    recorder = capture = whole = audit = places = None
+    audit = None  #: only the core in Python compares what is computed again
 
     def __init__(
         self,
@@ -198,6 +208,10 @@ class NativeDriver:
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
         self.busy = False
         self.alone = True  #: no other thread has been within the budget
+        self.capture: NativeCapture | None = None  #: of a part of the run
+        self.whole: NativeCapture | None = None  #: of the whole run, if it is asked for
+        self.places: Places | None = None
+        self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self.owners = Owners()
         self.steps = Steps(self.engine, sampler=self.engine)
         self.undo: Undo | None = None  #: of the step that is running
@@ -228,6 +242,9 @@ class NativeDriver:
 
     def settle(self) -> None:
         """The core does so whenever it is asked."""
+
+    def poll(self) -> None:
+        """The core does so whenever it is asked what it wrote down."""
 
     def known(self, tensor: Tensor) -> Tensor:
         """What the core knows it by."""
@@ -316,12 +333,32 @@ class NativeDriver:
             self.watcher = None
         self.core.leave(self.handle)
 
-    def also_capture(self) -> Capture:
-        """The core in Python writes down what happens; this one does not."""
-        raise Unsupported(
-            "run.begin_trace() with the native core, which writes nothing down: write "
-            'rekindle.budget(..., core="python")'
-        )
+    def write_down(self) -> None:
+        """All that happens from now on, and where in the program each operator is."""
+        self.whole = NativeCapture(self.core, self.handle, whole=True)
+        self.places = Places()
+        self.core.note_places(self.handle, True)
+
+    @property
+    def written_down(self) -> bool:
+        """Whether anybody asked for what happens now."""
+        return self.whole is not None or self.capture is not None
+
+    def recorded(self) -> Recorder:
+        """Every action, if the whole run is written down."""
+        return Recorder() if self.whole is None else self.whole.recorder()
+
+    def also_capture(self) -> NativeCapture:
+        """What happens from now on, until `capture_no_more`."""
+        self.capture_no_more()
+        self.capture = NativeCapture(self.core, self.handle)
+        return self.capture
+
+    def capture_no_more(self) -> None:
+        """The end of what was begun by `also_capture`."""
+        if self.capture is not None:
+            self.capture.end()
+            self.capture = None
 
     def snapshot(self) -> Snapshot:
         """Who holds memory now. Walks everything: not for every operator.
@@ -332,46 +369,49 @@ class NativeDriver:
         if not self.alone:
             now = self.engine.now()
             return Snapshot(now.memory, now.clock, users_line())
-        holders = [_Holder(*each) for each in self.core.holders(self.handle)]
-        gradients = {each.gradient for each in holders if each.gradient}
+        found = [_Holder(*each) for each in self.core.holders(self.handle)]
         said = _said_of(self.owners)
+        said.update((each.gradient, (GRADIENTS, each.parameter)) for each in found if each.gradient)
         categories: Counter[str] = Counter()
         sites: Counter[str] = Counter()
-        for each in holders:
-            category = _category(each, gradients, said)
+        holders: dict[StorageId, Holder] = {}
+        for number, each in enumerate(found, 1):
+            category, parameter = _category(each, said)
             categories[category] += each.nbytes
+            maker = OpId(each.maker) if each.maker >= 0 else None
+            storage = StorageId(each.storage if each.storage >= 0 else -number)
+            holders[storage] = Holder(category, each.nbytes, maker, parameter)
             if category in (SAVED, PROGRAM, KEPT):
                 sites[shown_name(each.site)] += each.nbytes
         ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
         now = self.engine.now()
-        return Snapshot(now.memory, now.clock, users_line(), ordered, sites.most_common(5))
+        most = sites.most_common(5)
+        return Snapshot(now.memory, now.clock, users_line(), ordered, most, holders)
 
 
-def _category(holder: _Holder, gradients: set[int], said: Mapping[int, str]) -> str:
+def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
     """As `_explain` has it for the core in Python."""
     flags = holder.flags
-    if holder.address in gradients:
-        return GRADIENTS
     if holder.address in said:
         return said[holder.address]
     if flags & _COUNTED:
-        return IN_USE
+        return IN_USE, 0
     if flags & _REPLAYABLE and not flags & _PINNED:
         if flags & _HELD:
-            return PROGRAM if flags & _REFERENCED else IN_USE
-        return SAVED
+            return PROGRAM if flags & _REFERENCED else IN_USE, 0
+        return SAVED, 0
     if flags & _PARAMETER:
-        return PARAMETERS
+        return PARAMETERS, holder.parameter
     if holder.site == "source":
-        return INPUTS
-    return KEPT if flags & _KEPT else IN_USE
+        return INPUTS, 0
+    return KEPT if flags & _KEPT else IN_USE, 0
 
 
-def _said_of(owners: Owners) -> dict[int, str]:
-    """The categories that the program itself gives memory, by the address."""
-    found: dict[int, str] = {}
-    for tensor, category, _ in told_by(owners):
+def _said_of(owners: Owners) -> dict[int, tuple[str, int]]:
+    """What the program itself says about memory, by the address: as `_explain` has it."""
+    found: dict[int, tuple[str, int]] = {}
+    for tensor, category, parameter in told_by(owners):
         if tensor is not None and tensor.layout is torch.strided:
             with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
-                found[tensor.untyped_storage().data_ptr()] = category
+                found[tensor.untyped_storage().data_ptr()] = category, parameter
     return found

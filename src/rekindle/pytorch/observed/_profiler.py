@@ -87,7 +87,7 @@ def observe(
                 with undo:
                     plain.append(timed(run))
         watch("writing down")
-        run = _written(step, within(record=True), undo, warm)
+        run = _written(step, within(record=True, core="python"), undo, warm)
         trace, report = run.trace, run.report()
     finally:
         undo.restore()
@@ -101,7 +101,8 @@ def trace_of(step: Callable[[], object], device: str | torch.device | None, undo
     """A step amid training: with optimizer state, and all that it meets counted from the start."""
     try:
         warm = _warm(step, budget.unlimited(device=device, core="python"), undo)
-        return _written(step, budget.unlimited(device=device, record=True), undo, warm).trace
+        context = budget.unlimited(device=device, record=True, core="python")
+        return _written(step, context, undo, warm).trace
     finally:
         undo.restore()
 

@@ -38,11 +38,11 @@ def capture_modules(
     """The same, and for each operator of the forward pass the path of its module in `model`."""
     checks.kind(model, nn.Module, "a model", "rekindle.export({}, step, budget)", "model")
     with _stack_of(model) as stack, budget.unlimited(device=device, record=True) as run:
-        capture = run._driver.whole
-        assert capture is not None
-        capture.where = lambda: stack[-1] if stack else ""
+        places = run._driver.places
+        assert places is not None
+        places.where = lambda: stack[-1] if stack else ""
         step()
-        return run.trace, capture.modules
+        return run.trace, places.said
 
 
 @contextmanager

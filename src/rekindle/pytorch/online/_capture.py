@@ -7,7 +7,7 @@ there as sources, and counts from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, final
 
 import torch
@@ -30,9 +30,6 @@ class Capture:
         """`present`: what is in the graph or in memory already; `counted`: what is in memory but
         in no graph, as (key, bytes); `next_storage`: the next id."""
         self._builder = TraceBuilder("captured", held=True)
-        #: Asked at every operator of the forward pass: which module it belongs to.
-        self.where: Callable[[], str] | None = None
-        self.modules: list[str] = []  #: for each operator, what `where` said
         self._handed_over: list[tuple[ValueId, ValueId, int]] = []
         self._present: dict[int, ValueId] = {}
         for storage in present:
@@ -66,8 +63,6 @@ class Capture:
             if made in overwritten
         ]
         inputs += [value for _, value in overwrites if value not in inputs]
-        backward = torch._C._current_graph_task_id() >= 0
-        self.modules.append("" if backward or self.where is None else self.where())
         self._builder.call(
             call.name,
             call.cost,
@@ -75,7 +70,7 @@ class Capture:
             [made.nbytes for made in call.made],
             overwrites=overwrites,
             replayable=call.replayable,
-            is_backward=backward,
+            is_backward=torch._C._current_graph_task_id() >= 0,
             workspace=call.workspace,
         )
         for made in call.made:

@@ -16,7 +16,7 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, NoRoom, Storage
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
-from rekindle.pytorch.online._explain import out_of_budget, out_of_memory, snapshot
+from rekindle.pytorch.online._explain import out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import forget_sources, keep_from_now_on, knowing
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
@@ -119,7 +119,7 @@ class Driver(Storages):
                 if not is_full(error):
                     raise
                 out = error
-        out.add_note(out_of_memory(snapshot(self.engine, self.table, self.owners)))
+        out.add_note(out_of_memory(self.snapshot()))
         raise out
 
     # -- memory ---------------------------------------------------------------------------------
@@ -296,8 +296,7 @@ class Driver(Storages):
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
 
     def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
-        now = snapshot(self.engine, self.table, self.owners)
-        error = out_of_budget(shortage, now, name)
+        error = out_of_budget(shortage, self.snapshot(), name)
         self.refused = (self.operators_run, str(error), dict(vars(error)))
         return error
 

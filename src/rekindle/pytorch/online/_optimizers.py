@@ -196,8 +196,7 @@ class OptimizerSteps:
             if seen is not None and seen.kind != kind:
                 seen = None
             name = f"{type(optimizer).__name__}.step()"
-            written_down = driver.capture is not None or driver.recorder is not None
-            if (predictable or seen is not None) and not written_down:
+            if (predictable or seen is not None) and not driver.written_down:
                 driver.save_what_needs(_tensors_of(optimizer))
                 driver.forget_sources()  # or they would seem to be freed by the step
             passes = seen is not None and predictable and self._may_pass(optimizer)
@@ -206,7 +205,7 @@ class OptimizerSteps:
             if predictable and needed is None:
                 with self._runtime.not_of_the_program():
                     needed = bytes_of_step(optimizer, driver.device)
-            if needed is not None and not (written_down and engine.has_room(needed)):
+            if needed is not None and not (driver.written_down and engine.has_room(needed)):
                 driver.make_room(needed, name)  # who replays a trace makes room as it goes
             memory = engine.memory
             if not predictable:

@@ -8,6 +8,7 @@ they are made, and the operator that a node differentiates runs right after the 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple, final
 
@@ -36,6 +37,9 @@ class Places:
 
     def __init__(self) -> None:
         self.of_op: list[Place] = []
+        #: Asked at every operator of the forward pass: where it belongs to.
+        self.where: Callable[[], str] | None = None
+        self.said: list[str] = []  #: what `where` said, for each operator
         self.parameters: dict[int, str] = {}  #: the module that has it, by the parameter's id
         self._running: list[str] = []
         self._paths: dict[nn.Module, str] = {}
@@ -51,9 +55,14 @@ class Places:
         # A module that holds its results, and they the graph, and that us, would never be gone.
         stack.callback(self._paths.clear)
 
-    def note(self) -> None:
-        """One more operator runs, now."""
-        self.of_op.append(self._here())
+    def note(self, operators: int) -> None:
+        """There are so many by now: those that came since this was called last run here."""
+        more = operators - len(self.of_op)
+        if more > 0:
+            backward = torch._C._current_graph_task_id() >= 0
+            said = "" if backward or self.where is None else self.where()
+            self.of_op += [self._here()] * more
+            self.said += [said] * more
 
     def _here(self) -> Place:
         node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from rekindle.pytorch.online._audit import Audit
 from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._device import elsewhere, same_device
-from rekindle.pytorch.online._explain import Snapshot
+from rekindle.pytorch.online._explain import Snapshot, snapshot
 from rekindle.pytorch.online._owners import Owners, is_weight, memory_of, running_model
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
@@ -76,6 +76,21 @@ class Storages(ABC):
             self._outside = self.new_storage(call, accelerator.allocated(self.device))
             self.admit(call)
 
+    def write_down(self) -> None:
+        """All that happens from now on, and where in the program each operator is."""
+        self.recorder = Recorder()
+        self.whole = self.capture = Capture()
+        self.places = Places()
+
+    @property
+    def written_down(self) -> bool:
+        """Whether anybody asked for what happens now."""
+        return self.capture is not None or self.recorder is not None
+
+    def recorded(self) -> Recorder:
+        """Every action, if the whole run is written down."""
+        return self.recorder or Recorder()
+
     def also_capture(self) -> Capture:
         """What happens from now on, until `capture_no_more`."""
         watches = self.table.watches.values()
@@ -94,9 +109,9 @@ class Storages(ABC):
         self, name: str, cost: Nanoseconds, replayable: bool, workspace: Bytes = 0
     ) -> Call:
         """A call that nobody knows of yet; it must be admitted before the next is made."""
-        if self.places is not None:
-            self.places.note()
         self.operators_run += 1
+        if self.places is not None:
+            self.places.note(self.operators_run)
         call = Call(OpId(self.operators_run - 1), name, cost, (), replayable)
         call.workspace = workspace
         return call
@@ -129,6 +144,10 @@ class Storages(ABC):
         if self.engine.clock >= self.steps.due:
             self.steps.sample()
 
+    def snapshot(self) -> Snapshot:
+        """Who holds memory now. Walks everything: not for every operator."""
+        return snapshot(self.engine, self.table, self.owners)
+
     def look(self) -> None:
         """Who holds the memory, now that there is more of it than ever."""
         now = self.peak.look()
@@ -137,11 +156,11 @@ class Storages(ABC):
 
     def account(self, name: str, cost: Nanoseconds, workspace: Bytes) -> None:
         """An operator ran that made nothing."""
-        if self.capture is None and self.recorder is None:
+        if self.written_down:
+            self.admit(self.new_call(name, cost, False, workspace))
+        else:
             self.operators_run += 1
             self.engine.account(cost, 0, workspace)
-        else:
-            self.admit(self.new_call(name, cost, False, workspace))
 
     def count(self, signature: Signature, result: Any) -> None:
         """An operator ran whose results nobody can recompute: their bytes are counted."""

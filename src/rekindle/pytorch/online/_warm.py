@@ -15,9 +15,10 @@ import torch
 import torch.optim.optimizer as hooks
 from torch import Tensor
 
-from rekindle.pytorch.tensors import homes_of, tensors_of
+from rekindle.pytorch.tensors import homes_of, living_objects, tensors_of
 
-_warm: WeakSet[Any] = WeakSet()
+#: Some made their steps before anybody looked, for this is imported with the first budget.
+_warm: WeakSet[Any] = WeakSet(living_objects(torch.optim.Optimizer))
 
 
 def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

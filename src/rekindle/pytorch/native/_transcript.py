@@ -1,4 +1,4 @@
-"""A step as the native core wrote it down, event by event, becomes a trace.
+"""What the native core wrote down, event by event, becomes a trace and a record.
 
 The journal of its engine says what was told, in the order in which it was told. What is told of a
 call (what it reads, makes and writes over) comes before it. Handles of what a call writes over mean
@@ -10,9 +10,12 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, final
+from types import ModuleType
+from typing import Any, Final, NamedTuple, final
 
-from rekindle._types import Bytes, ValueId
+from rekindle._types import Bytes, OpId, StorageId, ValueId
+from rekindle.pytorch.native._higher import shown_name
+from rekindle.schedule import Compute, Free, Recorder
 from rekindle.trace import Trace, TraceBuilder
 
 KINDS: Final = (
@@ -33,9 +36,9 @@ class Transcript(NamedTuple):
     counted: bytes
     """What was in memory but in no graph, likewise."""
     entries: bytes
-    """Kind, id, number, flags; two that nobody needs here."""
+    """Kind, id, number, flags, clock, memory."""
     places: bytes
-    """How many entries there were before each operator of the step."""
+    """Of a step: how many entries there were before each of its operators."""
     workspaces: bytes
     """What each call took beside what it made."""
     backward: bytes
@@ -64,6 +67,53 @@ def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
         numbers.append(reader.builder.storages)
         place = next(places, None)
     return reader.builder.build(), starts, numbers
+
+
+def acted(words: Transcript) -> Recorder:
+    """Every action, with clock and memory as it begins."""
+    recorder = Recorder()
+    overwrites = False  # the call that is told of
+    for kind, number, _, flags, clock, memory in _rows(words.entries, 6):
+        match KINDS[kind]:
+            case "overwrites":
+                overwrites = True
+            case "admit":
+                recorder.acted(Compute(OpId(number), in_place=overwrites), clock, memory)
+                overwrites = False
+            case "compute":
+                recorder.acted(Compute(OpId(number), in_place=bool(flags)), clock, memory)
+            case "free":
+                recorder.acted(Free(StorageId(number)), clock, memory)
+            case _:
+                pass
+    return recorder
+
+
+@final
+class NativeCapture:
+    """What happens from now on, up to `end`."""
+
+    def __init__(self, core: ModuleType, handle: Any, *, whole: bool = False) -> None:
+        """`whole`: from the beginning of a run on, and nothing of it is forgotten."""
+        self._core = core
+        self._handle = handle
+        self._number = core.write_down(handle, whole)
+        self._words: Transcript | None = None  # once it is over
+
+    def end(self) -> None:
+        self._words = Transcript(*self._core.write_no_more(self._handle, self._number))
+
+    def trace(self) -> Trace:
+        trace, *_ = written_down(self._up_to_now())
+        return trace
+
+    def recorder(self) -> Recorder:
+        return acted(self._up_to_now())
+
+    def _up_to_now(self) -> Transcript:
+        if self._words is not None:
+            return self._words
+        return Transcript(*self._core.written_down(self._handle, self._number))
 
 
 @final
@@ -99,8 +149,6 @@ class _Reader:
                 self._overwrites[storage] = number
             case "admit":
                 self._call(number, bool(flags & _REPLAYABLE))
-            case "account" if storage > 0 and number == 0:  # it made nothing: that is its cost
-                self.builder.call("", storage, (), (), replayable=False)
             case "use" | "pin" | "retain" | "release" | "drop" | "seal":
                 self._references[storage] += (kind == "retain") - (kind == "release")
                 getattr(self.builder, kind)(self._values[storage])
@@ -121,7 +169,7 @@ class _Reader:
         inputs += [value for _, value in overwrites if value not in inputs]
         name, workspace, backward = next(self._calls)
         values = self.builder.call(
-            name,
+            shown_name(name),
             cost,
             inputs,
             [nbytes for _, nbytes in self._made],

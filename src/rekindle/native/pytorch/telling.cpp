@@ -1,0 +1,109 @@
+#include "telling.h"
+
+#include <vector>
+
+#include "conversions.h"
+#include "driver.h"
+#include "mutex.h"
+
+namespace rekindle {
+
+// numbers(driver) -> in this order
+PyObject* numbers(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    const Locked lock;
+    driver.settle();
+    driver.look_at_unheard();
+    driver.settle();
+    const Engine& engine = driver.engine;
+    return Py_BuildValue(
+        "LLLLLLLLnnn",
+        static_cast<long long>(engine.memory),
+        static_cast<long long>(engine.peak),
+        static_cast<long long>(engine.clock),
+        static_cast<long long>(engine.compute_ns),
+        static_cast<long long>(engine.recompute_ns),
+        static_cast<long long>(driver.evictions),
+        static_cast<long long>(driver.recomputations),
+        static_cast<long long>(engine.unlisted),
+        static_cast<Py_ssize_t>(engine.n_storages()),
+        static_cast<Py_ssize_t>(driver.alive()),
+        static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
+    );
+}
+
+// has_room(driver, bytes) -> whether so many more would fit if all that may be let go went
+PyObject* has_room(PyObject* arguments) {
+    PyObject* capsule;
+    long long bytes = 0;
+    parse(arguments, "OL", &capsule, &bytes);
+    const Locked lock;
+    return PyBool_FromLong(driver_of(capsule).engine.has_room(bytes) ? 1 : 0);
+}
+
+// devices_met(driver) -> what they are called
+PyObject* devices_met(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const c10::Device& each : driver_of(capsule).devices_met()) {
+        const Object name(PyUnicode_FromString(each.str().c_str()));
+        must(PyList_Append(list.get(), name.get()) == 0);
+    }
+    return list.give();
+}
+
+// set_peak(driver, bytes)
+PyObject* set_peak(PyObject* arguments) {
+    PyObject* capsule;
+    long long peak = 0;
+    parse(arguments, "OL", &capsule, &peak);
+    const Locked lock;
+    driver_of(capsule).engine.peak = peak;
+    return nothing();
+}
+
+// look_above(driver, bytes): the peak to be told of next
+PyObject* look_above(PyObject* arguments) {
+    PyObject* capsule;
+    long long bytes = 0;
+    parse(arguments, "OL", &capsule, &bytes);
+    const Locked lock;
+    driver_of(capsule).look_above = bytes;
+    return nothing();
+}
+
+// holders(driver) -> [(bytes, address, flags, site, address of the gradient, parameter, storage,
+// maker)]
+PyObject* holders(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    std::vector<Holder> found;
+    {
+        const Locked lock;
+        driver_of(capsule).settle();
+        found = driver_of(capsule).holders();
+    }
+    Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const Holder& each = found[i];
+        Object entry(Py_BuildValue(
+            "LKisKKLL",
+            static_cast<long long>(each.nbytes),
+            reinterpret_cast<unsigned long long>(each.address),
+            each.flags,
+            each.site,
+            reinterpret_cast<unsigned long long>(each.gradient),
+            reinterpret_cast<unsigned long long>(each.parameter),
+            static_cast<long long>(each.storage),
+            static_cast<long long>(each.maker)
+        ));
+        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), entry.give());
+    }
+    return list.give();
+}
+
+}  // namespace rekindle

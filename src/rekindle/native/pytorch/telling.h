@@ -1,0 +1,15 @@
+// What Python asks of the core for reports: how much memory there is, and who has it.
+#pragma once
+
+struct _object;
+
+namespace rekindle {
+
+_object* numbers(_object* arguments);
+_object* has_room(_object* arguments);
+_object* devices_met(_object* arguments);
+_object* set_peak(_object* arguments);
+_object* look_above(_object* arguments);
+_object* holders(_object* arguments);
+
+}  // namespace rekindle

@@ -1,0 +1,64 @@
+#include "transcript.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <functional>
+#include <span>
+
+#include "driver.h"
+
+namespace rekindle {
+
+bool in_backward_pass() {
+    return torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+void Transcriber::begin(Transcript& transcript) {
+    if (begun_ == 0) {
+        journal_.open_whole();
+    }
+    ++begun_;
+    transcript.first_entry = journal_.written();
+    transcript.first_call = calls_.size();
+}
+
+void Transcriber::called(const char* name, Bytes workspace) {
+    calls_.push_back({name, in_backward_pass(), workspace});
+}
+
+bool Transcriber::tell(Transcript& transcript) const {
+    const std::span<const Entry> written = journal_.whole();
+    if (written.size() < journal_.written()) {
+        return false;
+    }
+    const std::span<const Entry> entries = written.subspan(transcript.first_entry);
+    const auto calls = std::span(calls_).subspan(transcript.first_call);
+    transcript.entries.assign(entries.begin(), entries.end());
+    transcript.calls.assign(calls.begin(), calls.end());
+    return true;
+}
+
+void Transcriber::end() noexcept {
+    if (--begun_ == 0) {
+        journal_.close();
+        calls_ = {};
+    }
+}
+
+void Driver::begin(Transcript& transcript) {
+    poll();
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        const std::int64_t held = each->held ? 1 : 0;
+        transcript.present.push_back({each->id, each->nbytes, each->references, held});
+    }
+    each_counted([&](const void* address, Bytes nbytes) {
+        const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
+        transcript.counted.push_back({id, nbytes, 0, 1});
+    });
+    // Not in the order of addresses, which differs from run to run.
+    std::ranges::sort(transcript.counted, std::less(), &Transcript::Present::nbytes);
+    transcriber.begin(transcript);
+}
+
+}  // namespace rekindle
