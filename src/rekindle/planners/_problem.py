@@ -5,9 +5,10 @@ moment at which the program itself reads a value. An **item** is a storage. Node
 items; first computations happen in the order of the nodes. What never changes is taken out:
 parameters and other sources that stay from beginning to end are `fixed` bytes.
 
-What an operator takes inside itself, its workspace, is an item as well, which nobody reads: it comes
-and goes with each run of the node. Views cost no memory and live in their storage's item; whoever reads a view reads that item. The
-views are put back when a schedule is written down (`_writer.to_schedule`).
+What an operator takes inside itself, its workspace, is an item as well, which nobody reads: it
+comes and goes with each run of the node. Views cost no memory and live in their storage's item;
+whoever reads a view reads that item. The views are put back when a schedule is written down
+(`_writer.to_schedule`).
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ bool allocations_are_counted() noexcept {
 }
 
 c10::DeleterFnPtr allocators_own() noexcept {
-    static const c10::DeleterFnPtr found = the_counting() ? the_counting()->counted_deleter()
-                                                          : c10::GetCPUAllocator()->raw_deleter();
+    static const c10::DeleterFnPtr found =
+        the_counting() ? the_counting()->counted_deleter() : c10::GetCPUAllocator()->raw_deleter();
     return found;
 }
 

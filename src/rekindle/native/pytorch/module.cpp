@@ -35,7 +35,9 @@ using rekindle::tensor_of;
 // start(answers, tensor, parameter, traits, effects, products, roomy) -> why it cannot, or ""
 PyObject* start(PyObject* arguments) {
     PyObject *answers, *tensor, *parameter, *traits, *effects, *products, *roomy;
-    parse(arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy);
+    parse(
+        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy
+    );
     const Object each_trait(PySequence_Fast(traits, "traits: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each_trait.get()); ++i) {
         const char* name = nullptr;

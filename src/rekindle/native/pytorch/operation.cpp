@@ -468,12 +468,9 @@ bool Operation::written_over(bool recording) {
 // What a recipe reads must stay what it is. `statistics`: what was written is left out (R6).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = invocation_.signature;
-    call.has_workspace = invocation_.signature->workspace != 0;
     call.grad_mode = c10::GradMode::is_enabled();
-    if (!random_.empty() || !invocation_.extras.empty() || !invocation_.written.empty() ||
-        call.has_workspace) {
+    if (!random_.empty() || !invocation_.extras.empty() || !invocation_.written.empty()) {
         call.aside = std::make_unique<Recipe::Aside>();
-        call.aside->workspace = invocation_.signature->workspace;
         call.aside->random = std::move(random_);
         call.aside->extras.assign(invocation_.extras.begin(), invocation_.extras.end());
         call.aside->statistics = statistics;

@@ -77,6 +77,13 @@ Record& Driver::new_storage(Call& call, Bytes nbytes) {
 
 void Driver::admit(Recipe& call, Bytes workspace) {
     const Ref<Call> kept(&call);
+    if (workspace != 0) {
+        if (call.aside == nullptr) {
+            call.aside = std::make_unique<Recipe::Aside>();
+        }
+        call.aside->workspace = workspace;
+        call.has_workspace = true;
+    }
     if (transcriber.writes()) {
         transcriber.called(call.name(), workspace);
     }

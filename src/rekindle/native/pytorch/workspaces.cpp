@@ -9,8 +9,8 @@ namespace rekindle {
 
 namespace {
 
-constexpr int ENOUGH = 4;           // so many signatures of a kind tell what to expect
-constexpr Bytes NOTICED = 1'024;    // less is a number made a tensor, or what is rounded
+constexpr int ENOUGH = 4;         // so many signatures of a kind tell what to expect
+constexpr Bytes NOTICED = 1'024;  // less is a number made a tensor, or what is rounded
 
 // All products have a workspace like each other's.
 std::string_view kind_of(const Facts& facts) {

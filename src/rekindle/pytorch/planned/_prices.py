@@ -64,8 +64,8 @@ class Result:
 @final
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one signature: ns, the tensors returned, in order, and what it takes inside itself while it
-    runs, in bytes."""
+    """Of one signature: ns, the tensors returned, in order, and the bytes that it takes inside
+    itself while it runs."""
 
     cost: Nanoseconds
     results: tuple[Result, ...]
