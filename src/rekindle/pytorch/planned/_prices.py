@@ -254,7 +254,8 @@ def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
         before = accelerator.allocator_figures(device)["allocated_bytes.all.allocated"]
         call()
         return accelerator.allocator_figures(device)["allocated_bytes.all.allocated"] - before
-    if torch._C._autograd._profiler_enabled():  # there can be one at a time, and this is somebody's
+    profiled = torch._C._autograd._profiler_enabled()  # type: ignore[attr-defined]
+    if profiled:  # there can be one at a time, and this is somebody's
         call()
         return 0
     # The profiler's memory events are those of the allocator itself: compiled code shows no others.
