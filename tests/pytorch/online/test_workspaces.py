@@ -212,3 +212,15 @@ def test_what_of_a_model_is_elsewhere_does_not_count() -> None:
     with rekindle.budget(None) as run:
         model(torch.rand(1, 50))
         assert model.here.weight.nbytes <= run.memory < 2 * model.here.weight.nbytes
+
+
+def test_what_nobody_could_know_is_told() -> None:
+    """The first run takes more than what is like it ever did, and is above the budget."""
+    weight = torch.rand(SIZE, requires_grad=True)
+    with rekindle.budget(4 * VECTOR) as run:
+        _curve(weight)
+    assert run.peak > run.budget
+    assert "above the budget: an operator took more inside" in str(run.report())
+    with rekindle.budget(7 * VECTOR) as run:
+        _curve(weight)
+    assert "above the budget" not in str(run.report())

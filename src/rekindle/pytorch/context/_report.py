@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from rekindle._types import Bytes
-from rekindle.pytorch.context._advice import advice_on
+from rekindle.pytorch.context._advice import advice_on, on_excess
 from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
@@ -43,7 +43,10 @@ def report_of(
         at_peak=_holders(driver.peak.now, places),
         timeline=_sampled(driver.steps),
         swapped=swapped_by(driver),
-        advice=advice_on(driver.peak.now.memory, driver.peak.now.categories, driver.device),
+        advice=(
+            *on_excess(driver.steps.peak, budget),
+            *advice_on(driver.peak.now.memory, driver.peak.now.categories, driver.device),
+        ),
     )
     if trace is None or record is None or places is None:
         return report
