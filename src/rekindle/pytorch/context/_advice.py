@@ -30,10 +30,11 @@ def on_excess(peak: Bytes, budget: Bytes | None) -> tuple[str, ...]:
     """A sentence, if the peak was above the budget."""
     if budget is None or peak <= budget:
         return ()
-    return (
-        f"The peak was {format_bytes(peak - budget)} above the budget: an operator took more inside "
-        "itself on its first run than anybody could know. There is room for it ever after.",
+    sentence = (
+        f"The peak was {format_bytes(peak - budget)} above the budget: an operator took more "
+        "inside itself on its first run than anybody could know. There is room for it ever after."
     )
+    return (sentence,)
 
 
 def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Bytes, str]]:
