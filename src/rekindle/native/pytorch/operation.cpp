@@ -414,9 +414,8 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
 }
 
 // The values that were written are other values now (R3). A source that nothing was made from just
-// stays a source. Handles of
-// what was there mean what is there now: their own version counters tell whether they may (R7).
-// Returns whether the engine was told of a call.
+// stays a source. Handles of what was there mean what is there now: their own version counters tell
+// whether they may (R7). Returns whether the engine was told of a call.
 bool Operation::written_over(bool recording) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<Record*, 2> changed;
