@@ -3,46 +3,48 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "../base/slab.h"
-
-#if defined(__APPLE__)
-#include <malloc/malloc.h>
-#elif defined(__GLIBC__)
-#include <malloc.h>
-#endif
 
 namespace rekindle {
 
 namespace {
 
-// What a piece takes. 0: nobody can tell.
-std::size_t size_of(void* piece) noexcept {
-#if defined(__APPLE__)
-    return malloc_size(piece);
-#elif defined(__GLIBC__)
-    return malloc_usable_size(piece);
-#else
-    static_cast<void>(piece);
-    return 0;
-#endif
-}
+// What was asked for since somebody watches, piece by piece: sizes as the allocator rounds them
+// differ from call to call.
+struct Watch final {
+    std::atomic<bool> on{false};
+    std::mutex mutex;
+    std::unordered_map<const void*, Bytes> pieces;
+    GivenOutInside given;
 
-std::atomic<Bytes> given_out{0};
-std::atomic<Bytes> most{0};
+    void takes(const void* piece, Bytes bytes) {
+        const std::lock_guard<std::mutex> guard(mutex);
+        pieces[piece] = bytes;
+        given.now += bytes;
+        given.most = std::max(given.most, given.now);
+    }
 
-void change(Bytes bytes) noexcept {
-    const Bytes now = given_out.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-    if (bytes <= 0) {
-        return;
+    void gives_back(const void* piece) {
+        const std::lock_guard<std::mutex> guard(mutex);
+        const auto found = pieces.find(piece);
+        if (found != pieces.end()) {  // what is older counts for nobody
+            given.now -= found->second;
+            pieces.erase(found);
+        }
     }
-    Bytes before = most.load(std::memory_order_relaxed);
-    while (now > before && !most.compare_exchange_weak(before, now, std::memory_order_relaxed)) {
-    }
+};
+
+// Never destroyed: memory may be freed while the process ends.
+Watch& the_watch() noexcept {
+    static Watch& made = immortal<Watch>();
+    return made;
 }
 
 class Counting final : public c10::Allocator {
@@ -51,13 +53,15 @@ public:
 
     c10::DataPtr allocate(std::size_t bytes) override {
         c10::DataPtr piece = counted_.allocate(bytes);
-        if (piece.compare_exchange_deleter(counted_.raw_deleter(), &give_back)) {
-            change(static_cast<Bytes>(size_of(piece.get_context())));
+        if (the_watch().on.load(std::memory_order_relaxed) &&
+            piece.compare_exchange_deleter(counted_.raw_deleter(), &give_back)) {
+            the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
         }
         return piece;
     }
 
-    c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+    // Of all that is allocated while nobody watches.
+    c10::DeleterFnPtr raw_deleter() const override { return counted_.raw_deleter(); }
 
     bool is_simple_data_ptr(const c10::DataPtr& piece) const override {
         return piece.get() == piece.get_context();
@@ -66,8 +70,6 @@ public:
     void copy_data(void* to, const void* from, std::size_t bytes) const override {
         counted_.copy_data(to, from, bytes);
     }
-
-    c10::DeleterFnPtr counted_deleter() const { return counted_.raw_deleter(); }
 
     static void give_back(void* piece);
 
@@ -82,32 +84,17 @@ std::optional<Counting>& the_counting() {
 }
 
 void Counting::give_back(void* piece) {
-    change(-static_cast<Bytes>(size_of(piece)));
-    the_counting()->counted_deleter()(piece);
-}
-
-// Whether pieces of `allocator` come from where their size can be asked for.
-bool sizes_are_told(c10::Allocator& allocator) {
-    if (allocator.raw_deleter() == nullptr) {
-        return false;
+    if (the_watch().on.load(std::memory_order_relaxed)) {
+        the_watch().gives_back(piece);
     }
-    constexpr std::array<std::size_t, 3> SIZES{24, 5'000, 3'000'000};
-    constexpr std::size_t MOST_ROUNDED = 8'192;
-    for (const std::size_t bytes : SIZES) {
-        const c10::DataPtr piece = allocator.allocate(bytes);
-        const std::size_t told = size_of(piece.get_context());
-        if (told < bytes || told > bytes + MOST_ROUNDED) {
-            return false;
-        }
-    }
-    return true;
+    the_counting()->raw_deleter()(piece);
 }
 
 }  // namespace
 
 void count_allocations() {
     c10::Allocator* there = c10::GetCPUAllocator();
-    if (the_counting() || there == nullptr || !sizes_are_told(*there)) {
+    if (the_counting() || there == nullptr || there->raw_deleter() == nullptr) {
         return;
     }
     the_counting().emplace(*there);
@@ -119,8 +106,7 @@ bool allocations_are_counted() noexcept {
 }
 
 c10::DeleterFnPtr allocators_own() noexcept {
-    static const c10::DeleterFnPtr found =
-        the_counting() ? the_counting()->counted_deleter() : c10::GetCPUAllocator()->raw_deleter();
+    static const c10::DeleterFnPtr found = c10::GetCPUAllocator()->raw_deleter();
     return found;
 }
 
@@ -128,16 +114,19 @@ c10::DeleterFnPtr counting_ones_own() noexcept {
     return &Counting::give_back;
 }
 
-Bytes allocated_now() noexcept {
-    return given_out.load(std::memory_order_relaxed);
+void watch_allocations() {
+    Watch& watch = the_watch();
+    const std::lock_guard<std::mutex> guard(watch.mutex);
+    watch.pieces.clear();
+    watch.given = {};
+    watch.on.store(true, std::memory_order_relaxed);
 }
 
-Bytes allocated_at_most() noexcept {
-    return most.load(std::memory_order_relaxed);
-}
-
-void watch_allocations() noexcept {
-    most.store(allocated_now(), std::memory_order_relaxed);
+GivenOutInside watched_allocations() noexcept {
+    Watch& watch = the_watch();
+    const std::lock_guard<std::mutex> guard(watch.mutex);
+    watch.on.store(false, std::memory_order_relaxed);
+    return watch.given;
 }
 
 }  // namespace rekindle

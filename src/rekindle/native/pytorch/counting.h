@@ -1,5 +1,6 @@
-// Counts what PyTorch's allocator gives out on the CPU, to whomever: a wrapper around the one that
-// was there, for all threads and for good. Some nanoseconds an allocation.
+// Counts what PyTorch's allocator gives out on the CPU while an operator runs, to whomever: a
+// wrapper around the one that was there, for all threads and for good. Costs nothing while nobody
+// watches.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -8,20 +9,23 @@
 
 namespace rekindle {
 
-// From now on it counts. Not where somebody else's allocator insists on being the one, or where
-// nobody can tell the size of a piece: then it does nothing.
+// Of what was given out since somebody watches, in bytes as they were asked for.
+struct GivenOutInside final {
+    Bytes now = 0;   // not returned yet
+    Bytes most = 0;  // at once
+};
+
+// From now on somebody may watch. Not where somebody else's allocator insists on being the one.
 void count_allocations();
-// Whether it counts now.
+// Whether that is so.
 bool allocations_are_counted() noexcept;
-// How memory goes that came from the allocator for the CPU which was there, and from the one that
-// counts.
+// How memory goes that came from the allocator for the CPU which was there, and what was given out
+// while somebody watched.
 c10::DeleterFnPtr allocators_own() noexcept;
 c10::DeleterFnPtr counting_ones_own() noexcept;
-// Bytes given out and not returned since it counts; less than none if older ones came back.
-Bytes allocated_now() noexcept;
-// The most of that since `watch_allocations`.
-Bytes allocated_at_most() noexcept;
-// Looks for the most from now on.
-void watch_allocations() noexcept;
+// An operator begins to run; one at a time.
+void watch_allocations();
+// It ended. What it was given.
+GivenOutInside watched_allocations() noexcept;
 
 }  // namespace rekindle

@@ -284,28 +284,25 @@ PyObject* forked(PyObject* /*arguments*/) {
     return nothing();
 }
 
-// count_allocations(): of the CPU's allocator, for what operators take inside themselves
+// count_allocations() -> whether one may `watch` the CPU's allocator from now on
 PyObject* count_allocations(PyObject* /*arguments*/) {
     rekindle::count_allocations();
-    return nothing();
+    return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
 }
 
-// watch() -> bytes that the CPU's allocator has given out, or None where nobody counts them; the
-// most is looked for from now on
+// watch() -> whether what the CPU's allocator gives out from now on is counted
 PyObject* watch(PyObject* /*arguments*/) {
-    if (!rekindle::allocations_are_counted()) {
-        return nothing();
+    if (rekindle::allocations_are_counted()) {
+        rekindle::watch_allocations();
     }
-    rekindle::watch_allocations();
-    return PyLong_FromLongLong(rekindle::allocated_now());
+    return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
 }
 
-// watched() -> bytes that it has given out, and the most since `watch`
+// watched() -> of that what was not returned, and the most at once; it is over
 PyObject* watched(PyObject* /*arguments*/) {
+    const rekindle::GivenOutInside given = rekindle::watched_allocations();
     return Py_BuildValue(
-        "LL",
-        static_cast<long long>(rekindle::allocated_now()),
-        static_cast<long long>(rekindle::allocated_at_most())
+        "LL", static_cast<long long>(given.now), static_cast<long long>(given.most)
     );
 }
 

@@ -43,7 +43,12 @@ Watched::Watched(const Device& device) : device_(device), counts_(possible(devic
         returned_ = now.returned;
     } else if (counts_) {
         watch_allocations();
-        before_ = allocated_now();
+    }
+}
+
+Watched::~Watched() {
+    if (counts_ && !device_.queues()) {
+        watched_allocations();  // whatever became of it, nobody watches any more
     }
 }
 
@@ -56,8 +61,8 @@ std::optional<Used> Watched::end() const {
         const Bytes inside = std::min(now.returned - returned_, now.peak - now.current);
         return Used{std::max<Bytes>(0, inside), now.current - before_};
     }
-    const Bytes now = allocated_now();
-    return Used{std::max<Bytes>(0, allocated_at_most() - now), now - before_};
+    const GivenOutInside given = watched_allocations();
+    return Used{given.most - given.now, given.now};
 }
 
 void Workspaces::learn(Signature& signature, const Used& used) {

@@ -22,6 +22,11 @@ struct Used final {
 class Watched final {
 public:
     explicit Watched(const Device& device);
+    Watched(const Watched&) = delete;
+    Watched& operator=(const Watched&) = delete;
+    Watched(Watched&&) = delete;
+    Watched& operator=(Watched&&) = delete;
+    ~Watched();
 
     // Whether there is an allocator that tells.
     static bool possible(const Device& device) noexcept;

@@ -18,11 +18,11 @@ class OnHost:
         self._core = core
 
     def begin(self) -> Any:
-        return self._core.watch()
+        return self._core.watch() or None
 
     def end(self, begun: Any) -> Used:
-        now, most = self._core.watched()
-        return Used(max(0, most - now), now - begun)
+        kept, most = self._core.watched()
+        return Used(most - kept, kept)
 
     def suspects(self, operator: Operator) -> bool:
         return is_roomy_on_host(operator.name)
@@ -33,5 +33,4 @@ def workspaces_on_host() -> Workspaces | None:
     module = core(build=False)
     if module is None:
         return None
-    module.count_allocations()
-    return None if module.watch() is None else Workspaces(OnHost(module))
+    return Workspaces(OnHost(module)) if module.count_allocations() else None

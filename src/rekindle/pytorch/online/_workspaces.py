@@ -94,10 +94,12 @@ class Workspaces:
     def watch(self, signature: Signature, run: Callable[[], Any]) -> Any:
         """What `run`, a call of `signature`, returns; what it had in use is learned."""
         begun = self.meter.begin()
-        result = run()
-        if begun is None:
+        try:
+            result = run()
+        finally:
+            used = None if begun is None else self.meter.end(begun)
+        if used is None:
             return result
-        used = self.meter.end(begun)
         made = max(0, signature.needed)
         # What a library took for all its calls to come another of its operators may take anew, in
         # autograd's thread. That counts from now on as given out to no operator.
