@@ -34,8 +34,9 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
 )
 @some_cases
 def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
-    with rekindle.budget.unlimited(core="python"):  # what is guessed before the first call of an
-        train(case.build())  # operator is in no trace
+    for core in ("auto", "python"):
+        with rekindle.budget.unlimited(core=core):  # what is guessed before the first call of an
+            train(case.build())  # operator is in no trace
     budget, run = _feasible(case, plainly(case).measured.budget(0.5), policy)
     trace, record = run.trace, run.record
     cost = verify(trace, record.schedule, budget)
