@@ -175,6 +175,13 @@ def test_a_model_counts_whole_from_the_first_weight_on() -> None:
     assert seen[0] >= 2 * weights + x.nbytes
 
 
+def test_a_deep_model_counts_whole() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(600)))
+    with rekindle.budget(None) as run, torch.no_grad():
+        model(torch.rand(1, 2))
+        assert run.memory >= sum(each.nbytes for each in model.parameters())
+
+
 def test_a_model_that_does_not_fit_says_so_at_once() -> None:
     model, x = _layers(50), torch.rand(3, 50)
     weights = sum(each.nbytes for each in model.parameters())

@@ -37,7 +37,6 @@ from rekindle.pytorch.online import (
     leaves,
     memory_of,
     running_model,
-    state_of,
     told_by,
     users_line,
     warm_optimizers,
@@ -267,12 +266,8 @@ class NativeDriver:
             for tensor in memory_of(model, self.device):
                 self.meet(tensor)
             met += self.core.met(self.handle)
-        for address in met:
-            optimizer = self._warm.pop(address, None)
-            if optimizer is not None and optimizer not in self.owners.optimizers:
-                self.owners.optimizers.add(optimizer)
-                for state in state_of(optimizer):
-                    self.meet(state)
+        for state in self.owners.states_of(met, self._warm):
+            self.meet(state)
 
     @property
     def stepping(self) -> bool:

@@ -61,7 +61,6 @@ from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._trade import trading as trading
 from rekindle.pytorch.online._undo import Undo as Undo
 from rekindle.pytorch.online._users_line import users_line as users_line
-from rekindle.pytorch.online._warm import state_of as state_of
 from rekindle.pytorch.online._warm import warm_optimizers as warm_optimizers
 from rekindle.pytorch.online._workspaces import Used as Used
 from rekindle.pytorch.online._workspaces import Workspaces as Workspaces

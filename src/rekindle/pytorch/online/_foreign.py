@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from rekindle._types import Bytes
 from rekindle.engine import Storage
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._owners import is_weight
 from rekindle.pytorch.online._recording import move
 from rekindle.pytorch.operators import Invocation, checksum
 from rekindle.pytorch.tensors import COUNTERS, FOREIGN, Memory, privately, whole
@@ -32,7 +32,7 @@ def with_private_inputs(driver: Driver, invocation: Invocation, needed: Bytes) -
             if position in invocation.written or driver.device.type != "cpu":
                 return False  # on a device a copy into the buffer may still be under way
             foreign.setdefault(storage, invocation.tensors[position])
-    weights = {storage for storage, tensor in foreign.items() if _is_weight(tensor)}
+    weights = {storage for storage, tensor in foreign.items() if is_weight(tensor)}
     copies = {each: _copy_of(each) for each in foreign if each not in weights}
     kept = needed + sum(invocation.inputs[p].nbytes for p in invocation.written)
     if sum(each.nbytes for each, copy in copies.items() if copy is None) > kept:
@@ -77,11 +77,6 @@ def given_away(driver: Driver, home: torch.UntypedStorage) -> None:
         move(driver, storage, new, None)
         call.overwrites = [(new.values[0], storage.values[0])]
         driver.admit(call)
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    base = tensor if tensor._base is None else tensor._base
-    return isinstance(base, Parameter) or (base.is_leaf and base.requires_grad)
 
 
 def _copy_of(storage: Storage) -> Storage | None:

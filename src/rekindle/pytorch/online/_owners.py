@@ -9,7 +9,7 @@ is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any, Final, final
@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from rekindle.pytorch.online._warm import state_of
 from rekindle.pytorch.operators import STRIDED, is_plain
 
 #: What runs for every call of a module.
@@ -29,8 +30,9 @@ _CALL: Final = nn.Module._call_impl.__code__
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether it is one of those that a program trains, or may."""
-    return isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
+    """Whether it is one of those that a program trains, or may, or a view of one."""
+    base = tensor if tensor._base is None else tensor._base
+    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
 
 
 def running_model() -> nn.Module | None:
@@ -78,6 +80,15 @@ class Owners:
     @property
     def buffers(self) -> list[Tensor]:
         return list(self._buffers.values())
+
+    def states_of(self, weights: Iterable[int], warm: Mapping[int, Any]) -> Iterator[Tensor]:
+        """What optimizers that are new here have of `weights` from before: addresses of storages,
+        by which `warm` has them."""
+        for address in weights:
+            optimizer = warm.get(address)
+            if optimizer is not None and optimizer not in self.optimizers:
+                self.optimizers.add(optimizer)
+                yield from state_of(optimizer)
 
     def watch(self, stack: ExitStack) -> None:
         """From now on, until `stack` is closed."""

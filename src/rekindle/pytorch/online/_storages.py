@@ -22,7 +22,7 @@ from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
-from rekindle.pytorch.online._warm import state_of, warm_optimizers
+from rekindle.pytorch.online._warm import warm_optimizers
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.online._workspaces import OnDevice, Workspaces
 from rekindle.pytorch.operators import STRIDED, Place, Signature, is_plain, tensors_in
@@ -220,6 +220,12 @@ class Storages(ABC):
         return storage
 
     def _adopt(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
+        storage = self._take_in(tensor, home)
+        if is_weight(tensor):
+            self._meet_owners(home)
+        return storage
+
+    def _take_in(self, tensor: Tensor, home: torch.UntypedStorage) -> Storage:
         counted = self.counted(home)
         if self._outside is not None:  # it was part of that until now
             self.engine.resize(self._outside, max(0, self._outside.nbytes - counted))
@@ -232,21 +238,20 @@ class Storages(ABC):
             storage.payload.flags |= FOREIGN
         self.table.settle(storage, home, home._cdata)
         self.admit(call)
-        if is_weight(tensor):
-            self._meet_owners(home)
         return storage
 
     def _meet_owners(self, home: torch.UntypedStorage) -> None:
         """A weight was met: the rest of its model counts as well, and its optimizer's state."""
-        optimizer = self.warm.get(home._cdata)
-        if optimizer is not None and optimizer not in self.owners.optimizers:
-            self.owners.optimizers.add(optimizer)
-            for state in state_of(optimizer):
-                self.meet(state)
+        met = [home._cdata]
         model = running_model()
         if model is not None:
             for tensor in memory_of(model, self.device):
-                self.meet(tensor)
+                home = tensor.untyped_storage()
+                if self.table.watch_at(home._cdata) is None:
+                    self._take_in(tensor, home)
+                    met.append(home._cdata)
+        for state in self.owners.states_of(met, self.warm):
+            self.meet(state)
 
     def counted(self, home: torch.UntypedStorage) -> Bytes:
         """Bytes of `home`, as its allocator gives them, if it is on the device of the budget."""
