@@ -47,7 +47,7 @@ at::Tensor detached(const at::Tensor& tensor);
 void tell_peak(Driver& driver);
 // How much there was, now and then: Python takes it.
 void tell_samples(Driver& driver);
-// Parameters were met whose optimizer has a state from before, which counts as well.
+// Weights were met: the rest of their model counts as well, and the state of their optimizer.
 void tell_owners(Driver& driver);
 // Operators ran within the budget since this was told last: where the program is now.
 void tell_places(Driver& driver);

@@ -23,6 +23,16 @@ void catch_up(Driver& driver) {
     });
 }
 
+// Whose transcript Python wants, and which; all that happened until now is in it.
+std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
+    PyObject* capsule;
+    long long number = 0;
+    parse(arguments, "OL", &capsule, &number);
+    Driver& driver = driver_of(capsule);
+    catch_up(driver);
+    return {driver, number};
+}
+
 void check_written(bool complete) {
     TORCH_CHECK(complete, "there was no memory to write down what the program did");
 }
@@ -72,11 +82,7 @@ PyObject* write_down(PyObject* arguments) {
 // then: entries, places of a step's operators, what calls took beside what they made, whether in a
 // backward pass, their names
 PyObject* written_down(PyObject* arguments) {
-    PyObject* capsule;
-    long long number = 0;
-    parse(arguments, "OL", &capsule, &number);
-    Driver& driver = driver_of(capsule);
-    catch_up(driver);
+    const auto [driver, number] = asked_for(arguments);
     const Locked lock;
     Transcript& transcript = driver.transcripts.at(number);
     check_written(driver.transcriber.tell(transcript));
@@ -87,11 +93,7 @@ PyObject* written_down(PyObject* arguments) {
 
 // write_no_more(driver, number) -> likewise; it is over
 PyObject* write_no_more(PyObject* arguments) {
-    PyObject* capsule;
-    long long number = 0;
-    parse(arguments, "OL", &capsule, &number);
-    Driver& driver = driver_of(capsule);
-    catch_up(driver);
+    const auto [driver, number] = asked_for(arguments);
     const Locked lock;
     Transcript transcript = std::move(driver.transcripts.at(number));
     driver.transcripts.erase(number);
