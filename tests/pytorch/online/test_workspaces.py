@@ -219,6 +219,24 @@ def test_what_of_a_model_is_elsewhere_does_not_count() -> None:
         assert model.here.weight.nbytes <= run.memory < 2 * model.here.weight.nbytes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_is_within_its_budget_from_the_first_call_on(dtype: torch.dtype) -> None:
+    """In half precision it sums up a copy in single precision."""
+    weight = torch.rand(SIZE, dtype=dtype, requires_grad=True)
+    budget = 12 * weight.nbytes
+
+    def step() -> None:
+        x = weight
+        for _ in range(10):
+            x = torch.sin(x)
+        x.mean().backward()
+
+    peak, run = _within(budget, step)
+    assert run.recomputations > 0
+    assert run.peak <= budget
+    assert weight.nbytes + peak < budget + 1024
+
+
 def test_what_nobody_could_know_is_told() -> None:
     """The first run takes more than what is like it ever did, and is above the budget."""
     weight = torch.rand(SIZE, requires_grad=True)

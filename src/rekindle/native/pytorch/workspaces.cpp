@@ -30,6 +30,17 @@ Bytes touched_by(const Signature& signature) {
     return touched;
 }
 
+// A copy of that: CPUs compute in single precision, so one of numbers in half precision is larger.
+Bytes copy_of(const Signature& signature, const Device& device) {
+    const bool wider =
+        !device.queues() &&
+        std::any_of(signature.geometries.begin(), signature.geometries.end(), [](const auto& each) {
+            return each.dtype.toScalarType() == at::kHalf ||
+                   each.dtype.toScalarType() == at::kBFloat16;
+        });
+    return touched_by(signature) * (wider ? 2 : 1);
+}
+
 }  // namespace
 
 bool Watched::possible(const Device& device) noexcept {
@@ -84,10 +95,10 @@ Bytes Workspaces::guess(const Signature& signature, const Device& device) const 
     }
     const auto found = kinds_.find(kind_of(signature.facts));
     if (found == kinds_.end()) {
-        return touched_by(signature);
+        return copy_of(signature, device);
     }
     const Kind& kind = found->second;
-    return kind.copies || kind.seen < ENOUGH ? std::max(kind.most, touched_by(signature))
+    return kind.copies || kind.seen < ENOUGH ? std::max(kind.most, copy_of(signature, device))
                                              : kind.most;
 }
 

@@ -14,6 +14,8 @@ from rekindle.pytorch.operators import Operator, is_roomy_on_host
 class OnHost:
     """Asks the wrapper around PyTorch's allocator for the CPU, which counts for all threads."""
 
+    in_single = True
+
     def __init__(self, core: ModuleType) -> None:
         self._core = core
 

@@ -28,7 +28,13 @@ class Used(NamedTuple):
 
 
 class Meter(Protocol):
-    """Asks an allocator what was in use while an operator ran."""
+    """Asks an allocator what was in use while an operator ran.
+
+    in_single: numbers in half precision are computed with in single, as CPUs do, so that a copy of
+        them may be larger.
+    """
+
+    in_single: bool
 
     def begin(self) -> Any:
         """It runs now. Returns what `end` is to be given; None: nobody can tell just now."""
@@ -51,6 +57,8 @@ class OnDevice:
     exact if it used nothing twice; and no more than the peak of all times less what is there now.
     """
 
+    in_single = False
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -71,6 +79,7 @@ _ENOUGH: Final = 4
 #: Bytes. Less than that is a number that was made a tensor, or what the allocator rounds.
 _NOTICED: Final = 1024
 _PRODUCTS: Final = ("mm", "matmul")
+_HALF: Final = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -121,8 +130,12 @@ class Workspaces:
             return 0
         kind = self._kinds[_kind_of(signature.operator)]
         if kind.copies or kind.seen < _ENOUGH:
-            return max(kind.most, _touched(signature))
+            return max(kind.most, self._copy_of(signature))
         return kind.most
+
+    def _copy_of(self, signature: Signature) -> Bytes:
+        wider = self.meter.in_single and any(each.dtype in _HALF for each in signature.geometries())
+        return _touched(signature) * (2 if wider else 1)
 
 
 def _kind_of(operator: Operator) -> str:

@@ -144,7 +144,8 @@ SUMS_OF_PRODUCTS = (
 
 #: In the names of operators that on a CPU take more inside themselves than they make.
 ROOMY_ON_HOST = (
-    "attention", "bernoulli", "conv", "dropout", "gru", "linalg", "lstm", "norm_backward", "rnn",
+    "attention", "bernoulli", "conv", "dropout", "gru", "linalg", "lstm", "mean", "norm_backward",
+    "rms_norm", "rnn",
 )  # fmt: skip
 
 #: Never run again: they talk to other processes or to the outside.
