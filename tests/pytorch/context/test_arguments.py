@@ -288,6 +288,19 @@ def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyP
     assert TooSmall()._at_the_end(100, 200) == 0
 
 
+def test_a_script_that_is_started_again_each_time_climbs_in_larger_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It needs a little more than each budget that gets past an operator: 50 of them."""
+    monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
+    budget, starts = 1000, 1
+    while budget < 1500:
+        budget = TooSmall().beyond(budget, budget + 10)  # as in a process of its own
+        starts += 1
+    assert starts <= 8
+    assert budget <= 1.25 * 1500
+
+
 def test_switched_off_nothing_is_known_of_earlier_budgets(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

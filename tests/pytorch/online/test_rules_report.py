@@ -78,7 +78,8 @@ def test_smaller_than_the_optimizer_s_state() -> None:
 
 
 def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet
+    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet,
+    monkeypatch.setenv("REKINDLE_CACHE", "off")  # nor in another process
     weight, batch = vector(True), vector()
 
     def forward() -> None:
@@ -165,7 +166,8 @@ def test_a_loop_is_past_after_a_few_budgets() -> None:
 
 def test_who_does_not_do_as_told_is_told_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those who try the smallest budgets only: they want to know them."""
-    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet
+    monkeypatch.setattr(_explain, "too_small", TooSmall())  # no budget came too short yet,
+    monkeypatch.setenv("REKINDLE_CACHE", "off")  # nor in another process
     weight = vector(True)
 
     def hoarded() -> None:

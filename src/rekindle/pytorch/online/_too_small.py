@@ -41,7 +41,7 @@ class TooSmall:
 
     def beyond(self, budget: Bytes, smallest: Bytes) -> Bytes:
         """The budget to name when `budget` did not do and `smallest` gets past this operator."""
-        before = self._named.get(budget)
+        before = self._named.get(budget, self._stride_before(budget))
         stride = 0 if before is None else max(2 * before, smallest - budget)
         worth_trying = smallest + min(stride, smallest // self.CAP)
         self._met[budget] = Shortage(budget, smallest, worth_trying)
@@ -57,15 +57,24 @@ class TooSmall:
 
     def _at_the_end(self, budget: Bytes, smallest: Bytes) -> Bytes:
         """What an earlier process came to that began with the very same failure; 0: none did."""
-        if self._before is None:
-            self._before = {each.budget: each for each in _read().get(_program(), [])}
-        found, best = self._before.get(budget), 0
+        before = self._earlier()
+        found, best = before.get(budget), 0
         if found is None or found.smallest != smallest:
             return 0
         while found is not None and found.next > best:
             best = found.next
-            found = self._before.get(best)
+            found = before.get(best)
         return best
+
+    def _stride_before(self, budget: Bytes) -> Bytes | None:
+        """The stride by which an earlier process came to name `budget`; None: none did."""
+        named = (each for each in self._earlier().values() if budget in (each.smallest, each.next))
+        return next((each.next - each.smallest for each in named), None)
+
+    def _earlier(self) -> dict[Bytes, Shortage]:
+        if self._before is None:
+            self._before = {each.budget: each for each in _read().get(_program(), [])}
+        return self._before
 
     def _keep(self) -> None:
         """For the next process. A file that cannot be written is no reason to fail."""

@@ -1,0 +1,153 @@
+"""How often a script is started again that follows what `OutOfBudget` names, until it gets through.
+
+    scripts/bench restarts [--models gpt bert ...] [--zoo] [--fractions 0.1 0.3]
+
+The first budget is what the model has in constants (weights, gradients, the optimizer's state) and
+too small a fraction of what a step of it takes beyond them. Each start is a process of its own,
+which knows nothing but what processes before it kept in the cache, and takes two training steps: in
+the second the optimizer's state is there. `last` is the budget that did; `floor`, over the same
+fraction's base, the smallest one that a bisection finds. Time is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import ROOT, conditions, earlier_by, write
+from _trainer import Trainer, activations
+from _workloads import WORKLOADS
+from tests.zoo.architectures import ALL_ARCHITECTURES
+from tests.zoo.runs import step_of
+from tests.zoo.architectures import loss_of
+
+import rekindle
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("model", "fraction")
+FRACTIONS = (0.1, 0.3)  #: of the activation memory of the plain run
+MODELS = ("gpt", "bert", "resnet50", "unet", "densenet", "lstm", "tree_lstm", "moe")
+MOST = 30  #: starts
+CLOSE = 0.02  #: the floor is known to this part of the activation memory
+
+
+def in_a_process(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `ask` answers in a copy of this process, which met no operator yet."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reads)
+        try:
+            answer = ask()
+        except Exception as error:
+            answer = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+        with os.fdopen(writes, "w") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(said) if said else {"failed": "died"}
+
+
+def program(name: str) -> Callable[[], object]:
+    """A training step, built anew."""
+    if name in WORKLOADS:
+        return Trainer(WORKLOADS[name], "cpu").step
+    model, batch = next(each for each in ALL_ARCHITECTURES if each.name == name).build()
+    return step_of(model, lambda: loss_of(model(**batch)))
+
+
+def sizes(name: str) -> dict[str, Any]:
+    """Constants and activations of the plain step, in bytes, by the allocator's events."""
+    if name in WORKLOADS:
+        trainer = Trainer(WORKLOADS[name], "cpu")
+        trainer.step()
+        return {"constants": trainer.constants(), "activations": activations(trainer, "cpu")}
+    step = program(name)
+    with rekindle.budget.unlimited() as run:
+        for _ in range(2):
+            step()
+    return {"constants": run.memory, "activations": run.peak - run.memory}
+
+
+def start(name: str, budget: int) -> dict[str, Any]:
+    """Two steps within `budget`: whether they got through, or what to try next."""
+    step = program(name)
+    try:
+        with rekindle.budget(budget):
+            for _ in range(2):
+                step()
+    except rekindle.OutOfBudget as error:
+        return {"next": error.worth_trying, "where": error.operator}
+    return {}
+
+
+def follow(name: str, budget: int) -> dict[str, Any]:
+    """The budgets that were tried; the last one did."""
+    tried = [budget]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["REKINDLE_CACHE"] = folder
+        while len(tried) <= MOST:
+            answer = in_a_process(lambda: start(name, tried[-1]))
+            if "failed" in answer:
+                return answer
+            if not answer:
+                return {"restarts": len(tried) - 1, "last": tried[-1], "tried": tried}
+            tried.append(max(answer["next"], tried[-1] + 1))
+    return {"failed": f"{MOST} starts were not enough", "tried": tried}
+
+
+def floor(name: str, low: int, high: int, close: int) -> int:
+    """A budget that does and is at most `close` above one that does not."""
+    os.environ["REKINDLE_CACHE"] = "off"
+    while high - low > close:
+        middle = (low + high) // 2
+        if in_a_process(lambda: start(name, middle)):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def measure(name: str, fraction: float) -> dict[str, Any]:
+    about = in_a_process(lambda: sizes(name))
+    if "failed" in about:
+        return about
+    constants, base = about["constants"], about["activations"]
+    found = follow(name, constants + int(fraction * base))
+    if "failed" in found:
+        return found
+    if found["restarts"]:
+        least = floor(name, found["tried"][0], found["last"], int(CLOSE * base))
+        found["floor"] = round((least - constants) / base, 3)
+    found["tried"] = [round((budget - constants) / base, 3) for budget in found["tried"]]
+    return found | {"last": found["tried"][-1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=[*MODELS])
+    parser.add_argument("--zoo", action="store_true", help="the zoo's architectures instead")
+    parser.add_argument("--fractions", nargs="+", type=float, default=[*FRACTIONS])
+    parser.add_argument("--out", type=Path, default=RESULTS / "restarts.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    now = conditions()
+    rows = earlier_by(options.out, KEY)
+    names = [each.name for each in ALL_ARCHITECTURES] if options.zoo else options.models
+    for key in [(name, fraction) for name in names for fraction in options.fractions]:
+        rows[key] = dict(zip(KEY, key, strict=True)) | measure(*key) | {"commit": now["commit"]}
+        print({name: value for name, value in rows[key].items() if name != "commit"}, flush=True)
+        write("restarts", now | {"rows": [*rows.values()]}, options.out)
+
+
+if __name__ == "__main__":
+    main()
