@@ -16,6 +16,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ import torch
 from _common import ROOT, conditions, earlier_by, write
 from _trainer import Trainer, activations
 from _workloads import WORKLOADS
-from tests.zoo.architectures import ALL_ARCHITECTURES
+from tests.zoo.architectures import ALL_ARCHITECTURES, loss_of
 from tests.zoo.runs import step_of
-from tests.zoo.architectures import loss_of
 
 import rekindle
 
@@ -110,7 +110,7 @@ def floor(name: str, low: int, high: int, close: int) -> int:
     os.environ["REKINDLE_CACHE"] = "off"
     while high - low > close:
         middle = (low + high) // 2
-        if in_a_process(lambda: start(name, middle)):
+        if in_a_process(partial(start, name, middle)):
             low = middle
         else:
             high = middle

@@ -40,9 +40,10 @@ ALLOWED = {
     # Neither engine nor simulator: a planner does not judge itself.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
     # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
-    # report only what `run.report()` returns: data that draws itself when it is asked to.
+    # report only what `run.report()` returns: data that draws itself when it is asked to. The
+    # simulator says what a step needs that was rehearsed on shapes.
     "pytorch": SHARED
-    | {"trace", "schedule", "policies", "engine", "native"}
+    | {"trace", "schedule", "policies", "engine", "native", "simulator"}
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
@@ -71,6 +72,7 @@ ROOMS = {
         "learned": {"devices", "operators", "online", "native"},  # it learns from what that wrote
         "planned": {"devices", "operators"},
         "chains": {"tensors"},
+        "rehearsed": {"devices", "tensors", "operators", "online"},
         "context": {
             "devices",
             "tensors",
@@ -80,8 +82,17 @@ ROOMS = {
             "swap",
             "learned",
             "native",
+            "rehearsed",
         },
-        "observed": {"devices", "tensors", "operators", "online", "chains", "context"},
+        "observed": {
+            "devices",
+            "tensors",
+            "operators",
+            "online",
+            "chains",
+            "rehearsed",
+            "context",
+        },
         "distributed": {"devices", "online", "context", "observed"},
     }
 }

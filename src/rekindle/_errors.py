@@ -14,7 +14,7 @@ RekindleError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rekindle._types import Bytes
@@ -94,11 +94,15 @@ class OutOfBudget(RekindleError, MemoryError):
     budget: the budget in force.
     held: what cannot be let go, by category.
     smallest_budget: the smallest budget that gets past this operator; a later one may need more.
-    worth_trying: that, or more, where budgets named before were tried and came too short as well:
-        in twice the steps each time, but by no more than a quarter. So a loop that needs a little
-        more each time around does not name a budget for each.
+    worth_trying: that, or more: what whole steps need, by a rehearsal of the model on shapes, which
+        takes a second or so when this is first asked; and where budgets named before were tried and
+        came too short as well, in twice the steps each time, but by no more than a quarter. So a
+        loop that needs a little more each time around does not name a budget for each.
     operator: the operator that asked; where: the user's source line, as "file:line".
     """
+
+    look_ahead: Callable[[OutOfBudget], None] | None = None
+    """Raises `worth_trying`, and says so, where more is known than when this was raised."""
 
     def __init__(
         self,
@@ -120,6 +124,28 @@ class OutOfBudget(RekindleError, MemoryError):
         self.worth_trying = smallest_budget if worth_trying is None else worth_trying
         self.operator = operator
         self.where = where
+
+    @property
+    def worth_trying(self) -> Bytes:
+        self._look()
+        return self.__dict__["worth_trying"]
+
+    @worth_trying.setter
+    def worth_trying(self, budget: Bytes) -> None:
+        self.__dict__["worth_trying"] = budget
+
+    def __str__(self) -> str:
+        self._look()
+        return super().__str__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._look()
+        return super().__reduce__()
+
+    def _look(self) -> None:
+        look_ahead = self.__dict__.pop("look_ahead", None)
+        if look_ahead is not None:
+            look_ahead(self)
 
 
 class SwapFailed(RekindleError, OSError):

@@ -41,6 +41,10 @@ class TraceBuilder:
         """How many were made so far."""
         return len(self._storages)
 
+    def bytes_of(self, value: ValueId) -> Bytes:
+        """The size of the storage in which `value` is."""
+        return self._storages[self._values[value]]
+
     def source(self, nbytes: Bytes, name: str = "source", *, held: bool | None = None) -> ValueId:
         """A storage that nothing can recompute: a parameter, a batch."""
         return self.call(name, 0, (), (nbytes,), replayable=False, held=held)[0]

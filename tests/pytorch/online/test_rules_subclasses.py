@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
 from tests.pytorch.harsh import WIDTH, harshest, vector
@@ -102,3 +103,13 @@ def test_a_subclass_hears_of_nothing_that_the_program_does_not_call() -> None:
     wanted = train()
     with rekindle.budget(1_000_000):
         assert train() == wanted
+
+
+def test_a_subclass_that_is_asked_for_its_device() -> None:
+    """By an operator that the dispatcher does not have, where an error would end the process."""
+    with FakeTensorMode():
+        network = nn.Linear(8, 8)
+        with rekindle.budget.unlimited() as run:
+            network(torch.randn(4, 8)).sum().backward()
+    assert network.weight.grad is not None
+    assert run.peak == 0  # they have no memory

@@ -375,6 +375,7 @@ PyMethodDef methods[] = {
     method<follow_again>("follow_again"),
     method<never_recompute>("never_recompute"),
     method<check>("check"),
+    method<rekindle::seen>("seen"),
     method<rekindle::set_flag<&Driver::let_go_of_everything>>("let_go_of_everything"),
     method<rekindle::let_go_now>("let_go_now"),
     method<rekindle::bytes_of_positions>("bytes_of_positions"),

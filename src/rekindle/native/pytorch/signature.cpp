@@ -132,10 +132,6 @@ Signature::Signature(
     for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
         parts_.push_back(part_of(value));
     }
-    if (fixed_cost >= 0) {
-        cost = fixed_cost;
-        priced = true;
-    }
 }
 
 Signature::Part Signature::part_of(const c10::IValue& value) const {
@@ -348,6 +344,7 @@ void Signature::took(Bytes inside) noexcept {
 }
 
 void Signature::sample(Nanoseconds elapsed) noexcept {
+    elapsed = fixed_cost >= 0 ? fixed_cost : elapsed;
     cost = samples_ != 0 ? std::min(cost, elapsed) : elapsed;
     ++samples_;
     priced = samples_ >= 3;
@@ -444,6 +441,14 @@ c10::intrusive_ptr<Signature> signature_of(
 
 std::size_t signatures_known() noexcept {
     return signatures().n;
+}
+
+void each_signature(const std::function<void(const Signature&)>& visit) {
+    for (const Signatures::Slot& each : signatures().slots) {
+        if (each.signature) {
+            visit(*each.signature);
+        }
+    }
 }
 
 void fix_costs(Nanoseconds cost) noexcept {

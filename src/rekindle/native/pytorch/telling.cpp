@@ -1,5 +1,7 @@
 #include "telling.h"
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "conversions.h"
@@ -32,6 +34,45 @@ PyObject* numbers(PyObject* arguments) {
         static_cast<Py_ssize_t>(driver.alive()),
         static_cast<Py_ssize_t>(driver.bytes_of_bookkeeping())
     );
+}
+
+namespace {
+
+PyObject* tuple_of(std::span<const std::int64_t> numbers) {
+    Object made(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+        Object number(PyLong_FromLongLong(numbers[i]));
+        PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), number.give());
+    }
+    return made.give();
+}
+
+}  // namespace
+
+// seen() -> [(operator, sizes of its tensors, cost, workspace)] of what ran and is known
+PyObject* seen(PyObject* arguments) {
+    parse(arguments, "");
+    const Locked lock;
+    Object list(PyList_New(0));
+    each_signature([&](const Signature& each) {
+        if (each.watched == 0 && each.cost == 0) {
+            return;
+        }
+        const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.geometries.size())));
+        for (std::size_t i = 0; i < each.geometries.size(); ++i) {
+            PyObject* size = tuple_of(each.geometries[i].sizes);
+            PyTuple_SET_ITEM(sizes.get(), static_cast<Py_ssize_t>(i), size);
+        }
+        const Object row(Py_BuildValue(
+            "sOLL",
+            each.facts.name.c_str(),
+            sizes.get(),
+            static_cast<long long>(each.cost),
+            static_cast<long long>(each.workspace)
+        ));
+        must(PyList_Append(list.get(), row.get()) == 0);
+    });
+    return list.give();
 }
 
 // has_room(driver, bytes) -> whether so many more would fit if all that may be let go went

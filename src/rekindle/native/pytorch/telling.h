@@ -11,5 +11,6 @@ _object* devices_met(_object* arguments);
 _object* set_peak(_object* arguments);
 _object* look_above(_object* arguments);
 _object* holders(_object* arguments);
+_object* seen(_object* arguments);
 
 }  // namespace rekindle

@@ -19,9 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from rekindle import _checks as checks
-from rekindle._errors import Unsupported
+from rekindle._errors import OutOfBudget, Unsupported
 from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
+from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._cores import Chosen, Core
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
@@ -350,13 +351,22 @@ class budget:
             warn(missed, stacklevel=2)
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, self._budget))
+        if type(error) is OutOfBudget:
+            self._look_ahead(error, traceback, driver)
         if type(error) is RuntimeError:
             refused = lost_in(error, driver)
             if refused is not None:
+                self._look_ahead(refused, traceback, driver)
                 raise refused from error
             for part, explanation in REFUSED_BY_TORCH.items():
                 if part in str(error):
                     raise Unsupported(explanation) from error
+
+    def _look_ahead(self, error: OutOfBudget, traceback: TracebackType | None, driver: Any) -> None:
+        given = self._arguments
+        if given.evict == "saved" and given.swap is None:  # other ways need less
+            device, policy = driver.device, policy_of(given.policy)
+            look_ahead(error, traceback, driver.owners, device, policy)
 
     @contextmanager
     def _in_thread(

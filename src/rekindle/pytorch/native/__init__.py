@@ -7,6 +7,7 @@ from rekindle.pytorch.native._core import why_no_native_core as why_no_native_co
 from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
 from rekindle.pytorch.native._higher import is_seen as is_seen
+from rekindle.pytorch.native._meter import seen_natively as seen_natively
 from rekindle.pytorch.native._meter import workspaces_on_host as workspaces_on_host
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
 from rekindle.pytorch.native._runtime import seen as seen

@@ -36,7 +36,6 @@ from rekindle.pytorch.online import (
     elsewhere,
     leaves,
     memory_of,
-    running_model,
     told_by,
     users_line,
     warm_optimizers,
@@ -261,7 +260,7 @@ class NativeDriver:
         """Weights were met: the rest of their model counts as well, and their optimizers' state
         from before."""
         met = self.core.met(self.handle)
-        model = running_model()
+        model = self.owners.running_model()
         if model is not None:
             for tensor in memory_of(model, self.device):
                 self.meet(tensor)

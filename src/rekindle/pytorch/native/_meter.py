@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, final
 
+from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.native._core import core
 from rekindle.pytorch.online import Used, Workspaces
 from rekindle.pytorch.operators import Operator, is_roomy_on_host
@@ -36,3 +38,10 @@ def workspaces_on_host() -> Workspaces | None:
     if module is None:
         return None
     return Workspaces(OnHost(module)) if module.count_allocations() else None
+
+
+def seen_natively() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Nanoseconds, Bytes]]:
+    """Of each signature that ran on the native core what `seen_here` says of those of the other."""
+    module = core(build=False)
+    if module is not None:
+        yield from module.seen()

@@ -7,7 +7,6 @@ one makes. Where the program asks for a number, it gets a made-up one, which is 
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -19,8 +18,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensorMode,
 )
 from torch.optim import Optimizer
 
@@ -30,8 +27,8 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.chains import total
 from rekindle.pytorch.context import Run
-from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online import GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, table_of, users_line
+from rekindle.pytorch.rehearsed import Fakes, MadeUp, as_on_device
 from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
 
 ACTIVATIONS = "activations and temporaries"
@@ -154,40 +151,24 @@ class _Rehearsal:
     """The step on fake copies of everything."""
 
     def __init__(self, model: nn.Module, inputs: Any, device: torch.device) -> None:
-        self._device = device
-        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._fakes = Fakes(device)
         self._meter = _FakeMeter()
-        self._memo: dict[int, Any] = {}
-        for tensor in itertools.chain(model.parameters(), model.buffers(), tensors_of(inputs)):
-            self._memo[id(tensor)] = self._fake(tensor)
-        self.model: nn.Module = self._copy(model)
-        self._inputs = self._copy(inputs)
-
-    def _fake(self, tensor: Tensor) -> Tensor:
-        with self._fakes:
-            fake = torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self._device
-            )
-            if isinstance(tensor, nn.Parameter):
-                return nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            return fake.requires_grad_(tensor.requires_grad)
-
-    def _copy(self, thing: Any) -> Any:
-        with FakeCopyMode(self._fakes):
-            return copy.deepcopy(thing, self._memo)
+        self.model = self._fakes.model(model)
+        self._inputs = self._fakes.inputs(inputs)
 
     def run(self, optimizer: Any, loss: Callable[[Any], Tensor]) -> Estimate:
-        with self._fakes, torch.device(self._device), ExitStack() as stack:
+        device = self._fakes.device
+        with self._fakes.mode, torch.device(device), ExitStack() as stack:
             if isinstance(optimizer, Optimizer):
-                steps = self._copy(optimizer)
+                steps = self._fakes.copy(optimizer)
             else:
                 steps = optimizer(self.model.parameters()) if optimizer is not None else None
-            _as_on_device(steps, self._device)
+            as_on_device(steps, device)
             stack.enter_context(self._meter)
             self._meter.see((list(self.model.parameters()), list(self.model.buffers())))
             self._meter.see(list(tensors_of(self._inputs)))
             self._step(steps, loss)
-            return Estimate(tuple(self._step(steps, loss)), tuple(self._meter.assumed))
+            return Estimate(tuple(self._step(steps, loss)), tuple(self._meter.made_up.assumed))
 
     def _step(self, optimizer: Optimizer | None, loss: Callable[[Any], Tensor]) -> list[Phase]:
         meter = self._meter
@@ -236,18 +217,13 @@ class _FakeMeter(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.assumed: dict[str, None] = {}
+        self.made_up = MadeUp(users_line)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            asked: Tensor = args[0]
-            if getattr(asked, "constant", None) is None:
-                self.assumed[users_line()] = None
-                return (
-                    False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
-                )
+        if self.made_up.knows(func, args):
+            return self.made_up.answer(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -304,10 +280,3 @@ def _device_of(model: nn.Module) -> torch.device:
     tensors = itertools.chain(model.parameters(), model.buffers())
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
     return torch.device("cpu") if device.type == "meta" else device
-
-
-def _as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
-    """On CUDA an optimizer treats plain parameters all at once, fake ones it would not."""
-    for group in optimizer.param_groups if optimizer is not None else ():
-        if is_accelerator(device) and "foreach" in group and not group.get("fused"):
-            group["foreach"] = True if group["foreach"] is None else group["foreach"]

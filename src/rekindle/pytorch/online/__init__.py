@@ -4,6 +4,9 @@ from rekindle.pytorch.online._audit import Audit as Audit
 from rekindle.pytorch.online._audit import Site as Site
 from rekindle.pytorch.online._beneath import Work as Work
 from rekindle.pytorch.online._beneath import unwatched as unwatched
+from rekindle.pytorch.online._calls import ModelCall as ModelCall
+from rekindle.pytorch.online._calls import Shape as Shape
+from rekindle.pytorch.online._calls import interrupted_call as interrupted_call
 from rekindle.pytorch.online._capture import Capture as Capture
 from rekindle.pytorch.online._contents import PutBack as PutBack
 from rekindle.pytorch.online._contents import put_back as put_back
@@ -13,6 +16,7 @@ from rekindle.pytorch.online._device import elsewhere as elsewhere
 from rekindle.pytorch.online._device import same_device as same_device
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
+from rekindle.pytorch.online._explain import CAME_TOO_SHORT as CAME_TOO_SHORT
 from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
 from rekindle.pytorch.online._explain import IN_USE as IN_USE
@@ -46,7 +50,6 @@ from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form
 from rekindle.pytorch.online._owners import Owners as Owners
 from rekindle.pytorch.online._owners import memory_of as memory_of
-from rekindle.pytorch.online._owners import running_model as running_model
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
@@ -57,6 +60,7 @@ from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._streams import Streams as Streams
+from rekindle.pytorch.online._too_small import too_small as too_small
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._trade import trading as trading
 from rekindle.pytorch.online._undo import Undo as Undo

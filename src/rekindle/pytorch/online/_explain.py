@@ -28,6 +28,8 @@ PROGRAM = "held by your code"
 SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
+#: How the line begins that names a larger budget than the smallest.
+CAME_TOO_SHORT = "The last one came too short"
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
@@ -144,9 +146,7 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str) -> OutOfBudget
         f"The smallest budget that gets past this: rekindle.budget({smallest})",
     ]
     if worth_trying > smallest:
-        lines.append(
-            f"The last one came too short, too; rather try rekindle.budget({worth_trying})"
-        )
+        lines.append(f"{CAME_TOO_SHORT}, too; rather try rekindle.budget({worth_trying})")
     lines.insert(
         -1 - (worth_trying > smallest),
         "How much whole steps need, and what each budget costs, without trying them: "

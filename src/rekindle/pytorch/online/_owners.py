@@ -8,11 +8,9 @@ is.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from types import FrameType
-from typing import Any, Final, final
+from contextlib import ExitStack, suppress
+from typing import Any, final
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -22,28 +20,17 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from rekindle.pytorch.online._calls import ModelCall, running_call
 from rekindle.pytorch.online._warm import state_of
 from rekindle.pytorch.operators import STRIDED, is_plain
 
-#: What runs for every call of a module.
-_CALL: Final = nn.Module._call_impl.__code__
+_MOST_CALLS = 4  # models of which it is remembered how they were called
 
 
 def is_weight(tensor: Tensor) -> bool:
     """Whether it is one of those that a program trains, or may, or a view of one."""
     base = tensor if tensor._base is None else tensor._base
     return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
-
-
-def running_model() -> nn.Module | None:
-    """The outermost module that is just being called in this thread, if any is."""
-    frame: FrameType | None = sys._getframe(1)
-    found = None
-    while frame is not None:
-        if frame.f_code is _CALL:
-            found = frame
-        frame = frame.f_back
-    return None if found is None else found.f_locals["self"]
 
 
 def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
@@ -70,6 +57,7 @@ class Owners:
 
     def __init__(self) -> None:
         self.optimizers: WeakSet[Any] = WeakSet()  #: those that made a step
+        self.calls: dict[int, ModelCall] = {}  #: the first of each model, by its id
         self._parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -80,6 +68,17 @@ class Owners:
     @property
     def buffers(self) -> list[Tensor]:
         return list(self._buffers.values())
+
+    def running_model(self) -> nn.Module | None:
+        """The outermost module that is just being called in this thread, if any is."""
+        frame = running_call()
+        if frame is None:
+            return None
+        model: nn.Module = frame.f_locals["self"]
+        if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
+            with suppress(TypeError, RuntimeError, NotImplementedError):  # objects of no reference
+                self.calls[id(model)] = ModelCall(frame)
+        return model
 
     def states_of(self, weights: Iterable[int], warm: Mapping[int, Any]) -> Iterator[Tensor]:
         """What optimizers that are new here have of `weights` from before: addresses of storages,

@@ -17,7 +17,7 @@ from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._device import elsewhere, same_device
 from rekindle.pytorch.online._explain import Snapshot, snapshot
-from rekindle.pytorch.online._owners import Owners, is_weight, memory_of, running_model
+from rekindle.pytorch.online._owners import Owners, is_weight, memory_of
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._steps import Steps
@@ -243,7 +243,7 @@ class Storages(ABC):
     def _meet_owners(self, home: torch.UntypedStorage) -> None:
         """A weight was met: the rest of its model counts as well, and its optimizer's state."""
         met = [home._cdata]
-        model = running_model()
+        model = self.owners.running_model()
         if model is not None:
             for tensor in memory_of(model, self.device):
                 home = tensor.untyped_storage()

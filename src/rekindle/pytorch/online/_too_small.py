@@ -55,6 +55,14 @@ class TooSmall:
         self._keep()
         return worth_trying
 
+    def rather(self, budget: Bytes, worth_trying: Bytes) -> None:
+        """When `budget` did not do, this one was named after all: it is the next to be tried."""
+        found = self._met.get(budget)
+        if found is not None and worth_trying > found.next:
+            self._met[budget] = found._replace(next=worth_trying)
+            self._named[worth_trying] = 0
+            self._keep()
+
     def _at_the_end(self, budget: Bytes, smallest: Bytes) -> Bytes:
         """What an earlier process came to that began with the very same failure; 0: none did."""
         before = self._earlier()

@@ -41,6 +41,7 @@ from rekindle.pytorch.operators._signature import Invocation as Invocation
 from rekindle.pytorch.operators._signature import Place as Place
 from rekindle.pytorch.operators._signature import Signature as Signature
 from rekindle.pytorch.operators._signature import is_plain as is_plain
+from rekindle.pytorch.operators._signature import seen_here as seen_here
 from rekindle.pytorch.operators._signature import signature_of as signature_of
 from rekindle.pytorch.operators._signature import takes_itself_apart as takes_itself_apart
 from rekindle.pytorch.operators._signature import tensors_in as tensors_in

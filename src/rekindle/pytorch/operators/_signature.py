@@ -331,6 +331,16 @@ def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) 
     return found
 
 
+def seen_here() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Nanoseconds, Bytes]]:
+    """Of each signature of which a call ran: the operator, the sizes of its tensors, what it costs
+    in ns, and what it takes inside itself."""
+    for signatures in _signatures.values():
+        for each in signatures.values():
+            if each.cost or each.watched:
+                sizes = tuple(tuple(geometry.size) for geometry in each.geometries())
+                yield each.operator.name, sizes, each.cost, each.workspace
+
+
 def tensors_in(result: Any) -> list[Tensor]:
     """The tensors that an operator returned, in order (a sparse or wrapped one counts too)."""
     if type(result) is Tensor:

@@ -1,0 +1,196 @@
+"""The budget that a whole step will need, for who ran out of one amid the first.
+
+The step is rehearsed on shapes, as its model was called, and the trace of that is simulated with
+ever smaller budgets. It is a forecast: nobody knows what the program does beside its model, what
+the loss is computed from the result, or how long each operator takes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from rekindle._types import Bytes, Nanoseconds
+from rekindle.policies import Policy
+from rekindle.pytorch.devices import is_accelerator
+from rekindle.pytorch.online import (
+    GRADIENTS,
+    INPUTS,
+    OPTIMIZER,
+    PARAMETERS,
+    ModelCall,
+    Used,
+    Workspaces,
+)
+from rekindle.pytorch.operators import (
+    Invocation,
+    Operator,
+    is_roomy_on_host,
+    signature_of,
+    tensors_in,
+)
+from rekindle.pytorch.rehearsed._fakes import Fakes, MadeUp, as_on_device
+from rekindle.pytorch.rehearsed._tracer import Tracer
+from rekindle.pytorch.tensors import bytes_of, living_objects, tensors_of
+from rekindle.simulator import smallest_budget
+from rekindle.trace import Trace
+
+Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
+"""By an operator and the sizes of its tensors: what it costs, and what it takes inside itself."""
+
+#: Other operators than those that were simulated are evicted, for they take other times.
+_SPARE: Final = 1.02
+
+
+def forecast(
+    call: ModelCall,
+    held: Mapping[str, Bytes],
+    device: torch.device,
+    policy: Policy,
+    known: Known,
+) -> Bytes | None:
+    """The smallest budget for whole steps with that model; None where it cannot be rehearsed.
+
+    held: by category, what could not be let go when the budget came short.
+    known: of operators that ran before.
+    """
+    model = call.model()
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if model is None or distributed:  # no other rank rehearses
+        return None
+    state = torch.get_rng_state(), random.getstate()
+    try:
+        with _disable_current_modes(), torch.enable_grad():
+            step = _Step(model, call, device, known)
+            trace = step.rehearse()
+    finally:
+        torch.set_rng_state(state[0])
+        random.setstate(state[1])
+    needed = smallest_budget(trace, policy) + _beside(step.held, held)
+    return int(_SPARE * needed)
+
+
+def _beside(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
+    """What is there that is not the model's: of other models, say."""
+    return sum(max(0, held.get(name, 0) - nbytes) for name, nbytes in own.items())
+
+
+@final
+class _Step:
+    """A training step of a copy of `model`."""
+
+    def __init__(
+        self, model: nn.Module, call: ModelCall, device: torch.device, known: Known
+    ) -> None:
+        self._known = known
+        self._fakes = fakes = Fakes(device)
+        self._made_up = MadeUp(lambda: "")
+        self._place = (device, True) if is_accelerator(device) else None
+        self._workspaces = Workspaces(_Unmetered(device))
+        self._model = fakes.model(model)
+        for copied, parameter in zip(self._model.parameters(), model.parameters(), strict=True):
+            if parameter.grad is not None:
+                copied.grad = fakes.like(parameter.grad)
+        self._inputs = fakes.inputs(call.arguments(fakes.of))
+        optimizer = _optimizer_of(model)
+        self._optimizer: Optimizer | None = None if optimizer is None else fakes.copy(optimizer)
+        self.held: dict[str, Bytes] = {}
+
+    def rehearse(self) -> Trace:
+        """The second of two steps: there the optimizer has its state."""
+        with self._fakes.mode, torch.device(self._fakes.device):
+            as_on_device(self._optimizer, self._fakes.device)
+            if self._optimizer is not None and not self._optimizer.state:
+                self._run()
+            tracer = Tracer(self._fakes, self._made_up, self._take)
+            for tensors in self._there().values():
+                for tensor in tensors:
+                    tracer.meet(tensor)
+            self.held = {name: bytes_of(tensors) for name, tensors in self._there().items()}
+            with tracer:
+                self._run()
+            return tracer.build()
+
+    def _there(self) -> dict[str, Sequence[Tensor]]:
+        """What is there before a step, by category."""
+        parameters = list(self._model.parameters())
+        states = [] if self._optimizer is None else list(self._optimizer.state.values())
+        return {
+            PARAMETERS: parameters,
+            GRADIENTS: [each.grad for each in parameters if each.grad is not None],
+            OPTIMIZER: list(tensors_of(states)),
+            INPUTS: [*self._model.buffers(), *tensors_of(self._inputs)],
+        }
+
+    def _run(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+        args, kwargs = self._inputs
+        output = self._model(*args, **kwargs)  # which the program may keep
+        loss = _loss_of(output)
+        if loss is not None:
+            loss.backward()
+            del loss, output
+            if self._optimizer is not None:
+                self._optimizer.step()
+
+    def _take(
+        self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], made: Bytes
+    ) -> tuple[Nanoseconds, Bytes]:
+        """As when it ran before; else by the bytes that it makes, and a guess."""
+        tensors = tensors_in([*args, *kwargs.values()])
+        found = self._known.get((facts.name, tuple(tuple(each.size()) for each in tensors)))
+        if found is not None:
+            return found
+        with _disable_current_modes():
+            shapes, named = tree_map_only(Tensor, _shape_of, (args, kwargs))
+        signature = signature_of(facts, Invocation(facts, shapes, named).key, self._place)
+        return 1_000 + made // 10, self._workspaces.guess(signature)
+
+
+def _shape_of(fake: Tensor) -> Tensor:
+    """A tensor without memory in the place of a fake one, by which a signature is found."""
+    return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device="meta")
+
+
+def _loss_of(output: Any) -> Tensor | None:
+    """Its loss, or what takes as much memory as one of class by class does."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss if loss.requires_grad else None
+    parts = [each for each in tensors_of(output) if each.requires_grad]
+    losses = [each.float().log_softmax(-1).sum() if each.dim() else each for each in parts]
+    return torch.stack(losses).sum() if losses else None
+
+
+def _optimizer_of(model: nn.Module) -> Optimizer | None:
+    """One that trains it, if there is one already."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in living_objects(Optimizer):
+        if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+            return optimizer
+    return None
+
+
+@final
+class _Unmetered:
+    """Of fake tensors nobody can say what operators took."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.in_single = not is_accelerator(device)
+
+    def begin(self) -> None:
+        return None
+
+    def end(self, begun: Any) -> Used:
+        raise AssertionError("nothing was begun")
+
+    def suspects(self, operator: Operator) -> bool:
+        return not self.in_single or is_roomy_on_host(operator.name)

@@ -1,0 +1,176 @@
+"""The trace of a program that runs on fake tensors: what a budget would see, were it real.
+
+What the program holds is held until its memory would be free. What autograd saves is let go at
+once: the hook keeps a shape, and makes another fake tensor of it when the backward pass asks, for
+there is no content to lose. So the two are told apart as in a real run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from rekindle._types import Bytes, Nanoseconds, ValueId
+from rekindle.pytorch.operators import Operator, operator, tensors_in, written_by
+from rekindle.pytorch.rehearsed._fakes import Fakes, MadeUp
+from rekindle.pytorch.tensors import Geometry, geometry_of
+from rekindle.trace import Trace, TraceBuilder
+
+Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanoseconds, Bytes]]
+"""What an operator takes that makes so many bytes: its cost, and its workspace."""
+
+
+@final
+class _Saved:
+    """In the place of a tensor that autograd saved."""
+
+    def __init__(self, tracer: Tracer, value: ValueId, geometry: Geometry) -> None:
+        self.value, self.geometry = value, geometry
+        weakref.finalize(self, tracer.trace.release, value).atexit = False
+
+
+@final
+class Tracer(TorchDispatchMode):
+    """Writes down what runs while it is entered, on fake tensors of one device."""
+
+    def __init__(self, fakes: Fakes, made_up: MadeUp, take: Take) -> None:
+        super().__init__()
+        self._fakes, self._made_up, self._take = fakes, made_up, take
+        self.trace = TraceBuilder("rehearsal", held=True)
+        self._values: dict[int, ValueId] = {}  # by the storage's address
+        self._alive: Counter[ValueId] = Counter()  # storages in which it is
+        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._lost: set[ValueId] = set()  # no recipe brings it back
+        self._within = ExitStack()
+
+    def __enter__(self) -> Tracer:
+        self._within.enter_context(saved_tensors_hooks(self._pack, self._unpack))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._within.close()
+
+    def build(self) -> Trace:
+        """What was written down; what is alive now is alive at its end."""
+        return self.trace.build()
+
+    def meet(self, tensor: Tensor) -> ValueId | None:
+        """The value in its memory; a source, if it was not seen before. None: it has none."""
+        if not self._is_here(tensor):
+            return None
+        home = tensor.untyped_storage()
+        value = self._values.get(home._cdata)
+        if value is None:
+            value = self.trace.source(home.nbytes())
+            self._lost.add(value)
+            self._settle(home, value)
+        return value
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._made_up.knows(func, args):
+            return self._made_up.answer(args[0])
+        facts = operator(func)
+        if facts.view or not (facts.returns_tensors or facts.writes):
+            return func(*args, **kwargs)  # as `prim::device`, which fake tensors are asked for
+        read = [self.meet(each) for each in tensors_in([*args, *kwargs.values()])]
+        result = func(*args, **kwargs)
+        written = self._overwritten_by(facts, args, kwargs)
+        made = self._made_in(result)
+        sizes = [home.nbytes() for home in made]
+        cost, workspace = self._take(facts, args, kwargs, sum(sizes))
+        runs_again = torch.is_grad_enabled() and not facts.opaque
+        values = self.trace.call(
+            facts.name,
+            cost,
+            [value for value in read if value is not None],
+            [*(self.trace.bytes_of(value) for value in written.values()), *sizes],
+            overwrites=list(enumerate(written.values())),
+            replayable=runs_again,
+            is_backward=not torch.is_grad_enabled(),
+            workspace=workspace,
+        )
+        if not runs_again:
+            self._lost.update(values)
+        for (address, old), new in zip(written.items(), values[: len(written)], strict=True):
+            self._move(address, old, new)
+        for home, value in zip(made, values[len(written) :], strict=True):
+            self._settle(home, value)
+        return result
+
+    def _overwritten_by(
+        self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[int, ValueId]:
+        """What the operator wrote over and somebody may want back, by address: a source, as a
+        weight, just stays one."""
+        if not facts.writes:
+            return {}
+        addresses = (each.untyped_storage()._cdata for each in written_by(facts, args, kwargs))
+        found = {each: self._values[each] for each in addresses if each in self._values}
+        return {address: value for address, value in found.items() if value not in self._lost}
+
+    def _made_in(self, result: Any) -> list[torch.UntypedStorage]:
+        """New memory, once each."""
+        tensors = [each for each in tensors_in(result) if self._is_here(each)]
+        homes = {home._cdata: home for home in (each.untyped_storage() for each in tensors)}
+        return [home for address, home in homes.items() if address not in self._values]
+
+    def _is_here(self, tensor: Tensor) -> bool:
+        return tensor.layout is torch.strided and tensor.device == self._fakes.device
+
+    # -- where values are -----------------------------------------------------------------------
+
+    def _settle(self, home: torch.UntypedStorage, value: ValueId) -> None:
+        address = home._cdata
+        self._values[address] = value
+        self._alive[value] += 1
+        self._deaths[address] = weakref.ref(home, lambda _: self._freed(address))
+
+    def _freed(self, address: int) -> None:
+        del self._deaths[address]
+        value = self._values.pop(address)
+        self._alive[value] -= 1
+        if not self._alive[value]:
+            self.trace.drop(value)
+
+    def _move(self, address: int, old: ValueId, new: ValueId) -> None:
+        """What holds the memory at `address` holds another value now."""
+        self._values[address] = new
+        self._alive[new] += 1
+        self._alive[old] -= 1
+        if self._alive[old]:  # brought back for the backward pass, elsewhere
+            self.trace.use(old)
+
+    # -- what autograd saves --------------------------------------------------------------------
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+        value = None if tensor.is_leaf and tensor.requires_grad else self.meet(tensor)
+        if value is None:
+            return tensor
+        self.trace.retain(value)
+        return _Saved(self, value, geometry_of(tensor))
+
+    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        with _disable_current_modes(), self._fakes.mode:
+            fake = torch.empty_strided(
+                saved.geometry.size,
+                saved.geometry.stride,
+                dtype=saved.geometry.dtype,
+                device=self._fakes.device,
+            )
+        self.trace.use(saved.value)
+        self._settle(fake.untyped_storage(), saved.value)
+        return fake

@@ -1,0 +1,187 @@
+"""Who runs out of a budget amid the first step is told one that does for whole steps."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.pytorch.context import _ahead
+from rekindle.pytorch.online import _explain
+from rekindle.pytorch.online._too_small import TooSmall
+from tests.pytorch import networks
+from tests.pytorch.tracker import measure
+
+Step = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def _no_budget_came_too_short_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", "off")
+    fresh = TooSmall()
+    monkeypatch.setattr(_explain, "too_small", fresh)
+    monkeypatch.setattr(_ahead, "too_small", fresh)
+
+
+def step_of(model: nn.Module, x: Tensor, target: Tensor) -> Step:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scores = model(x)
+        F.cross_entropy(scores.flatten(0, -2), target.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def chain() -> Step:
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)]
+    return step_of(nn.Sequential(*layers), torch.rand(512, 64), torch.randint(64, (512,)))
+
+
+def gpt() -> Step:
+    model = networks.GPT(vocabulary=64, width=64, heads=2, layers=6, context=32)
+    tokens = torch.randint(64, (8, 32))
+    return step_of(model, tokens, tokens)
+
+
+def lstm() -> Step:
+    model = networks.UnrolledLSTM(vocabulary=64, width=32, layers=2)
+    tokens = torch.randint(64, (32, 24))
+    return step_of(model, tokens, tokens)
+
+
+def densenet() -> Step:
+    model = networks.DenseNet(growth=8, blocks=(4, 4), classes=10)
+    return step_of(model, torch.rand(8, 3, 32, 32), torch.randint(10, (8,)))
+
+
+def follow(program: Callable[[], Step], budget: int) -> list[int]:
+    """The budgets that did not do, and the one that did."""
+    tried = [budget]
+    while True:
+        step = program()
+        try:
+            with rekindle.budget(tried[-1]):
+                step()
+                step()
+            return tried
+        except rekindle.OutOfBudget as error:
+            tried.append(error.worth_trying)
+
+
+@pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
+def test_one_more_start_is_enough(program: Callable[[], Step]) -> None:
+    plain = program()
+    plain()
+    whole = measure(plain)
+    del plain
+    tried = follow(program, whole.budget(0.02))
+    assert 2 <= len(tried) <= 3
+    assert tried[-1] < whole.budget(0.7)
+
+
+def test_it_is_named_in_words() -> None:
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        chain()()
+    error = caught.value
+    smallest = error.smallest_budget
+    last = str(error).splitlines()[-1]
+    assert last == (
+        "Whole steps need more, by a rehearsal on shapes: "
+        f"rather try rekindle.budget({error.worth_trying})"
+    )
+    assert error.worth_trying > smallest == error.smallest_budget
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.worth_trying) == (str(error), error.worth_trying)
+
+
+def test_it_goes_from_process_to_process_before_anybody_asked() -> None:
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        chain()()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.worth_trying == caught.value.worth_trying > again.smallest_budget
+
+
+def test_nothing_is_rehearsed_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsed: list[Any] = []
+    monkeypatch.setattr(_ahead, "forecast", lambda *given: rehearsed.append(given))
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        chain()()
+    assert caught.value.smallest_budget > 0
+    assert rehearsed == []
+    assert str(caught.value)
+    assert str(caught.value)
+    assert len(rehearsed) == 1
+
+
+def test_the_backward_pass_can_come_too_short_as_well() -> None:
+    """There the model runs no more: it is known how it was called."""
+    model = nn.Sequential(nn.Linear(8, 4000), nn.Linear(4000, 8))
+    x = torch.rand(4, 8)
+    losses: list[Tensor] = []
+
+    def train() -> None:
+        losses.append(model(x).sum())
+        losses[0].backward()
+
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("470KiB"):
+        train()
+    assert losses
+    assert caught.value.worth_trying > caught.value.smallest_budget
+    with rekindle.budget(caught.value.worth_trying):
+        model(x).sum().backward()
+
+
+def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
+    class Routed(nn.Module):
+        """Sizes that only the data know."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x[x.sum(1) > -1e9]).tanh()
+            return x
+
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        Routed()(torch.rand(512, 64))
+    assert caught.value.worth_trying == caught.value.smallest_budget
+    assert "rehearsal" not in str(caught.value)
+
+
+def test_the_program_does_not_notice() -> None:
+    """Neither its generators nor the model, of which a copy runs."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64))
+                            for _ in range(12)])  # fmt: skip
+    x = torch.rand(512, 64)
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("600KiB"):
+        model(x).sum().backward()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    assert caught.value.worth_trying > caught.value.smallest_budget
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_that_is_gone_is_not_kept_for_it() -> None:
+    def run() -> rekindle.OutOfBudget:
+        with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+            chain()()
+        return caught.value.with_traceback(None)
+
+    error = run()
+    error.__context__ = None
+    gc.collect()
+    assert error.worth_trying == error.smallest_budget

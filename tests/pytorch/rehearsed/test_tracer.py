@@ -1,0 +1,113 @@
+"""A program on shapes leaves the trace that it leaves in earnest."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rekindle
+from rekindle.policies import Thrifty
+from rekindle.pytorch.rehearsed import Fakes, MadeUp, Tracer
+from rekindle.pytorch.tensors import living_objects
+from rekindle.simulator import smallest_budget
+from rekindle.trace import Op, Trace, keep_all_peak
+from tests.pytorch import networks
+
+CPU = torch.device("cpu")
+
+
+def tokens(*size: int) -> Tensor:
+    return torch.randint(40, size)
+
+
+def stacked(*layers: Callable[[], nn.Module]) -> nn.Module:
+    """Six times these."""
+    return nn.Sequential(*(nn.Sequential(*(layer() for layer in layers)) for _ in range(6)))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(64, 64)
+
+
+PROGRAMS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "chain": lambda: (stacked(linear, nn.Tanh), torch.rand(32, 64)),
+    "in place": lambda: (stacked(linear, lambda: nn.ReLU(inplace=True)), torch.rand(32, 64)),
+    "dropout and batch norm": lambda: (
+        stacked(linear, lambda: nn.BatchNorm1d(64), nn.Dropout),
+        torch.rand(32, 64),
+    ),
+    "gpt": lambda: (
+        networks.GPT(vocabulary=40, width=32, heads=2, layers=3, context=16),
+        tokens(4, 16),
+    ),
+    "unet": lambda: (networks.UNet(width=4, levels=2), torch.rand(2, 1, 32, 32)),
+    "densenet": lambda: (
+        networks.DenseNet(growth=4, blocks=(2, 2), classes=4),
+        torch.rand(2, 3, 32, 32),
+    ),
+    "lstm": lambda: (
+        networks.UnrolledLSTM(vocabulary=40, width=16, layers=2),
+        tokens(4, 12),
+    ),
+}
+
+
+def loss(output: Any) -> Tensor:
+    return output.float().log_softmax(-1).sum()
+
+
+def in_earnest(model: nn.Module, x: Tensor) -> Trace:
+    return rekindle.capture(lambda: loss(model(x)).backward())
+
+
+def on_shapes(model: nn.Module, x: Tensor) -> Trace:
+    fakes = Fakes(CPU)
+    copy, inputs = fakes.model(model), fakes.inputs(x)
+    with fakes.mode, Tracer(fakes, MadeUp(lambda: ""), lambda *_: (1_000, 0)) as tracer:
+        for tensor in (*copy.parameters(), *copy.buffers(), inputs):
+            tracer.meet(tensor)
+        loss(copy(inputs)).backward()
+    return tracer.build()
+
+
+def forward(trace: Trace) -> list[Op]:
+    return [op for op in trace.ops if not op.is_backward and op.name != "source"]
+
+
+def at_one_price(trace: Trace) -> Trace:
+    """As if every operator took as long as any other, and nothing inside itself."""
+    ops = (replace(op, workspace=0, cost=1_000 * (op.name != "source")) for op in trace.ops)
+    return replace(trace, ops=tuple(ops))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_the_trace_of_a_real_run(name: str) -> None:
+    real = at_one_price(in_earnest(*PROGRAMS[name]()))
+    rehearsed = on_shapes(*PROGRAMS[name]())
+    assert Counter(op.name for op in forward(rehearsed)) == Counter(op.name for op in forward(real))
+    assert keep_all_peak(rehearsed) == keep_all_peak(real)
+    needed = smallest_budget(rehearsed, Thrifty()) / smallest_budget(real, Thrifty())
+    assert abs(needed - 1) < 0.02  # each is found by bisection, to 1 %
+
+
+def test_nothing_is_left_of_it() -> None:
+    model, x = PROGRAMS["dropout and batch norm"]()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    on_shapes(model, x)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert living_fakes() == []
+
+
+def living_fakes() -> list[Tensor]:
+    gc.collect()
+    return [each for each in living_objects(Tensor) if type(each).__name__ == "FakeTensor"]
