@@ -160,6 +160,16 @@ def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
     assert "rehearsal" not in str(caught.value)
 
 
+def test_who_listens_to_the_model_hears_nothing_of_it() -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)])
+    heard: list[Tensor] = []
+    model[0].register_forward_hook(lambda module, args, output: heard.append(output))
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        model(torch.rand(512, 64))
+    assert caught.value.worth_trying > caught.value.smallest_budget
+    assert len(heard) == 1
+
+
 def test_the_program_does_not_notice() -> None:
     """Neither its generators nor the model, of which a copy runs."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Dropout(), nn.BatchNorm1d(64))

@@ -356,9 +356,7 @@ def _has_autograd(func: Any) -> bool:
     keys: Any = torch._C.DispatchKey
     if not isinstance(func, OpOverload) or not torch._C._dispatch_has_kernel(func.name()):
         return False  # as `prim::device`, what a subclass is asked for: the dispatcher has it not
-    return any(
-        func.has_kernel_for_dispatch_key(key) for key in (keys.Autograd, keys.AutogradCPU)
-    )
+    return any(func.has_kernel_for_dispatch_key(key) for key in (keys.Autograd, keys.AutogradCPU))
 
 
 def _content(name: str) -> int:

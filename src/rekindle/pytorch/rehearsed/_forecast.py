@@ -95,6 +95,9 @@ class _Step:
         self._place = (device, True) if is_accelerator(device) else None
         self._workspaces = Workspaces(_Unmetered(device))
         self._model = fakes.model(model)
+        for module in self._model.modules():  # what listens is to hear of real calls alone;
+            module._forward_hooks.clear()  # hooks before a call may make the weights
+            module._backward_hooks.clear()
         for copied, parameter in zip(self._model.parameters(), model.parameters(), strict=True):
             if parameter.grad is not None:
                 copied.grad = fakes.like(parameter.grad)
