@@ -24,6 +24,7 @@ import torch
 from _common import ROOT, conditions, earlier_by, write
 from _trainer import Trainer, activations
 from _workloads import WORKLOADS
+from tests.pytorch.models import ALL_CASES
 from tests.zoo.architectures import ALL_ARCHITECTURES, loss_of
 from tests.zoo.runs import step_of
 
@@ -34,6 +35,7 @@ KEY = ("model", "fraction")
 FRACTIONS = (0.1, 0.3)  #: of the activation memory of the plain run
 MODELS = ("gpt", "bert", "resnet50", "unet", "densenet", "lstm", "tree_lstm", "moe")
 MOST = 30  #: starts
+CASES = {case.name: case for case in ALL_CASES}  #: of the tests
 CLOSE = 0.02  #: the floor is known to this part of the activation memory
 
 
@@ -61,6 +63,8 @@ def program(name: str) -> Callable[[], object]:
     """A training step, built anew."""
     if name in WORKLOADS:
         return Trainer(WORKLOADS[name], "cpu").step
+    if name in CASES:
+        return partial(CASES[name].build().step, 1)
     model, batch = next(each for each in ALL_ARCHITECTURES if each.name == name).build()
     return step_of(model, lambda: loss_of(model(**batch)))
 

@@ -1,0 +1,121 @@
+"""The smallest budget of each model, what no budget can be below, and what lies between.
+
+    scripts/bench floors [--models gpt bert ...]
+
+Of a trace of a whole training step, with the optimizer's state there:
+
+`bound`: what the largest operator needs beside what must stay (weights, gradients, state, batches);
+    no schedule of this step needs less, whatever it may let go and recompute.
+`held`: the same, with what the program's own variables hold at that moment: with `evict="saved"` it
+    stays as well.
+`simulated`: the smallest budget that the simulator gets through with, as online.
+`real`: the smallest one within which a new process takes two steps, by bisection to 1 %;
+    `short_of_room`: the operator that had none just below.
+
+All in bytes, and over `bound`. Time is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import ROOT, conditions, earlier_by, write
+from restarts import MODELS, in_a_process, program, start
+
+import rekindle
+from rekindle.policies import Thrifty
+from rekindle.simulator import smallest_budget
+from rekindle.trace import Call, Drop, Trace, Use, largest_need
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("model",)
+
+
+def traced(name: str) -> Trace:
+    """The third step, when every operator is known."""
+    step = program(name)
+    for _ in range(2):
+        with rekindle.budget.unlimited():
+            step()
+    return rekindle.capture(step)
+
+
+def need_of_what_is_held(trace: Trace) -> tuple[int, str]:
+    """The most that an operator needs beside what the program holds, and its name."""
+    held: set[int] = set()
+    most, operator = 0, ""
+    for event in trace.events:
+        if isinstance(event, Call):
+            op = trace.ops[event.op]
+            taken_over = {trace.values[source] for _, source in op.overwrites}
+            makes = {trace.values[value] for value in op.outputs if trace.is_root(value)}
+            reads = {trace.values[value] for value in op.inputs}
+            held -= taken_over
+            there = (held | reads | makes) - taken_over
+            need = sum(trace.storages[storage] for storage in there) + op.workspace
+            if need > most:
+                most, operator = need, op.name
+            if event.held:
+                held |= makes
+        elif isinstance(event, Use):
+            held.add(trace.values[event.value])
+        elif isinstance(event, Drop):
+            held.discard(trace.values[event.value])
+    return most, operator
+
+
+def bounds(name: str) -> dict[str, Any]:
+    trace = traced(name)
+    held, operator = need_of_what_is_held(trace)
+    return {
+        "bound": largest_need(trace),
+        "held": held,
+        "operator": operator,
+        "simulated": smallest_budget(trace, Thrifty()),
+        "peak": max(held, rekindle.simulate(trace).peak),
+    }
+
+
+def real(name: str, low: int, high: int) -> tuple[int, str]:
+    """And the operator that has no room just below."""
+    os.environ["REKINDLE_CACHE"] = "off"
+    short = ""
+    while high - low > high // 100:
+        middle = (low + high) // 2
+        answer = in_a_process(lambda: start(name, middle))  # noqa: B023 - called at once
+        if answer:
+            low, short = middle, answer.get("where", answer.get("failed", ""))
+        else:
+            high = middle
+    return high, short
+
+
+def measure(name: str) -> dict[str, Any]:
+    found = in_a_process(lambda: bounds(name))
+    if "failed" in found:
+        return found
+    found["real"], found["short_of_room"] = real(name, found["bound"] // 2, 2 * found["peak"])
+    over = ("held", "simulated", "real")
+    return found | {f"{key}_over_bound": round(found[key] / found["bound"], 3) for key in over}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=[*MODELS, "gan", "resnet"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "floors.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    now = conditions()
+    rows = earlier_by(options.out, KEY)
+    for name in options.models:
+        rows[name,] = {"model": name} | measure(name) | {"commit": now["commit"]}
+        print({key: value for key, value in rows[name,].items() if key != "commit"}, flush=True)
+        write("floors", now | {"rows": [*rows.values()]}, options.out)
+
+
+if __name__ == "__main__":
+    main()
