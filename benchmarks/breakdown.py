@@ -1,0 +1,169 @@
+"""Where the time of a step within a budget goes, as Figure 4 of the paper on DTR has it.
+
+    scripts/bench breakdown [--models gpt bert ...] [--fraction 0.5] [--rounds 5]
+
+For each model and both cores, over the plain step:
+
+`bookkeeping`: what a step takes more that is only watched, without a limit.
+`recomputation`: what the operators that ran again took, by the prices that decide.
+`choosing`: what a simulation of the same step takes more with the budget than without one: the same
+    engine, with no operators to run.
+`other`: what is left: running operators again beside their own time, letting go of memory, and what
+    a busy cache costs.
+
+Plain, watched and limited steps take turns, block by block; time is that of the processor, with one
+thread, and each is the median of the rounds. Each point is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from _common import ROOT, answers, conditions, earlier_by, write
+from _trainer import Trainer, activations
+from _workloads import WORKLOADS
+from restarts import MODELS
+
+import rekindle
+
+RESULTS = ROOT / "benchmarks" / "results"
+KEY = ("model", "core")
+CORES = ("native", "python")
+PARTS = ("bookkeeping", "recomputation", "choosing", "other")
+SECONDS = 0.6  # of a block
+MOST_SECONDS = 590.0  # of a point
+WARM_UP = 3  # steps: until every operator has its price
+
+
+def seconds(run: Callable[[], object], count: int = 1) -> float:
+    """Of the processor, for one of so many."""
+    gc.collect()
+    start = time.process_time()
+    for _ in range(count):
+        run()
+    return (time.process_time() - start) / count
+
+
+def timed(
+    trainer: Trainer, within: Callable[[], AbstractContextManager[Any]], count: int
+) -> tuple[float, float]:
+    """Seconds of a step, and of what ran again in it."""
+    with within() as run:
+        for _ in range(WARM_UP):
+            trainer.step()
+        before = 0 if run is None else run.recompute_ns
+        taken = seconds(trainer.step, count)
+        again = 0 if run is None else run.recompute_ns - before
+    return taken, again / count / 1e9
+
+
+def choosing(trainer: Trainer, budget: int, core: Any, rounds: int) -> float:
+    """Seconds that the engine takes to choose in one step."""
+    with rekindle.budget.unlimited():
+        for _ in range(WARM_UP):
+            trainer.step()
+    trace = rekindle.capture(trainer.step)
+    rekindle.simulate(trace, budget=budget, core=core)
+    least = [
+        min(seconds(lambda: rekindle.simulate(trace, budget=amount, core=core))  # noqa: B023
+            for _ in range(rounds))
+        for amount in (budget, None)
+    ]  # fmt: skip
+    return max(0.0, least[0] - least[1])
+
+
+def measure(name: str, core: Any, fraction: float, rounds: int) -> dict[str, Any]:
+    trainer = Trainer(WORKLOADS[name], "cpu")
+    for _ in range(2):
+        trainer.step()
+    constants = trainer.constants()
+    budget = constants + int(fraction * activations(trainer, "cpu"))
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "plain": nullcontext,
+        "watched": lambda: rekindle.budget.unlimited(core=core),
+        "limited": lambda: rekindle.budget(budget, core=core),
+    }
+    count = max(2, int(SECONDS / seconds(trainer.step)))
+    taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, within in ways.items():
+            taken[way].append(timed(trainer, within, count))
+    plain, watched, limited = (statistics.median(each for each, _ in taken[way]) for way in ways)
+    again = statistics.median(each for _, each in taken["limited"])
+    chose = choosing(trainer, budget, core, rounds)
+    found = {
+        "bookkeeping": watched - plain,
+        "recomputation": again,
+        "choosing": chose,
+        "other": limited - watched - again - chose,
+    }
+    told = {part: round(value / plain, 4) for part, value in found.items()}
+    return {"plain_ms": round(1e3 * plain, 2), "time": round(limited / plain, 4)} | told
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A pair of bars a model: the native core, and the one in Python."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(CORES), figsize=(11, 4.2), layout="constrained")
+    for axis, core in zip(axes, CORES, strict=True):
+        own = [row for row in rows if row["core"] == core and "time" in row]
+        names = [row["model"] for row in own]
+        above = [1.0] * len(own)
+        axis.bar(names, above, color="#c8c8c8", label="operators")
+        for part, color in zip(PARTS, ("#4c78a8", "#f58518", "#e45756", "#72b7b2"), strict=True):
+            heights = [max(0.0, row[part]) for row in own]
+            axis.bar(names, heights, bottom=above, color=color, label=part)
+            above = [low + height for low, height in zip(above, heights, strict=True)]
+        axis.set_title(f"{core} core")
+        axis.set_ylabel("time of a step, over plain")
+        axis.tick_params(axis="x", rotation=40)
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=[*MODELS])
+    parser.add_argument("--cores", nargs="+", choices=CORES, default=[*CORES])
+    parser.add_argument("--fraction", type=float, default=0.5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS / "breakdown.json")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        torch.set_num_threads(1)
+        try:
+            print(json.dumps(measure(*options.worker, options.fraction, options.rounds)))
+        except rekindle.OutOfBudget as error:
+            print(json.dumps({"infeasible": str(error).splitlines()[0]}))
+        return
+    now = conditions() | {"fraction": options.fraction}
+    rows = earlier_by(options.out, KEY)
+    for name in options.models:
+        for core in options.cores:
+            settings = ["--fraction", str(options.fraction), "--rounds", str(options.rounds)]
+            command = [sys.executable, __file__, "--worker", name, core, *settings]
+            *_, told = answers(command, MOST_SECONDS)
+            rows[name, core] = {"model": name, "core": core} | told | {"commit": now["commit"]}
+            print({key: value for key, value in rows[name, core].items() if key != "commit"},
+                  flush=True)  # fmt: skip
+            write("breakdown", now | {"rows": [*rows.values()]}, options.out)
+    draw([*rows.values()], options.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
