@@ -140,7 +140,8 @@ class OutOfBudget(RekindleError, MemoryError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._look()
-        return super().__reduce__()
+        again, made_of, state = super().__reduce__()
+        return again, made_of, {key: value for key, value in state.items() if key != "look_ahead"}
 
     def _look(self) -> None:
         look_ahead = self.__dict__.pop("look_ahead", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 from collections.abc import Callable
@@ -122,6 +123,18 @@ def test_nothing_is_rehearsed_unless_somebody_asks(monkeypatch: pytest.MonkeyPat
     assert str(caught.value)
     assert str(caught.value)
     assert len(rehearsed) == 1
+
+
+def test_nothing_is_rehearsed_within_another_budget() -> None:
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        chain()()
+    with rekindle.budget.unlimited() as run:
+        assert caught.value.worth_trying == caught.value.smallest_budget
+        assert "rehearsal" not in str(caught.value)
+        assert pickle.loads(pickle.dumps(copy.copy(caught.value))).args == caught.value.args
+    assert run.memory == 0
+    assert caught.value.worth_trying > caught.value.smallest_budget
+    assert "rehearsal" in str(caught.value)
 
 
 def test_the_backward_pass_can_come_too_short_as_well() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -30,21 +30,30 @@ def look_ahead(
     owners: Owners,
     device: torch.device,
     policy: Policy,
+    within_another: Callable[[], bool],
 ) -> None:
     """What `error` says is worth trying will be what the models that were called need for whole
-    steps, as far as that can be known. Rehearsing them takes seconds: only if it is asked."""
+    steps, as far as that can be known. Rehearsing them takes seconds: only if it is asked, and not
+    within another budget, which would see it."""
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
         with suppress(TypeError, RuntimeError, NotImplementedError):  # it cannot be remembered
             calls = [ModelCall(frame)]
     if calls:
-        error.look_ahead = partial(_name, calls, device, policy)
+        error.look_ahead = partial(_name, calls, device, policy, within_another)
 
 
 def _name(
-    calls: Sequence[ModelCall], device: torch.device, policy: Policy, error: OutOfBudget
+    calls: Sequence[ModelCall],
+    device: torch.device,
+    policy: Policy,
+    within_another: Callable[[], bool],
+    error: OutOfBudget,
 ) -> None:
+    if within_another():
+        error.look_ahead = partial(_name, calls, device, policy, within_another)  # later
+        return
     known = _known()
     found: list[Bytes] = []
     for call in calls:

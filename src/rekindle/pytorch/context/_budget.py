@@ -366,7 +366,8 @@ class budget:
         given = self._arguments
         if given.evict == "saved" and given.swap is None:  # other ways need less
             device, policy = driver.device, policy_of(given.policy)
-            look_ahead(error, traceback, driver.owners, device, policy)
+            active = lambda: budget._active is not None  # noqa: E731
+            look_ahead(error, traceback, driver.owners, device, policy, active)
 
     @contextmanager
     def _in_thread(
