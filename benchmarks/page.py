@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from _memory import breakdown, cap, compiled, floors, restarts  # noqa: E402
+from _tables import (  # noqa: E402
+    cell,
+    load,
+    outcome,
+    percent,
+    said,
+    several_runs,
+    share,
+    spread,
+    table_of,
+)
+
 WAYS = ("recompute", "swap", "hybrid")
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -25,8 +39,9 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        on_device, peers, largest_batch, runtime, policies, learned, prediction, accuracy, anything,
-        swap, mixtures, planners, scale, zoo, sweeps,
+        on_device, peers, compiled, largest_batch, runtime, breakdown, cap, floors, restarts,
+        policies, learned, prediction, accuracy, anything, swap, mixtures, planners, scale, zoo,
+        sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
@@ -424,59 +439,6 @@ def sweeps() -> str:
         )
         + "\n"
     )
-
-
-def share(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    most = "" if row.get("bisected", True) else "at most "  # nothing less was tried to its end
-    return f"{most}{row['fraction']:.0%} ({row['recomputed']:.0%})"
-
-
-def outcome(row: dict[str, Any]) -> str:
-    return percent(row["overhead"]) if "overhead" in row else row["status"]
-
-
-def load(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def said(found: dict[str, Any]) -> str:
-    """The command, the machine and the commit."""
-    machine, versions = found["machine"], found["versions"]
-    return (
-        f"`{found['command']}`, {machine['cpu']}, {machine['cores']} cores, "
-        f"torch {versions['torch']}, commit `{found['commit'][:9]}`."
-    )
-
-
-def several_runs(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """The commits of rows that were not all measured at the same one."""
-    commits = dict.fromkeys(row["commit"][:10] for row in rows)
-    told = ", ".join(f"`{commit}`" for commit in commits)
-    return [f"Measured in several runs, at the commits {told}."] if len(commits) > 1 else []
-
-
-def table_of(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    line = "|".join(["---", *("--:" for _ in heads[1:])])
-    return [
-        f"| {' | '.join(map(str, heads))} |",
-        f"|{line}|",
-        *(f"| {' | '.join(map(str, row))} |" for row in rows),
-    ]
-
-
-def cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def spread(values: dict[str, float]) -> str:
-    return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"
 
 
 if __name__ == "__main__":
