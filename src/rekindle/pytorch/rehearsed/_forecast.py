@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, final
 
 import torch
@@ -107,19 +108,27 @@ class _Step:
         self.held: dict[str, Bytes] = {}
 
     def rehearse(self) -> Trace:
-        """The second of two steps: there the optimizer has its state."""
-        with self._fakes.mode, torch.device(self._fakes.device):
-            as_on_device(self._optimizer, self._fakes.device)
-            if self._optimizer is not None and not self._optimizer.state:
-                self._run()
+        """The optimizer's step, which makes its state, then forward and backward beside that."""
+        on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
+        with self._fakes.mode, on_device:
             tracer = Tracer(self._fakes, self._made_up, self._take)
             for tensors in self._there().values():
                 for tensor in tensors:
                     tracer.meet(tensor)
             self.held = {name: bytes_of(tensors) for name, tensors in self._there().items()}
             with tracer:
+                if self._optimizer is not None:
+                    self._optimize(self._optimizer)
                 self._run()
             return tracer.build()
+
+    def _optimize(self, optimizer: Optimizer) -> None:
+        as_on_device(optimizer, self._fakes.device)
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
 
     def _there(self) -> dict[str, Sequence[Tensor]]:
         """What is there before a step, by category."""
@@ -133,16 +142,11 @@ class _Step:
         }
 
     def _run(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.zero_grad()
         args, kwargs = self._inputs
         output = self._model(*args, **kwargs)  # which the program may keep
         loss = _loss_of(output)
         if loss is not None:
             loss.backward()
-            del loss, output
-            if self._optimizer is not None:
-                self._optimizer.step()
 
     def _take(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], made: Bytes
