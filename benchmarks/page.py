@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from _compiled_table import HEADS, depths, table
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WAYS = ("recompute", "swap", "hybrid")
@@ -25,8 +27,8 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        on_device, peers, largest_batch, runtime, policies, learned, prediction, accuracy, anything,
-        swap, mixtures, planners, scale, zoo, sweeps,
+        on_device, peers, compiled, largest_batch, runtime, policies, learned, prediction, accuracy,
+        anything, swap, mixtures, planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 
@@ -104,6 +106,20 @@ def peers() -> str:
         if (picture := PAGE.parent / "images" / f"peers_{model}.png").exists():
             parts += ["", f"![Time against memory, {model}](images/{picture.name})"]
     return "\n".join(parts) + "\n"
+
+
+def compiled() -> str:
+    if not (found := load("compiled")):
+        return ""
+    parts = [
+        "## Compiled plans",
+        "",
+        said(found),
+        *several_runs(found["rows"]),
+        depths(found["rows"]),
+    ]
+    parts += ["What is called rekindle compiled above is from before there were segments.", ""]
+    return "\n".join([*parts, *table_of(HEADS, table(found["rows"]))]) + "\n"
 
 
 def largest_batch() -> str:
