@@ -107,7 +107,7 @@ def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, A
         said = False
         try:
             for line in process.stdout or ():
-                if line.startswith("{"):
+                if line.startswith("{") and line.endswith("\n"):  # whole, if it was killed
                     said = True
                     yield json.loads(line)
             code = process.wait()
@@ -120,7 +120,8 @@ def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, A
             yield {"failed": f"took more than {most_seconds:.0f} s"}
         elif code or not said:
             errors.seek(0)
-            yield {"failed": (errors.read().strip().splitlines() or ["no output"])[-1][:200]}
+            silent = f"no output, exit status {code}"
+            yield {"failed": (errors.read().strip().splitlines() or [silent])[-1][:200]}
 
 
 def _cpu() -> str:

@@ -99,21 +99,3 @@ def restarts() -> str:
         text += f" Of {zoo.total()} architectures of the zoo {of_zoo}."
     heads = ["model", "first budget", "restarts", "budget that did", "smallest that does"]
     return section("Starting again with more", found, text, table_of(heads, rows))
-
-
-def compiled() -> str:
-    found = load("compiled")
-    if not found:
-        return ""
-    measured = [row for row in found["rows"] if "time" in row]
-    rows = [
-        [row["model"], row["way"], f"{row['fraction']:.0%}", cell(row["time"]["median"]),
-         cell(row["over_budget"]), f"{row['build_cpu_seconds']:.0f} s"]
-        for row in measured
-    ]  # fmt: skip
-    text = (
-        "Time of a step over plain PyTorch, the peak by allocator events over the budget, and the "
-        "processor's time that it took to build, cold."
-    )
-    heads = ["model", "way", "activations", "time", "peak over budget", "built in"]
-    return section("Compiled plans", found, text, table_of(heads, rows))

@@ -3,12 +3,16 @@
     scripts/bench compiled [--models gpt bert ...] [--ways ...] [--fractions 0.5 ...] [--rounds 5]
 
 Each point is a process of its own with an empty cache of Inductor, so that what it compiles it
-compiles cold: `build_seconds` are those of tracing, measuring, compiling and planning together, by
-the clock, and `build_cpu_seconds` those of the processor, the C++ compiler's included. Then the
-plain model and the changed one train in turn, block by block (A B A B); time is that of the
-processor, with one thread, so that what else runs on the machine disturbs little. Memory is by
-allocator events as in `peers`; `over_budget` is the peak of a step over the budget. `differs` is
-the largest difference of a gradient from the plain model's, over the largest gradient.
+compiles cold, and no known prices: `build_seconds` are those of tracing (with the cut and the first
+step), measuring, compiling and planning together, by the clock, `phases` those of each, and
+`build_cpu_seconds` those of the processor, the C++ compiler's included. Then the plain model and
+the changed one train in turn, block by block (A B A B); time is that of the processor, with one
+thread, so that what else runs on the machine disturbs little. Memory is by allocator events as in
+`peers`; `over_budget` is the peak of a step over the budget. `differs` is the largest difference of
+a gradient from the plain model's, over the largest gradient (of torch.compile when it draws random
+numbers as eager PyTorch does, which is not what is timed); `equal_to_unlimited`: all gradients are
+those of the same compiled code without a budget, bit for bit. A process that dies, or takes too
+long, has `failed` in its row, beside what was known by then.
 
 `--depths` instead: what it takes to compile GPTs of 4 and of 48 blocks.
 """
@@ -16,12 +20,17 @@ the largest difference of a gradient from the plain model's, over the largest gr
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import os
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +40,10 @@ from _trainer import Trainer, activations
 from _workloads import WORKLOADS, Workload
 
 import rekindle
+from rekindle import _facade
+from rekindle.planners import KeepAll
+from rekindle.pytorch.planned import _prices
+from rekindle.pytorch.planned._segments import Segment
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "way", "fraction")
@@ -39,6 +52,54 @@ FRACTIONS = (1.0, 0.5, 0.25, 0.15)  #: of the activation memory of the plain run
 SECONDS = 0.6  # of a block
 MOST_SECONDS = 590.0  # of a point
 DEPTHS = (4, 48)
+
+
+class Phases:
+    """Seconds by the clock of each phase; one that is inside of another counts for itself only."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._within = ["tracing"]
+        self._since = time.perf_counter()
+
+    def told(self) -> dict[str, float]:
+        self._turn()
+        return {name: round(seconds, 1) for name, seconds in self.seconds.items()}
+
+    @contextmanager
+    def watched(self) -> Iterator[Phases]:
+        """Inside of it the phases of plans are told apart."""
+        parts: dict[str, tuple[type[Any], str]] = {
+            "measuring": (_prices.Prices, "of"),
+            "compiling": (Segment, "compile"),
+            "planning": (_facade._Plans, "__call__"),
+        }
+        own = {name: getattr(kind, method) for name, (kind, method) in parts.items()}
+        for name, (kind, method) in parts.items():
+            setattr(kind, method, self._timed(name, own[name]))
+        try:
+            yield self
+        finally:
+            for name, (kind, method) in parts.items():
+                setattr(kind, method, own[name])
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._turn()
+            self._within.append(name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._turn()
+                self._within.pop()
+
+        return timed
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._within[-1]] += now - self._since
+        self._since = now
 
 
 def block(trainer: Trainer, count: int) -> float:
@@ -63,22 +124,24 @@ def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, 
         trainer.called = torch.compile(trainer.model)
         trainer.step()
     else:
-        plan = rekindle.plan(
-            trainer.model,
-            (trainer.batch[0],),
-            budget=budget,
-            reserve=reserve,
-            check=False,
-            compile=way == "compiled plan",
-        )
-        trainer.called = plan.apply()
+        with Phases().watched() as phases:
+            plan = rekindle.plan(
+                trainer.model,
+                (trainer.batch[0],),
+                budget=budget,
+                reserve=reserve,
+                check=False,
+                compile=way == "compiled plan",
+            )
+            trainer.called = plan.apply()
+            trainer.step()
+        told["phases"] = phases.told()
         told["recomputation"] = plan.overhead
         told["planner_seconds"] = round(plan.plan.seconds, 1)
         trace = plan.trace
         told["operators"] = len(trace.ops)
         names = [op.name for op in trace.ops if op.name.startswith("compiled(")]
         told["segments"] = {"calls": len(names), "distinct": len(set(names))}
-        trainer.step()
     told["build_seconds"] = round(time.perf_counter() - began, 1)
     told["build_cpu_seconds"] = round(processor_seconds() - used, 1)
     return told
@@ -91,11 +154,38 @@ def gradients(trainer: Trainer) -> list[torch.Tensor]:
     return [each.grad.clone() for each in trainer.model.parameters() if each.grad is not None]
 
 
+def make_alike(other: Trainer, one: Trainer) -> None:
+    """Has `other` begin its next step where `one` begins its own."""
+    other.model.load_state_dict(one.model.state_dict())
+    if hasattr(one.called, "state"):  # where a batch begins, from the batch before it
+        other.called.state = copy.deepcopy(one.called.state)
+
+
+def is_unlimited(limited: Trainer, budget: int) -> bool:
+    """Whether gradients are those of the same compiled code with nothing evicted, bit for bit."""
+    free = Trainer(limited.workload, "cpu")
+    plan = rekindle.plan(
+        free.model, (free.batch[0],), budget=budget, planner=KeepAll(), check=False, compile=True
+    )
+    free.called = plan.apply()
+    make_alike(free, limited)
+    pairs = zip(gradients(limited), gradients(free), strict=True)
+    return all(torch.equal(found, wanted) for found, wanted in pairs)
+
+
 def differs(plain: Trainer, other: Trainer) -> float:
-    other.model.load_state_dict(plain.model.state_dict())
+    make_alike(other, plain)
     pairs = [*zip(gradients(other), gradients(plain), strict=True)]
     largest = max(float(wanted.abs().max()) for _, wanted in pairs)
     return max(float((found - wanted).abs().max()) for found, wanted in pairs) / largest
+
+
+def drawing_as_eager(workload: Workload) -> Trainer:
+    """By torch.compile with the random numbers of eager PyTorch, which cost it time."""
+    torch._dynamo.reset()
+    trainer = Trainer(workload, "cpu")
+    trainer.called = torch.compile(trainer.model, options={"fallback_random": True})
+    return trainer
 
 
 def measure(workload: Workload, way: str, fraction: float, rounds: int) -> dict[str, Any]:
@@ -106,15 +196,19 @@ def measure(workload: Workload, way: str, fraction: float, rounds: int) -> dict[
     peak = constants + activations(plain, "cpu")
     budget = constants + int(fraction * (peak - constants))
     told = changed(way, other, budget, plain.state())
-    difference = differs(plain, other)
+    print(json.dumps(told), flush=True)  # known, whatever becomes of the rest
     used = constants + activations(other, "cpu")
     count = max(2, int(SECONDS / block(plain, 1)))
     pairs = [(block(plain, count), block(other, count)) for _ in range(rounds)]
+    if way == "compiled plan":
+        told["equal_to_unlimited"] = is_unlimited(other, 4 * peak)
+    if way == "torch.compile":
+        other = drawing_as_eager(workload)
     return told | {
         "memory": round((used - constants) / (peak - constants), 4),
         "over_budget": round(used / budget, 4),
         "time": spread([taken / free for free, taken in pairs], 3),
-        "differs": difference,
+        "differs": differs(plain, other),
     }
 
 
@@ -144,10 +238,13 @@ def show(row: dict[str, Any]) -> None:
 
 
 def fresh(command: list[str]) -> dict[str, Any]:
-    """What a process says that finds nothing compiled before."""
+    """What a process says that finds nothing compiled before, and how it ended if not well."""
+    row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        return [*answers([sys.executable, __file__, *command], MOST_SECONDS)][-1]
+        for said in answers([sys.executable, __file__, *command], MOST_SECONDS):
+            row |= said
+    return row
 
 
 def main() -> None:
@@ -163,6 +260,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker:
         torch.set_num_threads(1)
+        prices = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "prices"
+        _prices.cache_folder = lambda: prices
         name, way, fraction = options.worker
         done = depth(int(fraction)) if name == "depth" else worker(
             name, way, float(fraction), options.rounds
@@ -170,7 +269,7 @@ def main() -> None:
         print(json.dumps(done))
         return
     now = conditions()
-    rows = earlier_by(options.out, KEY)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {**earlier_by(options.out, KEY)}
     points = [
         (name, way, fraction)
         for name in options.models

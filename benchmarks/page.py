@@ -10,7 +10,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from _memory import breakdown, cap, compiled, floors, restarts  # noqa: E402
+from _compiled_table import HEADS, depths, table  # noqa: E402
+from _memory import breakdown, cap, floors, restarts  # noqa: E402
 from _tables import (  # noqa: E402
     cell,
     load,
@@ -119,6 +120,20 @@ def peers() -> str:
         if (picture := PAGE.parent / "images" / f"peers_{model}.png").exists():
             parts += ["", f"![Time against memory, {model}](images/{picture.name})"]
     return "\n".join(parts) + "\n"
+
+
+def compiled() -> str:
+    if not (found := load("compiled")):
+        return ""
+    parts = [
+        "## Compiled plans",
+        "",
+        said(found),
+        *several_runs(found["rows"]),
+        depths(found["rows"]),
+    ]
+    parts += ["What is called rekindle compiled above is from before there were segments.", ""]
+    return "\n".join([*parts, *table_of(HEADS, table(found["rows"]))]) + "\n"
 
 
 def largest_batch() -> str:

@@ -159,6 +159,38 @@ def test_the_segments_are_the_same_for_all_budgets(one_by_one: list[fx.Graph]) -
     assert first._planned.segments == other._planned.segments
 
 
+class Recurrent(nn.Module):
+    """Gates from the norm of a sum of two products, a state that they are applied to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_input, self.of_state = (nn.Linear(WIDTH, 3 * WIDTH) for _ in "ab")
+        self.norm = nn.LayerNorm(3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x
+        for _ in range(4):
+            f, i, o = self.norm(self.of_input(x) + self.of_state(h)).chunk(3, dim=1)
+            c = torch.sigmoid(f) * c + torch.tanh(i)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return h
+
+
+def test_what_is_computed_from_a_sum_is_computed_again_from_the_sum(
+    one_by_one: list[fx.Graph],
+) -> None:
+    """Not from the two that are added, whatever else it reads."""
+    same(Recurrent)
+    norms = [
+        node
+        for graph in one_by_one
+        for node in graph.nodes
+        if node.target is torch.ops.aten.native_layer_norm.default
+    ]
+    assert norms
+    assert all(node.args[0].op == "placeholder" for node in norms)
+
+
 def test_what_is_slower_than_its_operators_is_not_called(
     monkeypatch: pytest.MonkeyPatch, one_by_one: list[fx.Graph]
 ) -> None:

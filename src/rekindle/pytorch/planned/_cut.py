@@ -12,8 +12,8 @@ The model. In bytes moved, for on memory light operators wait:
 - Light operators between two of these, in one pass, are a run. Of a run those belong together that
   are connected by what they make or read: only there traffic is saved.
 - What leaves a segment is written in any case, and a cut behind it costs one more read. It is made
-  where the rest can be computed from at most half the bytes (a sum of the residual stream, from
-  which the norm follows): who wants the rest again needs less at hand.
+  where what passes is at most half of what it stands for (the sum of two products, from which a
+  norm and gates follow): who wants the rest again needs less at hand.
 - A segment is compiled where that saves enough: the bytes its operators move one by one, less what
   it reads and writes as a whole, at least `WORTH` of all that light operators move. The others run
   one by one. So what is compiled in vain is bounded, and the time of it. Nor is a segment called
@@ -225,8 +225,8 @@ class Cut:
         return ties | {(node, index) for index in range(len(_fakes(node)))}
 
     def _at_waists(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Cuts where all that passes is written in any case, and is at most half of what was read
-        to make it and the rest."""
+        """Cuts where all that passes is written in any case, and is at most half of what the rest
+        then need not read."""
         begun = 0
         for end in range(1, len(nodes)):
             made, rest = nodes[begun:end], nodes[end:]
@@ -235,7 +235,8 @@ class Cut:
             passing = [place for place in needed if place[0] in before]
             if not passing or any(self._readers[place] <= {*made, *rest} for place in passing):
                 continue
-            if 2 * _sum(needed) <= _sum(self.reads(nodes[begun:])):
+            spared = set(self.reads(nodes[begun:])).difference(needed)
+            if 2 * _sum(passing) <= _sum(spared):
                 yield made
                 begun = end
         yield nodes[begun:]

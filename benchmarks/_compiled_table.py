@@ -1,0 +1,49 @@
+"""The results of `compiled` as rows of a table for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+HEADS = (
+    "", "within", "", "time over plain", "memory", "peak over budget", "built in s",
+    "of it compiling", "bits as without a budget",
+)  # fmt: skip
+
+
+def table(rows: Iterable[dict[str, Any]]) -> list[list[str]]:
+    """Model by model, from the largest budget to the smallest."""
+    points = [row for row in rows if row["model"] != "depth"]
+    models = list(dict.fromkeys(row["model"] for row in points))
+    points.sort(key=lambda row: (models.index(row["model"]), -row["fraction"]))
+    return [[row["model"], _within(row), row["way"], *_figures(row)] for row in points]
+
+
+def _within(row: dict[str, Any]) -> str:
+    return "" if row["way"] == "torch.compile" else f"{row['fraction']:.0%}"
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    if "time" not in row:
+        told = "no plan" if "infeasible" in row else f"`{row['failed']}`"
+        return [told, "", "", "", "", ""]
+    time, is_limited = row["time"], row["way"] != "torch.compile"
+    return [
+        f"{time['median']:.2f} ({time['min']:.2f}-{time['max']:.2f})",
+        f"{row['memory']:.0%}",
+        f"{row['over_budget']:.3f}" if is_limited else "",
+        f"{row['build_seconds']:.0f}",
+        f"{row['phases']['compiling']:.0f}" if row["way"] == "compiled plan" else "",
+        {True: "yes", False: "no", None: ""}[row.get("equal_to_unlimited")],
+    ]
+
+
+def depths(rows: Iterable[dict[str, Any]]) -> str:
+    """What it takes to build plans of GPTs of several depths."""
+    told = [
+        f"{row['fraction']:.0f} blocks {row['build_seconds']:.0f} s"
+        f" ({row['phases']['compiling']:.0f} of them compiling)"
+        for row in rows
+        if row["model"] == "depth" and "phases" in row
+    ]
+    return f"Built at half of the activations: {', '.join(told)}." if told else ""
