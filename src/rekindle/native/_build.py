@@ -163,7 +163,8 @@ def _paths(sources: Sequence[str]) -> list[Path]:
 
 def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
     compiler = _compiler()
-    flags, links, torch = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"], ["-shared"], ""
+    flags, links = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"], ["-shared", "-pthread"]
+    torch = ""
     if sys.platform == "darwin":
         links += ["-undefined", "dynamic_lookup"]
     if with_torch:

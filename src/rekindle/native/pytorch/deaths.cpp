@@ -1,5 +1,7 @@
 #include "deaths.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <mutex>
 
@@ -12,6 +14,13 @@ namespace {
 
 // Who is to hear. Memory may be freed while the process ends.
 struct Everybody final {
+    // A thread that is amid this while another one forks is not there in the child process, which
+    // would wait for it for ever.
+    Everybody() { pthread_atfork(&hold, &let_go, &let_go); }
+
+    static void hold() noexcept;
+    static void let_go() noexcept;
+
     SpinLock flag;
     std::vector<Deaths*> listening;
 };
@@ -19,6 +28,20 @@ struct Everybody final {
 Everybody& everybody() noexcept {
     static Everybody& made = immortal<Everybody>();
     return made;
+}
+
+void Everybody::hold() noexcept {
+    everybody().flag.lock();
+    for (Deaths* each : everybody().listening) {
+        each->hold();
+    }
+}
+
+void Everybody::let_go() noexcept {
+    for (Deaths* each : everybody().listening) {
+        each->let_go();
+    }
+    everybody().flag.unlock();
 }
 
 void tell(void* context, bool& late) {

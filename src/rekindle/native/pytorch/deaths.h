@@ -35,6 +35,11 @@ public:
     // Both since this was last asked, added to what is there.
     void take(std::vector<const void*>& addresses, std::vector<Record*>& records);
 
+    // Nobody is amid this between the two: a child process that is forked then can go on with it.
+    void hold() noexcept { flag_.lock(); }
+
+    void let_go() noexcept { flag_.unlock(); }
+
     // The context is over: no operator comes by any more to look.
     std::atomic<bool> late{false};
 

@@ -1,0 +1,50 @@
+"""Threads and child processes amid what the native core shares between threads, without Python.
+
+`scripts/sanitize --threads` runs the same program under ThreadSanitizer.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rekindle.native import _build
+
+PROGRAM = Path(__file__).with_name("threads.cpp")
+FOLDER = _build.FOLDER / "pytorch"
+SOURCES = [PROGRAM, FOLDER / "deaths.cpp", FOLDER / "counting.cpp"]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    if sys.platform != "linux" or shutil.which(compiler[0]) is None:
+        pytest.skip("needs Linux and a C++ compiler")
+    flags, links, _ = _build._torch()
+    library = next(link.removeprefix("-L") for link in links if link.startswith("-L"))
+    made = tmp_path_factory.mktemp("program") / "threads"
+    subprocess.run(
+        [*compiler, *_build.FLAGS, *flags, f"-I{FOLDER}", *map(str, SOURCES), "-o", str(made),
+         f"-L{library}", "-lc10", f"-Wl,-rpath,{library}", "-pthread"],
+        check=True,
+    )  # fmt: skip
+    return made
+
+
+def test_who_is_to_hear_of_deaths_hears_of_all(program: Path) -> None:
+    run(program, "threads")
+
+
+def test_a_child_process_does_not_wait_for_threads_that_it_has_not(program: Path) -> None:
+    run(program, "forks")
+
+
+def run(program: Path, what: str) -> None:
+    done = subprocess.run([program, what], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

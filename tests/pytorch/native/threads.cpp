@@ -1,0 +1,147 @@
+// Threads amid the parts of the native core that they share, without Python: who hears of memory
+// that dies, and what counts allocations. `threads`: all at once, for ThreadSanitizer. `forks`:
+// children of a process whose threads are amid it.
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "counting.h"
+#include "deaths.h"
+
+namespace rekindle {
+
+void settle_late() noexcept {}  // there is no driver
+
+}  // namespace rekindle
+
+namespace {
+
+using Home = c10::intrusive_ptr<c10::StorageImpl>;
+using Addresses = std::vector<const void*>;
+using Records = std::vector<rekindle::Record*>;
+
+constexpr int STORAGES = 4000;
+constexpr int FORKS = 200;
+constexpr unsigned PATIENCE_S = 5;
+
+Home make(std::size_t nbytes) {
+    Home made = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), nbytes, c10::GetCPUAllocator(), true
+    );
+    static_cast<char*>(made->mutable_data())[0] = 1;
+    return made;
+}
+
+void allocate_and_free(std::atomic<long>& watched) {
+    for (std::size_t i = 0; i < STORAGES; ++i) {
+        Home home = make(64 + i % 512);
+        watched += rekindle::watch(*home) ? 1 : 0;
+        if (i % 100 == 0) {  // it dies in another thread
+            std::thread([given = std::move(home)]() mutable { given.reset(); }).join();
+        }
+    }
+}
+
+// How many died that nobody heard of.
+long threads() {
+    std::atomic<bool> over{false};
+    std::atomic<long> watched{0};
+    rekindle::Deaths all;
+    Addresses heard;
+    std::thread contexts([&] {
+        while (!over) {
+            rekindle::Deaths one;
+            one.late.store(true, std::memory_order_relaxed);
+            Addresses addresses;
+            Records records;
+            one.take(addresses, records);
+        }
+    });
+    std::thread counts([&] {
+        while (!over) {
+            rekindle::watch_allocations();
+            std::this_thread::yield();
+            static_cast<void>(rekindle::watched_allocations());
+        }
+    });
+    std::thread hears([&] {
+        Records records;
+        while (!over) {
+            if (all.any()) {
+                all.take(heard, records);
+            }
+        }
+    });
+    std::vector<std::thread> allocate;
+    for (int i = 0; i < 4; ++i) {
+        allocate.emplace_back([&] { allocate_and_free(watched); });
+    }
+    for (std::thread& each : allocate) {
+        each.join();
+    }
+    over = true;
+    contexts.join();
+    counts.join();
+    hears.join();
+    Records records;
+    all.take(heard, records);
+    return watched - static_cast<long>(heard.size());
+}
+
+// How many children ended otherwise than well.
+long forks() {
+    std::atomic<bool> over{false};
+    rekindle::Deaths all;
+    rekindle::watch_allocations();
+    const auto work = [] { rekindle::watch(*make(64)); };
+    std::vector<std::thread> others;
+    for (int i = 0; i < 2; ++i) {
+        others.emplace_back([&] {
+            while (!over) {
+                work();
+            }
+        });
+    }
+    long failed = 0;
+    for (int i = 0; i < FORKS && failed == 0; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(PATIENCE_S);
+            work();
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        failed += status == 0 ? 0 : 1;
+        Addresses addresses;
+        Records records;
+        all.take(addresses, records);
+    }
+    over = true;
+    for (std::thread& each : others) {
+        each.join();
+    }
+    return failed;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    rekindle::count_allocations();
+    if (count != 2 || !rekindle::allocations_are_counted()) {
+        return 2;
+    }
+    const bool forking = std::string_view(arguments[1]) == "forks";
+    const long wrong = forking ? forks() : threads();
+    std::printf("%s: %ld wrong\n", arguments[1], wrong);
+    return wrong == 0 ? 0 : 1;
+}
