@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from _compiled_table import HEADS, depths, table  # noqa: E402
-from _memory import breakdown, cap, floors, restarts  # noqa: E402
-from _tables import (  # noqa: E402
+from _compiled_table import HEADS, depths, table
+from _memory import breakdown, cap, floors, restarts
+from _tables import (
     cell,
     load,
     outcome,
@@ -24,6 +20,7 @@ from _tables import (  # noqa: E402
     table_of,
 )
 
+ROOT = Path(__file__).parents[1]
 WAYS = ("recompute", "swap", "hybrid")
 PAGE = ROOT / "docs" / "benchmarks.md"
 

@@ -326,7 +326,7 @@ void settle_late() noexcept {
                 each->settle();
             }
         }
-    } catch (const std::exception&) {  // nobody to tell; whoever asks next meets it again
+    } catch (...) {  // nobody to tell; whoever asks next meets it again
         the_mutex().unlock();
         return;
     }
