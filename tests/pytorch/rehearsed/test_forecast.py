@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -172,6 +174,37 @@ def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
         Routed()(torch.rand(512, 64))
     assert caught.value.worth_trying == caught.value.smallest_budget
     assert "rehearsal" not in str(caught.value)
+
+
+ALARMING = """
+import torch, rekindle
+from torch import nn
+
+class Grouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.rand(4, 64, 64))
+
+    def forward(self, x):
+        ends = torch.arange(128, 513, 128, dtype=torch.int32)
+        for _ in range(12):
+            x = nn.functional.grouped_mm(x, self.weights, offs=ends)
+        return x
+
+try:
+    with rekindle.budget("400KiB"):
+        Grouped()(torch.rand(512, 64))
+except rekindle.OutOfBudget as error:
+    print(error.worth_trying >= error.smallest_budget)
+"""
+
+
+@pytest.mark.slow
+def test_nobody_is_alarmed() -> None:
+    """PyTorch logs an error where an operator cannot run on shapes, in a process of its own."""
+    ran = subprocess.run([sys.executable, "-c", ALARMING], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "True")
+    assert "grouped_mm" not in ran.stderr
 
 
 def test_who_listens_to_the_model_hears_nothing_of_it() -> None:

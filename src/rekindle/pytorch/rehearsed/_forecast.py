@@ -7,9 +7,11 @@ the loss is computed from the result, or how long each operator takes.
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, final
 
 import torch
@@ -68,7 +70,7 @@ def forecast(
         return None
     state = torch.get_rng_state(), random.getstate()
     try:
-        with _disable_current_modes(), torch.enable_grad():
+        with _disable_current_modes(), torch.enable_grad(), _quietly():
             step = _Step(model, call, device, known)
             trace = step.rehearse()
     finally:
@@ -81,6 +83,31 @@ def forecast(
 def _beside(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
     """What is there that is not the model's: of other models, say."""
     return sum(max(0, held.get(name, 0) - nbytes) for name, nbytes in own.items())
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What cannot be on shapes PyTorch logs, with the whole stack; nobody is to be alarmed."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
+
+
+def _drop_listeners(module: nn.Module) -> None:
+    """What the program hung on a module is to hear of real calls alone. What comes with the
+    library of the module stays, for that may need it; and hooks before a call may make weights."""
+    package = type(module).__module__.partition(".")[0]
+    for hooks in (module._forward_hooks, module._backward_hooks):
+        for key, hook in list(hooks.items()):
+            code = getattr(hook, "__code__", None)
+            installed = code is not None and "-packages" in code.co_filename
+            if not installed or hook.__module__.partition(".")[0] != package:
+                del hooks[key]
 
 
 @final
@@ -96,9 +123,8 @@ class _Step:
         self._place = (device, True) if is_accelerator(device) else None
         self._workspaces = Workspaces(_Unmetered(device))
         self._model = fakes.model(model)
-        for module in self._model.modules():  # what listens is to hear of real calls alone;
-            module._forward_hooks.clear()  # hooks before a call may make the weights
-            module._backward_hooks.clear()
+        for module in self._model.modules():
+            _drop_listeners(module)
         for copied, parameter in zip(self._model.parameters(), model.parameters(), strict=True):
             if parameter.grad is not None:
                 copied.grad = fakes.like(parameter.grad)
