@@ -41,9 +41,9 @@ ALLOWED = {
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
     # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
     # report only what `run.report()` returns: data that draws itself when it is asked to. The
-    # simulator says what a step needs that was rehearsed on shapes.
+    # simulator says what a step needs that was rehearsed on shapes, which takes seconds.
     "pytorch": SHARED
-    | {"trace", "schedule", "policies", "engine", "native", "simulator"}
+    | {"trace", "schedule", "policies", "engine", "native", "simulator", "_progress"}
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},

@@ -176,6 +176,17 @@ def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
     assert "rehearsal" not in str(caught.value)
 
 
+def test_what_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(_ahead.ProgressLine, "__call__", lambda line, text: said.append(text))
+    monkeypatch.setattr(_ahead.ProgressLine, "done", lambda line: said.append("done"))
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
+        chain()()
+    assert str(caught.value)
+    assert "rehearsing the step" in said[0]
+    assert said[-1] == "done"
+
+
 ALARMING = """
 import torch, rekindle
 from torch import nn

@@ -10,6 +10,7 @@ from types import TracebackType
 import torch
 
 from rekindle._errors import OutOfBudget
+from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.native import seen_natively
@@ -54,14 +55,15 @@ def _name(
     if within_another():
         error.look_ahead = partial(_name, calls, device, policy, within_another)  # later
         return
-    known = _known()
+    known, progress = _known(), ProgressLine()
     found: list[Bytes] = []
     for call in calls:
         # Whatever it is that cannot be rehearsed, the error that is there is what matters.
         with suppress(Exception):
-            needed = forecast(call, error.held, device, policy, known)
+            needed = forecast(call, error.held, device, policy, known, progress)
             if needed is not None:
                 found.append(needed)
+    progress.done()
     needed = max(found, default=0)
     if needed <= error.worth_trying:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, final
 
@@ -58,11 +58,13 @@ def forecast(
     device: torch.device,
     policy: Policy,
     known: Known,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Bytes | None:
     """The smallest budget for whole steps with that model; None where it cannot be rehearsed.
 
     held: by category, what could not be let go when the budget came short.
     known: of operators that ran before.
+    report: told now and then what is being done.
     """
     model = call.model()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -71,7 +73,7 @@ def forecast(
     state = torch.get_rng_state(), random.getstate()
     try:
         with _disable_current_modes(), torch.enable_grad(), _quietly():
-            step = _Step(model, call, device, known)
+            step = _Step(model, call, device, known, report)
             trace = step.rehearse()
     finally:
         torch.set_rng_state(state[0])
@@ -115,9 +117,14 @@ class _Step:
     """A training step of a copy of `model`."""
 
     def __init__(
-        self, model: nn.Module, call: ModelCall, device: torch.device, known: Known
+        self,
+        model: nn.Module,
+        call: ModelCall,
+        device: torch.device,
+        known: Known,
+        report: Callable[[str], None],
     ) -> None:
-        self._known = known
+        self._known, self._report = known, report
         self._fakes = fakes = Fakes(device)
         self._made_up = MadeUp(lambda: "")
         self._place = (device, True) if is_accelerator(device) else None
@@ -178,6 +185,7 @@ class _Step:
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], made: Bytes
     ) -> tuple[Nanoseconds, Bytes]:
         """As when it ran before; else by the bytes that it makes, and a guess."""
+        self._report("rehearsing the step on shapes, for a budget that does for all of it")
         tensors = tensors_in([*args, *kwargs.values()])
         found = self._known.get((facts.name, tuple(tuple(each.size()) for each in tensors)))
         if found is not None:
