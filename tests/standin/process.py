@@ -52,8 +52,10 @@ def asked(extension: Path, *questions: str) -> dict[str, Any]:
     Poison among indices may end that process: then that is the answer.
     """
     command = [sys.executable, "-W", "error", "-m", "tests.standin.answers", str(extension)]
+    # Sums that threads share, as of gradients of an index, come out otherwise each time.
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*command, *questions], capture_output=True, text=True, cwd=ROOT, check=False
+        [*command, *questions], capture_output=True, text=True, cwd=ROOT, check=False, env=alone
     )
     if result.returncode < 0:
         return {question: {"ended by signal": -result.returncode} for question in questions}
