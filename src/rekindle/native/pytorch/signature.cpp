@@ -443,12 +443,14 @@ std::size_t signatures_known() noexcept {
     return signatures().n;
 }
 
-void each_signature(const std::function<void(const Signature&)>& visit) {
+std::vector<const Signature*> all_signatures() {
+    std::vector<const Signature*> found;
     for (const Signatures::Slot& each : signatures().slots) {
         if (each.signature) {
-            visit(*each.signature);
+            found.push_back(each.signature.get());
         }
     }
+    return found;
 }
 
 void fix_costs(Nanoseconds cost) noexcept {

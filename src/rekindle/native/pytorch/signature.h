@@ -14,7 +14,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -131,7 +130,7 @@ c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
 );
 std::size_t signatures_known() noexcept;
-void each_signature(const std::function<void(const Signature&)>& visit);
+std::vector<const Signature*> all_signatures();
 
 // Tests give every signature the same price; negative: prices are measured.
 void fix_costs(Nanoseconds cost) noexcept;

@@ -54,9 +54,10 @@ PyObject* seen(PyObject* arguments) {
     parse(arguments, "");
     const Locked lock;
     Object list(PyList_New(0));
-    each_signature([&](const Signature& each) {
+    for (const Signature* known : all_signatures()) {
+        const Signature& each = *known;
         if (each.watched == 0 && each.cost == 0) {
-            return;
+            continue;
         }
         const Object sizes(PyTuple_New(static_cast<Py_ssize_t>(each.geometries.size())));
         for (std::size_t i = 0; i < each.geometries.size(); ++i) {
@@ -71,7 +72,7 @@ PyObject* seen(PyObject* arguments) {
             static_cast<long long>(each.workspace)
         ));
         must(PyList_Append(list.get(), row.get()) == 0);
-    });
+    }
     return list.give();
 }
 
