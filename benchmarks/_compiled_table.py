@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from _tables import spread
+
 HEADS = (
     "", "within", "", "time over plain", "memory", "peak over budget", "built in s",
     "of it compiling", "bits as without a budget",
@@ -27,9 +29,9 @@ def _figures(row: dict[str, Any]) -> list[str]:
     if "time" not in row:
         told = "no plan" if "infeasible" in row else f"`{row['failed']}`"
         return [told, "", "", "", "", ""]
-    time, is_limited = row["time"], row["way"] != "torch.compile"
+    is_limited = row["way"] != "torch.compile"
     return [
-        f"{time['median']:.2f} ({time['min']:.2f}-{time['max']:.2f})",
+        spread(row["time"]),
         f"{row['memory']:.0%}",
         f"{row['over_budget']:.3f}" if is_limited else "",
         f"{row['build_seconds']:.0f}",

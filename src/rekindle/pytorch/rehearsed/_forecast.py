@@ -145,10 +145,10 @@ class _Step:
         on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
         with self._fakes.mode, on_device:
             tracer = Tracer(self._fakes, self._made_up, self._take)
-            for tensors in self._there().values():
+            for name, tensors in self._there().items():
+                self.held[name] = bytes_of(tensors)
                 for tensor in tensors:
                     tracer.meet(tensor)
-            self.held = {name: bytes_of(tensors) for name, tensors in self._there().items()}
             with tracer:
                 if self._optimizer is not None:
                     self._optimize(self._optimizer)
