@@ -99,3 +99,54 @@ def restarts() -> str:
         text += f" Of {zoo.total()} architectures of the zoo {of_zoo}."
     heads = ["model", "first budget", "restarts", "budget that did", "smallest that does"]
     return section("Starting again with more", found, text, table_of(heads, rows))
+
+
+def fragmentation() -> str:
+    found = load("fragmentation")
+    if not found:
+        return ""
+    rows, counted = found["rows"], found["summary"]
+    by_key = {(row["program"], row["ratio"]): row for row in rows}
+    programs, ratios = (list(dict.fromkeys(key[i] for key in by_key)) for i in (0, 1))
+    reserved = [[name, *(_reserved(by_key[name, at]) for at in ratios)] for name in programs]
+    costs = [[row["program"], f"{row['ratio']:.0%}", *_recomputed(row)] for row in rows]
+    costly = [row for row in costs if set(row[3:]) != {row[2]}]
+    text = (
+        "Simulated, by models of PyTorch's allocator for CUDA that were not compared with a device "
+        "yet. What it reserves at most, over the most that is in use, on a device without a limit: "
+        "as it is by default, with `expandable_segments:True`. Budgets are shares of what keeping "
+        f"everything takes; programs where that is less than {found['gigabytes']:.0f} GB were "
+        "enlarged."
+    )
+    limited = (
+        "Recomputation over computation on a device of 1.05 or 1.2 times the budget, where an "
+        "allocation that fails is answered by evicting by score, one after another, or the "
+        "cheapest window of neighbors (x: does not get through). Left out are "
+        f"{len(costs) - len(costly)} of {len(costs)} rows, in which places in memory cost nothing."
+    )
+    count = "Where sums alone get through; better or worse by a thousandth of the computation:"
+    ways = [" ".join(map(str, way)) for way in _WAYS]
+    parts = ["## What an allocator takes beside the sum", "", said(found), "", text, ""]
+    parts += [*table_of(["program", *(f"{at:.0%}" for at in ratios)], reserved), ""]
+    parts += [limited, "", *table_of(["program", "budget", "by sums", *ways], costly), ""]
+    heads = ["device", *next(iter(counted.values()))]
+    parts += [count, "", *table_of(heads, [[name, *of.values()] for name, of in counted.items()])]
+    return "\n".join(parts) + "\n"
+
+
+_WAYS = [
+    (kind, share, repair)
+    for kind in ("native", "expandable")
+    for share in (1.05, 1.2)
+    for repair in ("score", "window")
+]
+
+
+def _reserved(row: dict[str, Any]) -> str:
+    figures = [row[kind]["reserved"] for kind in ("native", "expandable")]
+    return "x" if None in figures else ", ".join(map(cell, figures))
+
+
+def _recomputed(row: dict[str, Any]) -> list[str]:
+    figures = [row["sums"], *(row[kind][f"{repair} {share}"] for kind, share, repair in _WAYS)]
+    return ["x" if figure is None else f"{figure:.3f}" for figure in figures]

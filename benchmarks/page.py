@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from _compiled_table import HEADS, depths, table
-from _memory import breakdown, cap, floors, restarts
+from _memory import breakdown, cap, floors, fragmentation, restarts
 from _tables import (
     cell,
     load,
@@ -38,8 +38,8 @@ def page() -> str:
     """The whole page."""
     sections = (
         on_device, peers, compiled, largest_batch, runtime, breakdown, cap, floors, restarts,
-        policies, learned, prediction, accuracy, anything, swap, mixtures, planners, scale, zoo,
-        sweeps,
+        fragmentation, policies, learned, prediction, accuracy, anything, swap, mixtures, planners,
+        scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rekindle._types import OpId, StorageId
-from rekindle.engine import Call, Engine, NoRoom, Storage
+from rekindle.engine import Call, Engine, NoRoom, Storage, Value
 from rekindle.policies import DTR, LRU, Chooser, Policy
 from rekindle.schedule import Compute, Free, verify
 from rekindle.simulator import replay
@@ -205,6 +205,25 @@ def test_the_reserve_is_let_go_when_nothing_else_is_left() -> None:
             pass
     engine.check()
     assert (engine.memory, engine.reserve) == (0, {})
+
+
+def test_a_driver_says_what_goes_and_what_has_to_stay_stays() -> None:
+    engine = Engine(None, LRU())
+    values: list[Value] = []
+    for number in range(4):
+        call = Call(OpId(number), "make", 1, values[-1:])
+        values.append(call.makes(StorageId(number), 4))
+        list(engine.call(call))
+    stores = [value.storage for value in values]
+    list(engine.pin(values[3]))
+    assert [engine.loss(storage) is None for storage in stores] == [False, False, False, True]
+    freed = list(engine.evict([stores[2], stores[3], stores[0]]))
+    engine.check()
+    assert freed == [Free(StorageId(2)), Free(StorageId(0))]
+    assert engine.loss(stores[0]) is None
+    assert (engine.memory, engine.peak) == (8, 16)
+    assert list(engine.evict(stores[:1])) == []
+    assert list(engine.use(values[2])) == [Compute(OpId(2))]
 
 
 class Eager(Policy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -174,6 +175,9 @@ def test_thrifty_against_its_formula() -> None:
     # Squares of benefits at 20: 100 * 19 / (3 + min(110, 3))**2 = 52.8, 100 * 16 / (7 + 110)**2,
     # and 100 * 1 / 8**2 = 1.6. In full the descendants of the first would make it 0.15.
     assert chooser.choose(20) is links[0]
+    assert chooser.loss(links[0], 20) == pytest.approx((3 + min(110, 2)) / math.sqrt(19))
+    assert chooser.loss(links[3], 20) == pytest.approx((7 + 110) / math.sqrt(16))
+    assert chooser.loss(links[4], 19) == 8  # stale for less than a nanosecond counts as one
 
 
 def test_names_are_of_policies_that_differ() -> None:

@@ -84,6 +84,32 @@ def test_the_chosen_storage_has_the_greatest_benefit(
     assert compared > 300
 
 
+@pytest.mark.parametrize(("policy", "benefit"), FORMULAS, ids=[repr(p) for p, _ in FORMULAS])
+def test_a_loss_is_the_score_without_the_size(
+    policy: Policy, benefit: Callable[[Storage, int], float]
+) -> None:
+    by_size = isinstance(policy, DTR | Largest | MSPS)
+    compared = 0
+    for seed in range(10):
+        trace, budget = _trace(seed)
+
+        def loss_is_as_told(engine: Engine) -> None:
+            nonlocal compared
+            for storage in engine.storages:
+                loss, staleness = engine.loss(storage), engine.clock - storage.last_access
+                assert (loss is None) == (storage.order < 0)
+                if loss and staleness:
+                    size = storage.nbytes if by_size else 1
+                    assert loss == pytest.approx(size / benefit(storage, staleness), rel=1e-12)
+                    compared += 1
+
+        try:
+            replay(trace, budget=budget, policy=policy, watch=loss_is_as_told)
+        except NoRoom:
+            continue
+    assert compared > 300
+
+
 def test_classes_are_the_exact_neighborhood_where_nothing_ever_returns() -> None:
     """Union-find differs from e* in two ways: it does not split, and it mixes directions.
 

@@ -72,7 +72,7 @@ def harshest(
     program: Program,
     *,
     policy: Policy | None = None,
-    evict: Literal["saved", "anything"] = "saved",
+    evict: Literal["saved", "auto", "anything"] = "saved",
     resized: bool = False,
 ) -> Harsh:
     """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard.
@@ -88,7 +88,7 @@ def harshest(
     budget = plain.alive  # what is there at the end must fit in any case
     del step, result
     for _ in range(MOST_ATTEMPTS):
-        step, watch = _built(program), Watch(resized=resized or evict == "anything")
+        step, watch = _built(program), Watch(resized=resized or evict != "saved")
         try:
             with watch, rekindle.budget(budget, policy=policy, evict=evict) as run:
                 result = step()

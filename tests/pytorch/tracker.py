@@ -114,7 +114,7 @@ class Tracker(TorchDispatchMode):
                     self._count(home)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, _bytes_in(storage)
         seen = self._seen.get(key)
         if seen is None:
             self._seen[key] = _Seen(weakref.ref(storage, lambda _: self._freed(key)), size)
@@ -126,7 +126,7 @@ class Tracker(TorchDispatchMode):
     def _look_again(self) -> None:
         for seen in list(self._seen.values()):
             storage = seen.storage()
-            size = seen.size if storage is None else storage.nbytes()
+            size = seen.size if storage is None else _bytes_in(storage)
             self.alive += size - seen.size
             seen.size = size
 
@@ -137,6 +137,15 @@ class Tracker(TorchDispatchMode):
         """The count against a fresh look at everything that is alive."""
         assert all(seen.storage() is not None for seen in self._seen.values())
         assert self.alive == sum(seen.size for seen in self._seen.values())
+
+
+def _bytes_in(storage: torch.UntypedStorage) -> int:
+    """Of its memory: what a budget let go of keeps its size, and refuses to tell an address."""
+    try:
+        storage.data_ptr()
+    except RuntimeError:
+        return 0
+    return storage.nbytes()
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:

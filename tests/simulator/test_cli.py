@@ -47,6 +47,18 @@ def test_json_is_one_object_a_run(logs: Path) -> None:
     assert found["seconds"] > 0
 
 
+def test_an_allocator_tells_what_it_reserves_and_a_device_may_be_too_small(logs: Path) -> None:
+    words = ("simulate", logs / "short.jsonl", "--budget", "9kB", "--allocator", "expandable")
+    found = json.loads(_run(*words, "--json").stdout)
+    assert found["reserved_bytes"] == 2 * 2**20
+    assert 9000 < found["allocated_bytes"] <= 9 * 1024
+    assert "2.0 MiB" in _run(*words).stdout
+    small = json.loads(_run(*words, "--device-memory", "1MiB", "--json").stdout)
+    assert (small["status"], small["reserved_bytes"]) == ("oom", 0)
+    alone = _run(*words[:4], "--device-memory", "1MiB", fails=True)
+    assert "--device-memory wants --allocator" in alone.output
+
+
 def test_a_sweep_over_a_folder_keeps_its_order_and_writes_a_tidy_table(
     logs: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ import rekindle  # noqa: E402
 from rekindle.pytorch.native import NativeDriver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
 from rekindle.pytorch.online import Streams, Workspaces  # noqa: E402
+from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
 from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
@@ -147,6 +148,7 @@ MUTANTS: dict[str, tuple[Any, Any]] = {
     "may_differ": (Operator, lambda *_: False),
     "took": (Signature, lambda *_: None),
     "guess": (Workspaces, lambda *_: 0),
+    "cheapest_neighbors": (online_driver, lambda *_: []),
 }
 
 _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}

@@ -31,10 +31,29 @@ def install(extension: Path) -> ModuleType:
 
     sys.modules["_standin"] = standin
     vars(torch.cuda).update(_functions(standin))
+    vars(torch.cuda.memory).update(_snapshot=lambda: _snapshot(standin))
     torch.backends.cuda.is_built = lambda: True
     torch.UntypedStorage.resize_ = _resizing(standin, torch.UntypedStorage.resize_)
     torch.UntypedStorage.__new__ = _making(torch.UntypedStorage.__new__)
     return standin
+
+
+def _snapshot(standin: ModuleType) -> dict[str, Any]:
+    """As much of it as Rekindle reads."""
+    states = {True: "active_allocated", False: "inactive"}
+    return {
+        "segments": [
+            {
+                "device": device,
+                "blocks": [
+                    {"address": address, "size": nbytes, "state": states[used]}
+                    for address, nbytes, used in segment
+                ],
+            }
+            for device in range(DEVICES)
+            for segment in standin.segments(device)
+        ]
+    }
 
 
 def _resizing(standin: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,10 +56,11 @@ Reports = tuple[tuple[str, Path], ...]
 @click.option("--swap-directory", metavar="FOLDER", help="Where the file for that is made.")
 @click.option(
     "--evict",
-    type=click.Choice(["saved", "anything"]),
+    type=click.Choice(["saved", "auto", "anything"]),
     default="saved",
     show_default=True,
-    help="What autograd alone holds, or what the program's variables hold as well.",
+    help="What autograd alone holds, or what variables hold as well: if nothing else is left, or "
+    "at any time.",
 )
 @click.option(
     "--device",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 
@@ -18,7 +18,17 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes
 from rekindle.cli._options import examples, size
 from rekindle.policies import NAMED, PAPER, Swap, named
-from rekindle.simulator import RATIOS, Case, Outcome, cases, run_case, sweep
+from rekindle.simulator import (
+    RATIOS,
+    AllocatorName,
+    Case,
+    Device,
+    Outcome,
+    Repair,
+    cases,
+    run_case,
+    sweep,
+)
 
 
 def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str]) -> list[str]:
@@ -37,6 +47,7 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     epilog=examples(
         "rekindle simulate step.jsonl --budget 6GiB",
         "rekindle simulate step.jsonl --ratio 0.7 --ratio 0.5 --policy dtr --policy lru",
+        "rekindle simulate step.jsonl --budget 6GiB --allocator expandable --device-memory 7GiB",
         "rekindle simulate traces/ --sweep --plots plots/",
         exits="1: a file cannot be read.",
     )
@@ -83,6 +94,26 @@ def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str
     metavar="SIZE",
     help="Values may go to the host and come back, at that many bytes a second each way.",
 )
+@click.option(
+    "--allocator",
+    type=click.Choice(get_args(AllocatorName)),
+    help="Give every value its place, by a model of PyTorch's allocator for CUDA: as it is by "
+    "default, or with expandable_segments:True. Tells what it reserves.",
+)
+@click.option(
+    "--device-memory",
+    callback=size,
+    metavar="SIZE",
+    help="What that allocator can have. Default: as much as it asks for.",
+)
+@click.option(
+    "--repair",
+    type=click.Choice(get_args(Repair)),
+    default="window",
+    show_default=True,
+    help="What goes where an allocation fails although the sum fits: the cheapest neighbors in "
+    "memory, or by the policy's score one after another.",
+)
 @click.option("--authors-quirks", is_flag=True, help="Do as the DTR paper's own simulator does.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a run, nothing else.")
@@ -99,6 +130,9 @@ def command(
     dead: Literal["evict", "ignore", "banish"],
     limit: float,
     bandwidth: Bytes | None,
+    allocator: AllocatorName | None,
+    device_memory: Bytes | None,
+    repair: Repair,
     authors_quirks: bool,
     jobs: int | None,
     as_json: bool,
@@ -117,17 +151,37 @@ def command(
         raise click.UsageError(
             "--swap goes with neither --dead nor --authors-quirks: leave one out"
         )
+    if device_memory is not None and (allocator is None or bandwidth is not None):
+        raise click.UsageError("--device-memory wants --allocator, and no --swap")
+    device = Device(allocator, device_memory, repair) if allocator else None
     swap = Swap(None, bandwidth, bandwidth) if bandwidth else None
     policies = policies or (list(PAPER) if as_sweep else ["thrifty"])
     paths = expand(logs)
     if budget is None:
         chosen = ratios or (RATIOS if as_sweep else (0.5,))
         wanted = cases(
-            paths, policies, chosen, dead=dead, quirks=authors_quirks, limit=limit, swap=swap
+            paths,
+            policies,
+            chosen,
+            dead=dead,
+            quirks=authors_quirks,
+            limit=limit,
+            swap=swap,
+            device=device,
         )
     else:
         wanted = [
-            Case(str(path), policy, None, budget, dead, authors_quirks, limit, swap=swap)
+            Case(
+                str(path),
+                policy,
+                None,
+                budget,
+                dead,
+                authors_quirks,
+                limit,
+                swap=swap,
+                device=device,
+            )
             for path in paths
             for policy in policies
         ]
@@ -192,10 +246,11 @@ def write_csv(outcomes: Iterable[Outcome], path: Path) -> None:
         writer.writerows(outcome.as_dict() for outcome in outcomes)
 
 
-def _print(outcomes: Iterable[Outcome]) -> None:
+def _print(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    placed = any(outcome.reserved_bytes for outcome in outcomes)
     table = Table(box=None, pad_edge=False)
     for name in ("log", "policy"):
         table.add_column(name, no_wrap=True)
@@ -205,6 +260,7 @@ def _print(outcomes: Iterable[Outcome]) -> None:
         "status",
         "overhead",
         "peak",
+        *(["reserved"] if placed else []),
         "evictions",
         "recomputed",
         "time",
@@ -221,6 +277,7 @@ def _print(outcomes: Iterable[Outcome]) -> None:
             outcome.status,
             f"{outcome.overhead - 1:.2%}" if passed else "",  # over running once, as everywhere
             format_bytes(outcome.peak_bytes),
+            *([format_bytes(outcome.reserved_bytes)] if placed else []),
             outcome.evictions,
             outcome.rematerializations,
             f"{outcome.seconds:.2f} s",

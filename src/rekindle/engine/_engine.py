@@ -82,12 +82,10 @@ class Engine(Exchange):
     def gone(self, storage: Storage) -> list[Storage]:
         """The program has dropped `storage`, to which nobody else refers: its memory is free.
 
-        Returns what is to be freed or is free: `storage`, and what it alone needed.
+        Returns what is to be freed or is free: `storage` if it was there, and what it alone needed.
         """
         storage.held = False
-        if not storage.resident:  # it was let go while the program held it
-            return [storage, *self._prune(storage)]
-        if not storage.consumers:
+        if not storage.resident or not storage.consumers:  # it may have been let go before
             return self._prune(storage)
         self.memory -= storage.nbytes
         self._vanish(storage)

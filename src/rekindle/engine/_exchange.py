@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rekindle._types import Bytes
 from rekindle.engine._check import check
@@ -37,6 +37,15 @@ class Exchange(Ledger):
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
         host = self.host
         return super().shrink(nbytes) if host is None else self._send_until(nbytes, host)
+
+    def evict(self, storages: Iterable[Storage]) -> Iterator[Action]:
+        host = self.host
+        return super().evict(storages) if host is None else self._send_these(storages, host)
+
+    def _send_these(self, storages: Iterable[Storage], host: HostMemory) -> Iterator[Action]:
+        for storage in storages:
+            if storage.order >= 0:
+                yield from self._send(storage, host)
 
     def _send_until(self, nbytes: Bytes | float, host: HostMemory) -> Iterator[Action]:
         while self.memory > nbytes:

@@ -74,6 +74,23 @@ class Ledger:
                 return
             yield from self._evict(victim)
 
+    def evict(self, storages: Iterable[Storage]) -> Iterator[Action]:
+        """Lets go of just these, for a driver to whom it matters where memory is free.
+
+        Between any two actions. What may not be let go, or went with one before it, is left alone.
+        """
+        for storage in storages:
+            if storage.order >= 0:
+                yield from self._evict(storage)
+
+    def loss(self, storage: Storage) -> float | None:
+        """What letting go of `storage` would cost now, whatever its size, in the policy's own
+        terms; None: it has to stay."""
+        if storage.order < 0:
+            return None
+        self.listen()
+        return self._chooser.loss(storage, self.clock)
+
     def _give_up_reserve(self) -> None:
         """From now on it may be let go like everything else."""
         reserve, self.reserve = self.reserve, {}

@@ -36,6 +36,7 @@ class AdvisedChooser(Chooser):
         self.spare: Bytes = 0  #: of those
         self._behind = False  # marks have answered since the policy was asked last
         self.recompute_ns = chooser.recompute_ns
+        self.loss = chooser.loss
         self.expected = chooser.expected
         self.evicted = chooser.evicted
         self.returned = chooser.returned

@@ -53,6 +53,14 @@ class Chooser(ABC):
         """The time that it would take to compute `storage` again, as far as the policy knows."""
         return storage.cost
 
+    def loss(self, storage: Candidate, now: Nanoseconds) -> float:
+        """What letting go of `storage` at clock `now` would cost, whatever its size.
+
+        The score without the bytes, for who asks for certain memory and not for some amount. By
+        default its own cost over its staleness.
+        """
+        return storage.cost / max(1, now - storage.last_access)
+
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
         """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
 

@@ -125,6 +125,13 @@ class ScoredChooser(Chooser):
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
         return self._neighborhood.again(storage)
 
+    def loss(self, storage: Candidate, now: Nanoseconds) -> float:
+        cost = float(self._neighborhood.cost(storage))
+        if not self._by_staleness:
+            return cost
+        staleness = max(1, now - storage.last_access)
+        return cost / math.sqrt(staleness) if self._root else cost / staleness
+
     def _listen(self) -> None:
         """Brings the lines up to date."""
         for storage, candidate in self._news.items():

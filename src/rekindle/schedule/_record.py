@@ -22,6 +22,10 @@ class Record:
     host_peak: the most bytes that were on the host at once.
     waiting_ns: what the program waited for copies; of `transfer_ns` the rest was hidden behind
         computation.
+
+    Where an allocator was simulated:
+    allocated_peak: the most bytes of blocks in use at once: `peak`, as it rounds sizes up.
+    reserved_peak: the most that it had taken from the device at once.
     """
 
     actions: tuple[Action, ...]
@@ -39,6 +43,8 @@ class Record:
     host_peak: Bytes = 0
     transfer_ns: Nanoseconds = 0
     waiting_ns: Nanoseconds = 0
+    allocated_peak: Bytes = 0
+    reserved_peak: Bytes = 0
 
     @property
     def schedule(self) -> Schedule:
@@ -49,6 +55,17 @@ class Record:
         """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
         lost = self.recompute_ns + self.waiting_ns
         return lost / self.compute_ns if self.compute_ns else 0.0
+
+    @property
+    def rounding(self) -> Bytes:
+        """What blocks had at the peak beyond what was asked for; 0 without an allocator."""
+        return self.allocated_peak - self.peak if self.reserved_peak else 0
+
+    @property
+    def fragmentation(self) -> Bytes:
+        """What the device had to have beyond all that was in use at the peak: free, but in pieces
+        that nothing fitted into, or kept for later. 0 without an allocator."""
+        return self.reserved_peak - self.allocated_peak
 
 
 @final

@@ -60,21 +60,23 @@ def verify(
     host: Bytes | None = None,
     *,
     swap: Swap | None = None,
+    lending: bool = False,
 ) -> Cost:
     """Returns the cost of `schedule` if it runs `trace` within `budget` bytes.
 
-    `host` bytes are all that copies on the host may take (None: no limit). `swap` says how fast
-    they are, and its limit holds as well.
+    `lending`: what the program holds may be let go, if it is there when the program reads it, as in
+    a run with `evict="auto"`. `host` bytes are all that copies on the host may take (None: no
+    limit). `swap` says how fast they are, and its limit holds as well.
 
     Raises `InvalidSchedule(index, action, reason)` at the first action that is not allowed: an
-    operator whose inputs are not resident, memory over the budget, freeing what is not resident or
-    what the program holds, an operator run early or never, a value missing where it is used, a copy
-    on the host that is not there, there already, or one too many.
+    operator whose inputs are not resident, memory over the budget, freeing what is not resident or,
+    unless `lending`, what the program holds, an operator run early or never, a value missing where
+    it is used, a copy on the host that is not there, there already, or one too many.
     """
     if swap is not None and swap.host is not None:
         host = swap.host if host is None else min(host, swap.host)
     timeline = None if swap is None else Timeline(trace, budget, swap)
-    interpreter = _Interpreter(trace, budget, host, timeline)
+    interpreter = _Interpreter(trace, budget, host, timeline, lending)
     for index, action in enumerate(schedule.actions):
         reason = interpreter.perform(action)
         if reason:
@@ -87,8 +89,14 @@ def verify(
 
 class _Interpreter:
     def __init__(
-        self, trace: Trace, budget: Bytes | None, host: Bytes | None, timeline: Timeline | None
+        self,
+        trace: Trace,
+        budget: Bytes | None,
+        host: Bytes | None,
+        timeline: Timeline | None,
+        lending: bool,
     ) -> None:
+        self.lending = lending
         self.trace = trace
         self.budget = budget
         self.host = host
@@ -182,7 +190,7 @@ class _Interpreter:
     def _free(self, storage: int) -> str:
         if not self.resident[storage]:
             return f"storage {storage} is not resident"
-        if self.held[storage]:
+        if self.held[storage] and not self.lending:
             return f"the program holds storage {storage}"
         if self.pinned[storage] and self.references[storage] > 0:
             return f"storage {storage} is pinned"

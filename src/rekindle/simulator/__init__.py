@@ -4,6 +4,10 @@ from rekindle.simulator._curve import Point as Point
 from rekindle.simulator._curve import curve as curve
 from rekindle.simulator._curve import fits as fits
 from rekindle.simulator._curve import smallest_budget as smallest_budget
+from rekindle.simulator._placement import AllocatorName as AllocatorName
+from rekindle.simulator._placement import Device as Device
+from rekindle.simulator._placement import Placement as Placement
+from rekindle.simulator._placement import Repair as Repair
 from rekindle.simulator._replay import Run as Run
 from rekindle.simulator._replay import replay as replay
 from rekindle.simulator._scaled import at_batch as at_batch

@@ -30,6 +30,7 @@ from rekindle.simulator._native import (
     play,
     words_for,
 )
+from rekindle.simulator._placement import Device, Placement
 
 
 def replay(
@@ -41,18 +42,20 @@ def replay(
     watch: Callable[[Engine], None] | None = None,
     route: Route | None = None,
     swap: Swap | None = None,
+    device: Device | None = None,
     core: Core = "auto",
 ) -> Record:
     """What the engine does for `trace` within `budget` bytes (None: no limit).
 
-    With a `route` the engine follows it, and `policy` decides where it says nothing.
+    With a `route` the engine follows it, and `policy` decides where it says nothing. With a
+    `device` every storage gets a place there (the engine in Python does that alone).
     Raises `rekindle.engine.NoRoom` where the budget cannot be kept, and `rekindle.engine.Thrashed`
     where recomputation takes longer than `rules` allow. `watch(engine)` is called after
     every event, which only the engine in Python can do.
     """
     if watch is not None and core == "auto":
         core = "python"
-    run = Run(trace, budget, policy, rules, route, swap, core=core)
+    run = Run(trace, budget, policy, rules, route, swap, device=device, core=core)
     run.go(watch)
     return run.record()
 
@@ -72,9 +75,12 @@ class Run:
         route: Route | None = None,
         swap: Swap | None = None,
         *,
+        device: Device | None = None,
         core: Core = "auto",
     ) -> None:
         no_native = "values that are swapped need the engine in Python" if swap else ""
+        if device is not None:
+            no_native = "places in memory need the engine in Python"
         self._native = module_for(trace, policy, core, needs_python=no_native)
         self._played: Played | None = None
         self.evictions = self.recomputations = 0
@@ -85,6 +91,7 @@ class Run:
         self._budget = budget
         self._recorder = Recorder()
         self.engine: Engine | Totals = Totals(0, 0, 0, 0, 0)
+        self.placement = None if device is None else Placement(trace, device)
         self.timeline = None if swap is None else Timeline(trace, budget, swap)
 
     def go(self, watch: Callable[[Engine], None] | None = None) -> None:
@@ -135,6 +142,8 @@ class Run:
 
     def _perform(self, actions: Iterable[Action], engine: Engine) -> None:
         acted, ran, timeline = self._recorder.acted, self._ran, self.timeline
+        if self.placement is not None:
+            actions = self.placement.follow(actions, engine)
         for action in actions:
             clock = engine.clock if timeline is None else timeline.now
             acted(action, clock, engine.memory)
@@ -162,6 +171,7 @@ class Run:
     def record(self) -> Record:
         engine, told, timeline = self.engine, self._told(), self.timeline
         host = engine.host if isinstance(engine, Engine) else None
+        allocator = self.placement.allocator if self.placement else None
         return Record(
             *told,
             self._budget,
@@ -176,6 +186,8 @@ class Run:
             host.peak if host else 0,
             timeline.transfer_ns if timeline else 0,
             timeline.waiting_ns if timeline else 0,
+            allocator.allocated_peak if allocator else 0,
+            allocator.reserved_peak if allocator else 0,
         )
 
     def _told(self) -> tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...]]:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 from rekindle import _checks as checks
-from rekindle._errors import OutOfBudget
+from rekindle._errors import InvalidArgument, OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.engine import RIGHT, NoRoom, Rules
 from rekindle.policies import Policy, Swap, policy_of, speed
 from rekindle.schedule import Record
 from rekindle.simulator._native import Core
+from rekindle.simulator._placement import AllocatorName, Device, Repair
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace
 from rekindle.trace.formats import load
@@ -26,6 +27,9 @@ def simulate(
     policy: Policy | type[Policy] | str | None = None,
     rules: Rules = RIGHT,
     swap: Swap | None = None,
+    allocator: AllocatorName | None = None,
+    device_memory: str | Bytes | None = None,
+    repair: Repair = "window",
     core: Core = "auto",
 ) -> Record:
     """What would happen if the program of `trace` ran within `budget` bytes (None: no limit).
@@ -35,8 +39,18 @@ def simulate(
     is evicted may go to the host, by ways of that bandwidth, each one copy at a time and beside
     computation. Raises `OutOfBudget` where the budget cannot be kept.
 
+    allocator: a model of PyTorch's caching allocator for CUDA that gives every storage its place:
+        "native", or "expandable" (`expandable_segments:True`). The record then says what rounding
+        and fragmentation took beside what is counted.
+    device_memory: what that allocator can have, in bytes; default: as much as it asks for. Where an
+        allocation fails although the sum fits, something goes for its place; where that does not
+        help, the figures of `OutOfBudget` are those of the device.
+    repair: what goes then: the cheapest "window" of neighbors in memory (Coop, NeurIPS 2023), or by
+        the policy's "score" one after another until it fits.
+
     `core` says which engine decides: the "native" one (`Unsupported` where it cannot), the one in
-    "python", or "auto": the faster that is there. The record is the same, to the last bit.
+    "python", or "auto": the faster that is there. The record is the same, to the last bit. With an
+    allocator it is the one in Python.
     """
     checks.kind(
         trace,
@@ -51,14 +65,17 @@ def simulate(
     if budget is not None:
         budget = parse_bytes(budget, line="rekindle.simulate(trace, budget={})")
     found = trace if isinstance(trace, Trace) else load(Path(trace))
-    run = Run(found, budget, policy_of(policy), rules, swap=swap, core=core)
+    device = _device(allocator, device_memory, repair, swap)
+    run = Run(found, budget, policy_of(policy), rules, swap=swap, device=device, core=core)
     try:
         run.go()
     except NoRoom as error:
         operator = error.call.name if error.call else ""
         held = error.memory
+        unplaced = run.placement is not None and error is run.placement.refusal
         raise OutOfBudget(
-            f"{operator or 'the program'} needs {format_bytes(error.needed)} where "
+            f"{operator or 'the program'} needs {format_bytes(error.needed)}"
+            f"{' in one piece' * unplaced} where "
             f"{format_bytes(held)} of {format_bytes(error.budget)} cannot be evicted",
             needed=error.needed,
             budget=error.budget,
@@ -67,3 +84,27 @@ def simulate(
             operator=operator,
         ) from None
     return run.record()
+
+
+def _device(
+    allocator: AllocatorName | None,
+    memory: str | Bytes | None,
+    repair: Repair,
+    swap: Swap | None,
+) -> Device | None:
+    checks.one_of(allocator, (None, *get_args(AllocatorName)), "rekindle.simulate(allocator={})")
+    checks.one_of(repair, get_args(Repair), "rekindle.simulate(trace, repair={})")
+    if memory is None:
+        return None if allocator is None else Device(allocator, repair=repair)
+    nbytes = parse_bytes(memory, line="rekindle.simulate(trace, device_memory={})")
+    if allocator is None:
+        raise InvalidArgument(
+            f"rekindle.simulate(trace, device_memory={memory!r}): who hands it out? Write "
+            f'rekindle.simulate(trace, allocator="native", device_memory={memory!r})'
+        )
+    if swap is not None:
+        raise Unsupported(
+            "rekindle.simulate(swap=..., device_memory=...): what is on its way to the host has no "
+            "place in this model; write it without device_memory="
+        )
+    return Device(allocator, nbytes, repair)

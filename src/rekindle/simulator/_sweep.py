@@ -15,6 +15,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import NoRoom, Rules, Thrashed
 from rekindle.policies import Candidate, Chooser, Policy, Swap, named
 from rekindle.simulator._native import Core
+from rekindle.simulator._placement import Device
 from rekindle.simulator._replay import Run
 from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import load
@@ -37,6 +38,7 @@ class Case:
     limit: float | None = 2.0
     count: bool = False  #: the scores that the policy computes
     swap: Swap | None = None
+    device: Device | None = None
 
 
 @final
@@ -49,6 +51,8 @@ class Outcome:
         and no copy waited for).
     scores: how many the policy computed, if counted.
     keep_all_bytes: the peak when nothing is evicted. seconds: of the simulation itself.
+    allocated_bytes, reserved_bytes: what the allocator had in use, and from the device, at the
+        peak, if there was one.
     """
 
     log: str
@@ -68,6 +72,8 @@ class Outcome:
     seconds: float
     scores: int | None = None
     waiting_ns: Nanoseconds = 0
+    allocated_bytes: Bytes = 0
+    reserved_bytes: Bytes = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +91,9 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     started = time.perf_counter()
     policy = named(case.policy)
     counted = _Counted(policy) if case.count else None
-    run = Run(trace, budget, counted or policy, rules, swap=case.swap, core=core)
+    run = Run(
+        trace, budget, counted or policy, rules, swap=case.swap, device=case.device, core=core
+    )
     status: Literal["pass", "oom", "thrash"] = "pass"
     try:
         run.go()
@@ -96,6 +104,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
     # The authors' clock starts at 1 ns.
     waiting = run.timeline.waiting_ns if run.timeline else 0
     clock = run.engine.clock + waiting + case.quirks
+    allocator = run.placement.allocator if run.placement else None
     return Outcome(
         log=_name(case.log),
         policy=case.policy,
@@ -114,6 +123,8 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
         seconds=round(time.perf_counter() - started, 6),
         scores=counted.scores if counted else None,
         waiting_ns=waiting,
+        allocated_bytes=allocator.allocated_peak if allocator else 0,
+        reserved_bytes=allocator.reserved_peak if allocator else 0,
     )
 
 
@@ -144,10 +155,11 @@ def cases(
     quirks: bool = False,
     limit: float | None = 2.0,
     swap: Swap | None = None,
+    device: Device | None = None,
 ) -> list[Case]:
     """All combinations."""
     return [
-        Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap)
+        Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap, device=device)
         for log in logs
         for policy in policies
         for ratio in ratios

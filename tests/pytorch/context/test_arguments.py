@@ -109,6 +109,14 @@ def test_a_program_that_was_elsewhere_all_the_time_is_told_so() -> None:
     assert counted(False).elsewhere() is None
 
 
+def test_what_variables_hold_stays_beside_swap() -> None:
+    """It would have to come back by a copy."""
+    with rekindle.budget("1GiB", evict="auto", swap="1MiB") as run:
+        pass
+    assert run._driver.table.shells is None
+    assert run._driver.resort is None
+
+
 def test_as_a_decorator_each_call_has_a_budget() -> None:
     @rekindle.budget("600KiB")
     def train(times: int) -> int:

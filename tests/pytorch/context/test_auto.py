@@ -115,12 +115,14 @@ def test_advice_on_cuda_s_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = {
         "reserved_bytes.all.peak": 4 * 2**30,
         "allocated_bytes.all.peak": 3 * 2**30,
+        "requested_bytes.all.peak": 3 * 2**30 - 2**28,
         "inactive_split_bytes.all.peak": 2**29,
         "num_alloc_retries": 3,
     }
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
     fragmented, short = advice_on(2**30, {}, torch.device("cuda"))
-    assert "reserved 4.00 GiB but gave out at most 3.00 GiB (512.0 MiB" in fragmented
+    assert "reserved 4.00 GiB but gave out at most 3.00 GiB, 256.0 MiB of it" in fragmented
+    assert "(512.0 MiB in pieces" in fragmented
     assert "expandable_segments:True" in fragmented
     assert "3 times" in short
     stats.update({"reserved_bytes.all.peak": 3 * 2**30, "num_alloc_retries": 0})

@@ -68,3 +68,33 @@ def test_whether_memory_is_pinned_is_asked_without_an_operator(
     trace = rekindle.capture(step)
     assert "aten::is_pinned" not in [op.name for op in trace.ops]
     assert 0 not in trace.storages
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has", 20 * 2**20 + 5243),
+        ("CUDA out of memory. Tried to allocate 1.25 GiB. GPU 0 has", 1347545990),
+        ("CUDA out of memory. Tried to allocate 512 bytes. GPU 0 has", 512),
+        ("CUDA error: out of memory", None),
+    ],
+)
+def test_an_error_says_what_was_asked_for(text: str, expected: int | None) -> None:
+    assert accelerator.asked_for(torch.OutOfMemoryError(text)) == expected
+
+
+def test_blocks_are_told_segment_by_segment_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def segment(device: int, *states: str) -> dict[str, object]:
+        blocks = [{"address": n, "size": 512, "state": state} for n, state in enumerate(states)]
+        return {"device": device, "blocks": blocks}
+
+    told = [segment(0, "active_allocated", "inactive"), segment(1, "active_awaiting_free")]
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": told})
+    assert accelerator.segments(torch.device("cuda", 0)) == [[(0, 512, True), (1, 512, False)]]
+    assert accelerator.segments(torch.device("cuda", 1)) == [[(0, 512, True)]]
+
+    def refuses() -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
+
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", refuses)
+    assert accelerator.segments(torch.device("cuda", 0)) == []

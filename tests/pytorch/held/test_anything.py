@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch.held import _shells, _threads
+from rekindle.pytorch.held import _any_time, _threads
 from rekindle.pytorch.online import _driver
 from rekindle.pytorch.operators import _replay
 from tests.pytorch.harsh import harshest
@@ -63,7 +63,7 @@ def test_a_pipeline_without_autograd_is_larger_than_its_budget() -> None:
     assert run.memory == sum(HOME(x).nbytes() for x in [*kept, *sums])
 
 
-def test_it_is_refused_by_default() -> None:
+def test_by_default_what_was_made_without_autograd_stays() -> None:
     with rekindle.budget(8 * NBYTES), pytest.raises(rekindle.OutOfBudget):
         pipeline()
 
@@ -322,7 +322,7 @@ def test_backward_after_the_context() -> None:
 
 
 def test_a_running_mean_does_not_remember_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shells, "LONGEST_CHAIN", 50)
+    monkeypatch.setattr(_any_time, "LONGEST_CHAIN", 50)
     with rekindle.budget(1 << 30, evict="anything") as run, torch.no_grad():
         mean = torch.zeros(10)
         counts = []
@@ -333,7 +333,7 @@ def test_a_running_mean_does_not_remember_everything(monkeypatch: pytest.MonkeyP
 
 
 def test_after_the_longest_chain_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shells, "LONGEST_CHAIN", 10)
+    monkeypatch.setattr(_any_time, "LONGEST_CHAIN", 10)
     with rekindle.budget(1 << 30, evict="anything") as run, torch.no_grad():
         results = [torch.ones(10)]
         for _ in range(44):
@@ -486,9 +486,10 @@ def test_no_such_word() -> None:
         rekindle.budget("1GiB", evict="everything")  # type: ignore[arg-type]
 
 
-def test_the_default_has_none_of_it() -> None:
-    with rekindle.budget("1GiB", core="python") as run:
-        assert run._driver.table.shells is None
-        assert "data_ptr" not in vars(Tensor)
-    with rekindle.budget("1GiB"):
-        assert "data_ptr" not in vars(Tensor)
+def test_what_autograd_alone_saved_is_let_go_without_any_of_it() -> None:
+    apply = torch.autograd.Function.apply
+    for core in ("python", "auto"):
+        with rekindle.budget("1GiB", core=core, evict="saved") as run:
+            assert core == "auto" or run._driver.table.shells is None
+            assert "data_ptr" not in vars(Tensor)
+            assert torch.autograd.Function.apply == apply

@@ -29,7 +29,7 @@ class Job:
     database: str
     entry: str
     few: int | None
-    evict: Literal["saved", "anything"]
+    evict: Literal["saved", "auto", "anything"]
 
     def run(self) -> Tally:
         _everything.evict = self.evict
@@ -71,7 +71,7 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
 )
 @click.option(
     "--evict",
-    type=click.Choice(("saved", "anything")),
+    type=click.Choice(("saved", "auto", "anything")),
     default="saved",
     show_default=True,
     help="As in rekindle.budget.",
@@ -83,7 +83,7 @@ def main(
     only: tuple[str, ...],
     shard: str,
     few: int | None,
-    evict: Literal["saved", "anything"],
+    evict: Literal["saved", "auto", "anything"],
     processes: int,
     save: bool,
 ) -> None:

@@ -17,7 +17,7 @@ from rekindle.pytorch.native import NativeDriver
 from rekindle.pytorch.online import _driver
 
 AMPLE = 1 << 40  #: bytes: nothing is let go for want of room
-evict: Literal["saved", "anything"] = "saved"  #: as in `rekindle.budget`
+evict: Literal["saved", "auto", "anything"] = "saved"  #: as in `rekindle.budget`
 
 
 def let_go(run: Run) -> None:
@@ -31,10 +31,14 @@ def let_go(run: Run) -> None:
         driver.poll()
         engine, budget = driver.engine, driver.engine.budget
         engine.budget = -1
+        resort, driver.resort = driver.resort, None
         try:
             driver.perform(_until_nothing_is_left(run))
+            if resort is not None:
+                with resort._lent():
+                    driver.perform(_until_nothing_is_left(run))
         finally:
-            engine.budget = budget
+            engine.budget, driver.resort = budget, resort
 
 
 def _until_nothing_is_left(run: Run) -> Iterator[Any]:

@@ -173,6 +173,21 @@ struct Allocator final : c10::DeviceAllocator {
     auto it = live.find(p.get());
     if (it != live.end() && it->second->queue != queue_of(s)) it->second->others.insert(queue_of(s));
   }
+  using Piece = std::tuple<uintptr_t, size_t, bool>;  // address, bytes, whether somebody has it
+  std::vector<std::vector<Piece>> segments(int d) {
+    std::lock_guard l(m);
+    std::set<Block*> known;
+    for (auto& [p, b] : live) known.insert(b);
+    for (auto& [b, marks] : pending) known.insert(b);
+    for (auto& [key, pool] : pools) known.insert(pool.begin(), pool.end());
+    std::vector<std::vector<Piece>> found;
+    for (auto* first : known) {
+      if (first->device != d || first->before) continue;
+      found.emplace_back();
+      for (auto* b = first; b; b = b->after) found.back().emplace_back((uintptr_t)b->ptr, b->size, b->used);
+    }
+    return found;
+  }
   Stats getDeviceStats(DeviceIndex d) override { std::lock_guard l(m); return stats[d]; }
   template <class F> void each(DeviceIndex d, F f) {
     std::lock_guard l(m);

@@ -77,6 +77,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_stream", [](int d, int64_t id) { current_stream[d] = id; });
   m.def("synchronize", [](int d) { drain_device(d); raise_errors(); }, release());
   m.def("memory_info", [](int d) { return memory().getMemoryInfo(d); });
+  m.def("segments", [](int d) { return memory().segments(d); });
   m.def("reset_peak", [](int d) { memory().resetPeakStats(d); });
   m.def("resize", [](const at::Tensor& whole, size_t n) { resize_bytes(whole.storage().unsafeGetStorageImpl(), n); }, release());
   m.def("stats", [](int d) {

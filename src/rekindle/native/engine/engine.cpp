@@ -101,10 +101,7 @@ void Engine::gone(Storage& storage) {
     note_event(Entry::Kind::gone, storage.id);
     const Event event(*this);
     storage.held = false;
-    if (!storage.resident) {  // it was let go while the program held it
-        freed_.push_back(&storage);
-        prune(storage);
-    } else if (!storage.consumed()) {
+    if (!storage.resident || !storage.consumed()) {  // it may have been let go before
         prune(storage);
     } else {
         memory -= storage.nbytes;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 
 #include "../base/slab.h"
@@ -44,12 +45,21 @@ void Everybody::let_go() noexcept {
     everybody().flag.unlock();
 }
 
-void tell(void* context, bool& late) {
-    Everybody& all = everybody();
-    const std::lock_guard<SpinLock> guard(all.flag);
-    for (Deaths* each : all.listening) {
-        each->freed(context);
-        late = late || each->late.load(std::memory_order_relaxed);
+// Tells of `context` before `free` makes room for others at its address.
+template <class F>
+void tell_and(void* context, F&& free) {
+    bool late = false;
+    {
+        Everybody& all = everybody();
+        const std::lock_guard<SpinLock> guard(all.flag);
+        for (Deaths* each : all.listening) {
+            each->freed(context);
+            late = late || each->late.load(std::memory_order_relaxed);
+        }
+    }
+    free();
+    if (late) {
+        settle_late();
     }
 }
 
@@ -57,12 +67,7 @@ void tell(void* context, bool& late) {
 // allocator that was there, and that of the one that counts.
 template <c10::DeleterFnPtr (*Frees)() noexcept>
 void tell_and_free(void* context) {
-    bool late = false;
-    tell(context, late);
-    Frees()(context);
-    if (late) {
-        settle_late();
-    }
+    tell_and(context, [&] { Frees()(context); });
 }
 
 }  // namespace
@@ -96,6 +101,11 @@ void Deaths::take(std::vector<const void*>& addresses, std::vector<Record*>& rec
     addresses_.clear();
     records_.clear();
     any_.store(false, std::memory_order_release);
+}
+
+void tell_and_forget_token(void* token) {
+    std::unique_ptr<char> owned(static_cast<char*>(token));
+    tell_and(token, [&] { owned.reset(); });
 }
 
 bool watch(c10::StorageImpl& home) noexcept {

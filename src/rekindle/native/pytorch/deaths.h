@@ -52,6 +52,8 @@ private:
 
 // From now on all drivers hear when the memory of `home` goes. False: it is not the allocator's.
 bool watch(c10::StorageImpl& home) noexcept;
+// All drivers hear that a storage without memory is gone, by the `char` that it had instead.
+void tell_and_forget_token(void* token);
 // All drivers act on what died, unless somebody is amid something: the next action makes up.
 void settle_late() noexcept;
 

@@ -98,6 +98,7 @@ Driver::~Driver() {
     resizing_ = {};
     emptied_.clear();
     stepped_back_.clear();
+    back_.clear();
     if (!mine) {
         the_mutex().unlock();
     }
@@ -264,13 +265,17 @@ void Driver::settle() {
     collect();
     std::size_t handles = 0;
     std::size_t memories = 0;
-    while (handles < dead_handles_.size() || memories < gone_.size()) {
+    while (handles < dead_handles_.size() || memories < gone_.size() || !back_.empty()) {
         if (handles < dead_handles_.size()) {
             Record& record = *dead_handles_[handles++];
             release(record);
-        } else {
+        } else if (memories < gone_.size()) {
             const Ref<Storage> record = gone_[memories++];
             gone(record_of(*record));
+        } else {
+            const Ref<Storage> record = std::move(back_.back());
+            back_.pop_back();
+            hand_back(record_of(*record));
         }
         let_go_of_idle();
         collect();  // what that let go of
@@ -287,7 +292,16 @@ void Driver::settle() {
 
 // The memory of `record` is free: the program alone held it. Or it is elsewhere now.
 void Driver::gone(Record& record) {
-    if (record.address != nullptr || !record.resident) {
+    if (record.address != nullptr) {
+        return;
+    }
+    if (record.husk) {
+        static_cast<void>(take_husk(record));
+        not_held(record);
+        perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
+        return;
+    }
+    if (!record.resident) {
         return;
     }
     if (const Home home = record.at()) {
@@ -307,7 +321,7 @@ void Driver::release(Record& record) {
 }
 
 void Driver::close() {
-    settle();
+    bring_all_back();
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (each->references == 0 && !each->consumed()) {
             record_of(*each).origin = no_tensor();  // which `swap_tensors` would mind
@@ -331,55 +345,6 @@ void settle_late() noexcept {
         return;
     }
     the_mutex().unlock();
-}
-
-std::vector<Holder> Driver::holders() {
-    std::vector<Holder> found;
-    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
-        Record& record = record_of(*each);
-        if (!record.resident || record.nbytes == 0) {
-            continue;
-        }
-        int flags = record.replayable ? Holder::REPLAYABLE : 0;
-        flags |= record.pinned ? Holder::PINNED : 0;
-        flags |= record.is_held() ? Holder::HELD : 0;
-        flags |= record.references != 0 ? Holder::REFERENCED : 0;
-        flags |= record.consumed() ? Holder::CONSUMED : 0;
-        const void* gradient = nullptr;
-        const void* parameter = nullptr;
-        if (record.parameter) {
-            if (const auto origin = record.origin.lock()) {
-                flags |= Holder::PARAMETER;
-                parameter = object_of(*origin);
-                const at::Tensor grad = at::Tensor(origin).grad();
-                const bool has = grad.defined() && has_memory(*grad.unsafeGetTensorImpl());
-                gradient = has ? grad.const_data_ptr() : nullptr;
-            }
-        }
-        const Home home = record.at();
-        const void* memory = home ? home->data_ptr().get() : nullptr;
-        OpId maker = -1;
-        each_maker(record, [&](Call& call) { maker = maker < 0 ? call.id : maker; });
-        found.push_back({
-            record.nbytes,
-            memory,
-            flags,
-            record.site(),
-            gradient,
-            parameter,
-            record.id,
-            maker,
-        });
-    }
-    table_.each([&](const void* address, const Resident& resident) {
-        if (resident.record == nullptr) {
-            const bool heard = resident.home == nullptr;
-            const void* memory = heard ? address : resident.home->data_ptr().get();
-            const int flags = Holder::COUNTED;
-            found.push_back({resident.nbytes, memory, flags, "", nullptr, nullptr, -1, -1});
-        }
-    });
-    return found;
 }
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
@@ -409,8 +374,10 @@ Bytes Driver::workspace(const Call& call) const noexcept {
 
 void Driver::free(Storage& storage) {
     evictions += storage.dead() ? 0 : 1;
-    not_held(record_of(storage));
-    vacate(record_of(storage));
+    if (!leave_a_husk(record_of(storage))) {
+        not_held(record_of(storage));
+        vacate(record_of(storage));
+    }
 }
 
 void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
@@ -460,10 +427,9 @@ void Driver::compute(Call& call, bool in_place) {
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {
             Record& made = record_of(*pair.output->storage);
+            const Home husk = take_husk(made);
             succeed(record_of(*pair.source->storage), made);
-            own(made);
-            made.version = Version();  // the program's tensor is elsewhere
-            made.origin = no_tensor();
+            arrive(made, made.at(), husk);
         }
         return;
     }
@@ -472,10 +438,7 @@ void Driver::compute(Call& call, bool in_place) {
         Record& made = record_of(*value->storage);
         const Home& home = homes[next++];
         if (!made.resident) {
-            made.owned = home;
-            made.version = Version();
-            made.origin = no_tensor();
-            settle_in(made, home);
+            arrive(made, home, take_husk(made));
         }
     }
 }

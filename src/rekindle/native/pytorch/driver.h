@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -35,6 +36,8 @@
 namespace rekindle {
 
 class Learner;
+
+using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
 
 // There is no room: `who` needs `needed` bytes more.
 struct Shortage final {
@@ -123,6 +126,7 @@ private:
     Ref<Storage> resizing_;
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes, for the time being
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
+    std::vector<Ref<Storage>> back_;  // what had a husk, and nobody has looked at since
     Ref<Storage> outside_;  // what a device's allocator gave out to no operator, or to round blocks
     std::vector<c10::Device> devices_met_;
     int rescues_ = 0;  // how often the device had less than the budget says
@@ -155,6 +159,8 @@ public:
     bool stepping = false;         // amid such a step: workspaces get what room there is
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
+    bool lends = false;                 // what variables hold, if nothing else is left
+    int husks = 0;                      // how many storages of the program are empty now
 
     std::unique_ptr<Learner> learner;                // null: nobody knows the program's steps
     Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
@@ -260,6 +266,15 @@ public:
     void forget_history();
     // What is kept for nothing but to compute again what is there goes; whether anything did.
     bool forget_sources();
+    // What variables hold, and nobody reads: it may be let go until the engine hears otherwise. Not
+    // in `read`; `but_saved`: nor what autograd has as well.
+    std::vector<Ref<Storage>> lend(const Homes& read, bool but_saved);
+    // If `home` is a husk, what was there is there again.
+    void bring_back(c10::StorageImpl& home);
+    // It is there, and stays as long as the program has it: its address leaves PyTorch.
+    void keep_there(c10::StorageImpl& home);
+    // The program has no husks from now on.
+    void bring_all_back();
     void own(Record& record);
     // One reason less to keep the memory of `record`: if there is none, it is let go.
     void disown(Record& record);
@@ -289,7 +304,8 @@ public:
 
     void settle_if_needed() {
         const bool collected = !dead_handles_.empty() || !gone_.empty() || uncounted_ != 0;
-        if (deaths.any() || collected || unheard_.size() > look_at_unheard_at_) {
+        const bool more = !back_.empty() || unheard_.size() > look_at_unheard_at_;
+        if (deaths.any() || collected || more) {
             settle();
         }
     }
@@ -367,6 +383,11 @@ private:
     bool carried_along(Record& record);
     bool may_forget(Record& record);
     void gone(Record& record);
+    bool leave_a_husk(Record& record);
+    Home take_husk(Record& record);
+    void arrive(Record& record, const Home& home, const Home& husk);
+    void hand_back(Record& record);
+    void use_in_any_case(Record& record);
     void note_memory();
 
     unsigned ticks_ = 0;

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "held.h"
 #include "learner.h"
 #include "mutex.h"
 #include "positions.h"
@@ -15,9 +16,10 @@ PyObject* let_go_now(PyObject* arguments) {
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     in_words(driver, [&] {
-        const Locked lock;
+        Locked lock;
         driver.settle();
         driver.let_go_now();
+        lending(driver, lock, [&] { driver.let_go_now(); }, [](Homes&) {});
     });
     return nothing();
 }

@@ -10,6 +10,7 @@ namespace rekindle {
 
 void Driver::give_away(c10::StorageImpl& home) {
     settle();
+    bring_back(home);
     const Resident* found = resident_at(home);
     if (found == nullptr) {
         return;  // who reads it first will see whose it is

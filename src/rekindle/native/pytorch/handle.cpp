@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "held.h"
 #include "python.h"
 
 namespace rekindle {
@@ -53,9 +54,10 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
 }
 
 bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
-    const Locked lock;
+    Locked lock;
     Driver& driver = *driver_;
     driver.settle_if_needed();
+    bring_back(driver, lock, tensor);
     Record* record = driver.known(tensor);
     if (record == nullptr) {
         return false;
@@ -103,7 +105,7 @@ at::Tensor Handle::call_unpack_hook() {
         return kept_;
     }
     at::Tensor found = in_words(*driver_, [&] {
-        const Locked lock;
+        Locked lock;
         Driver& driver = *driver_;
         driver.settle_if_needed();
         if (driver.let_go_of_everything) {
@@ -119,7 +121,7 @@ at::Tensor Handle::call_unpack_hook() {
             if (!record.resident && driver.device.is_capturing()) {
                 throw InAGraph{record.site()};
             }
-            driver.use(record);
+            or_lending(driver, lock, [&] { driver.use(record); });
         }
         if (kept_.defined()) {
             return kept_;

@@ -14,6 +14,7 @@
 #include "../base/types.h"
 #include "../engine/graph.h"
 #include "facts.h"
+#include "husk.h"
 
 namespace rekindle {
 
@@ -65,9 +66,11 @@ struct Record final : Storage {
     Record* held_after = nullptr;
     std::int32_t depth = 0;            // how many calls hang on each other, where somebody counts
     std::uint8_t flags = 0;            // of its content
-    bool maybe_held = false;           // among what the program may hold
-    bool parameter = false;            // a leaf that requires a gradient
-    bool unheard = false;              // not the allocator's: nobody tells when its memory goes
+    bool maybe_held : 1 = false;       // among what the program may hold
+    bool parameter : 1 = false;        // a leaf that requires a gradient
+    bool unheard : 1 = false;          // not the allocator's: nobody tells when its memory goes
+    bool returnable : 1 = false;       // numbers that nothing reads but operators
+    bool husk : 1 = false;             // evicted while the program holds it: `home` is empty
     std::unique_ptr<Foreign> foreign;  // null: nobody but PyTorch writes there
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
@@ -87,10 +90,14 @@ inline Record& record_of(Storage& storage) noexcept {
 
 // By which the table knows the memory in `home`; null: there is none. On the CPU that of the memory
 // itself, which several storages may share; on a device, where nobody tells when memory goes, that
-// of the storage, which nothing else can have while somebody refers to it weakly.
+// of the storage, which nothing else can have while somebody refers to it weakly. A husk has an
+// address as well.
 inline const void* address_of(const c10::StorageImpl& home) noexcept {
-    const void* memory = home.data_ptr().get();
-    return memory == nullptr || home.device_type() == c10::DeviceType::CPU ? memory : &home;
+    const auto& data = const_cast<c10::StorageImpl&>(home)._mutable_data_ptr_no_checks();
+    if (data.get() == nullptr) {
+        return token_of(data);
+    }
+    return data.device().is_cpu() ? data.get() : &home;
 }
 
 // The bytes of `home` as a tensor.

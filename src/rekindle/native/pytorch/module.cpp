@@ -11,6 +11,7 @@
 #include "counting.h"
 #include "driver.h"
 #include "for_tests.h"
+#include "held.h"
 #include "learning.h"
 #include "proxy.h"
 #include "python.h"
@@ -92,16 +93,18 @@ PyObject* learn_traits(PyObject* arguments) {
     return nothing();
 }
 
-// new(budget, device, assumed, learns) -> driver; a negative budget is none
+// new(budget, device, assumed, learns, lends) -> driver; a negative budget is none
 PyObject* make(PyObject* arguments) {
     long long budget = 0;
     const char* device = nullptr;
     int assumed = 0;
     int learns = 0;
-    parse(arguments, "Lspp", &budget, &device, &assumed, &learns);
+    int lends = 0;
+    parse(arguments, "Lsppp", &budget, &device, &assumed, &learns, &lends);
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
     auto driver = c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0);
+    driver->lends = lends != 0 && rekindle::there_are_husks();
     {
         const Locked lock;
         driver->open();
@@ -141,40 +144,57 @@ PyObject* leave(PyObject* arguments) {
     PyObject* driver;
     parse(arguments, "O", &driver);
     rekindle::set_active({});
-    const Locked lock;
-    driver_of(driver).close();
+    rekindle::in_words(driver_of(driver), [&] {
+        const Locked lock;
+        driver_of(driver).close();
+    });
+    return nothing();
+}
+
+// (driver, tensor): does `act` to the tensor, if it has memory.
+template <class F>
+PyObject* to_tensor(PyObject* arguments, F&& act) {
+    PyObject *capsule, *object;
+    parse(arguments, "OO", &capsule, &object);
+    Driver& driver = driver_of(capsule);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    rekindle::in_words(driver, [&] {
+        Locked lock;
+        driver.settle();
+        if (rekindle::has_memory(tensor)) {
+            act(driver, lock, tensor);
+        }
+    });
     return nothing();
 }
 
 // keep(driver, tensor)
 PyObject* keep(PyObject* arguments) {
-    PyObject *capsule, *object;
-    parse(arguments, "OO", &capsule, &object);
-    Driver& driver = driver_of(capsule);
-    const c10::TensorImpl& tensor = tensor_of(object);
-    rekindle::in_words(driver, [&] {
-        const Locked lock;
-        if (rekindle::has_memory(tensor)) {
-            driver.keep(tensor);
-        }
+    return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
+        driver.keep(tensor);
     });
-    return nothing();
 }
 
 // meet(driver, tensor): it counts from now on
 PyObject* meet(PyObject* arguments) {
-    PyObject *capsule, *object;
-    parse(arguments, "OO", &capsule, &object);
-    Driver& driver = driver_of(capsule);
-    const c10::TensorImpl& tensor = tensor_of(object);
-    rekindle::in_words(driver, [&] {
-        const Locked lock;
-        driver.settle();
-        if (rekindle::has_memory(tensor)) {
-            driver.meet(tensor);
-        }
+    return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
+        driver.meet(tensor);
     });
-    return nothing();
+}
+
+// bring_back(driver, tensor): its memory is there
+PyObject* bring_back(PyObject* arguments) {
+    return to_tensor(arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+        rekindle::bring_back(driver, lock, tensor);
+    });
+}
+
+// keep_there(driver, tensor): likewise, and it stays as long as the program has it
+PyObject* keep_there(PyObject* arguments) {
+    return to_tensor(arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+        rekindle::bring_back(driver, lock, tensor);
+        driver.keep_there(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    });
 }
 
 // make_room(driver, bytes, who)
@@ -185,9 +205,9 @@ PyObject* make_room(PyObject* arguments) {
     parse(arguments, "OLs", &capsule, &bytes, &who);
     Driver& driver = driver_of(capsule);
     rekindle::in_words(driver, [&] {
-        const Locked lock;
+        Locked lock;
         driver.settle();
-        driver.make_room(bytes, who);
+        rekindle::or_lending(driver, lock, [&] { driver.make_room(bytes, who); });
     });
     return nothing();
 }
@@ -360,6 +380,8 @@ PyMethodDef methods[] = {
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
     method<give_away>("give_away"),
+    method<bring_back>("bring_back"),
+    method<keep_there>("keep_there"),
     method<rekindle::forget_sources>("forget_sources"),
     method<rekindle::teach>("teach"),
     method<rekindle::know>("know"),

@@ -20,24 +20,30 @@ void Operation::run() {
     recording_ = (c10::GradMode::is_enabled() || facts_.differentiated) && !invocation_.opaque &&
                  !facts_.opaque && driver_.never_recompute == 0 && !may_differ();
     if (driver_.let_go_of_everything) {
-        driver_.let_go_now();
+        let_go_for_tests();
+    }
+    if (driver_.husks != 0) {
+        bring_inputs();
     }
     if (!recording_ && may_only_count()) {
         only_count();
         return;
     }
     forget_history();
-    know_inputs();
+    or_lending([&] { know_inputs(); });
+    if (facts_.opaque) {  // it may go on reading after it has returned
+        keep_inputs_there();
+    }
     meet();
     if (facts_.has(Traits::INDEXING) && recording_) {
         keep_indices();
     }
-    save_what_is_overwritten();
+    or_lending([&] { save_what_is_overwritten(); });
     predict();
     if (foreign_ && recording_) {
         recording_ = take_private_inputs();
     }
-    make_room();
+    or_lending([&] { make_room(); });
     draw();
     own_inputs();
     call();
@@ -90,7 +96,7 @@ void Operation::only_count() {
     needed_ = invocation_.signature->needed;
     inside_ = driver_.stepping ? 0 : invocation_.signature->workspace;
     if (!fits()) {
-        driver_.make_room(needed_ + inside_, facts_.name.c_str());
+        or_lending([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
     draw();
     call();
@@ -118,66 +124,6 @@ void Operation::forget_history() {
     }
 }
 
-void Operation::know_inputs() {
-    for (const c10::TensorImpl* tensor : invocation_.tensors) {
-        Record* record = driver_.known(*tensor);
-        inputs_.push_back(Ref<Storage>(record));
-        if (record == nullptr) {  // it has no memory: nothing is known of it
-            recording_ = false;
-        } else if (record->foreign) {
-            foreign_ = true;
-        }
-    }
-    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
-        if (inputs_[i] && input(i)->flags != 0) {
-            look_twice(i);
-        }
-    }
-}
-
-bool Operation::is_written(std::uint32_t position) const noexcept {
-    const auto& written = invocation_.written;
-    return std::find(written.begin(), written.end(), position) != written.end();
-}
-
-// What is in there may have come from where nobody saw it (R4).
-void Operation::look_twice(std::uint32_t position) {
-    Record& record = *input(position);
-    const c10::TensorImpl& tensor = *invocation_.tensors[position];
-    const bool written = is_written(position);
-    const bool reads = !written || !facts_.has(Traits::OVERWRITING);
-    const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
-                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
-    if ((record.flags & UNWRITTEN) != 0 && (reads || !covers)) {
-        driver_.seal(record);
-    } else if ((record.flags & ZEROED) != 0 && !written) {
-        driver_.seal(record);
-    }
-    record.flags = 0;
-}
-
-// Masks and indices that decide a shape are decided once (R8).
-void Operation::keep_indices() {
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        const auto dtype = c10::typeMetaToScalarType(invocation_.tensors[i]->dtype());
-        Record* record = input(i);
-        if (record != nullptr && !c10::isFloatingType(dtype) && record->replayable &&
-            !record->pinned) {
-            driver_.pin(*record);
-        }
-    }
-}
-
-void Operation::save_what_is_overwritten() {
-    for (const std::uint32_t position : invocation_.written) {
-        Record* record = input(position);
-        if (record != nullptr && !record->replayable && record->consumed()) {
-            fixed_.push_back(record);
-            driver_.forget(*record);
-        }
-    }
-}
-
 void Operation::predict() {
     needed_ = invocation_.signature->needed;
     if (needed_ < 0) {
@@ -194,49 +140,6 @@ void Operation::predict() {
         const Bytes exact = bytes_of_dynamic(facts_, torch::jit::last(stack_, facts_.arguments));
         needed_ = exact == UNLIMITED ? needed_ : exact;
     }
-}
-
-// Puts copies in the place of what others may write, or says that the results are to be kept
-// instead: whichever keeps fewer bytes. Weights are too large to copy: they have a checksum (R4).
-bool Operation::take_private_inputs() {
-    if (driver_.device.queues()) {
-        return false;  // a copy into the buffer may still be under way
-    }
-    c10::SmallVector<Record*, 2> copied;
-    Bytes more = 0;
-    Bytes kept = needed_;
-    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
-        Record& record = *input(i);
-        const bool written = is_written(i);
-        if (record.foreign && written) {
-            return false;
-        }
-        kept += written ? record.nbytes : 0;
-        if (!record.foreign || is_weight(*invocation_.tensors[i]) ||
-            std::find(copied.begin(), copied.end(), &record) != copied.end()) {
-            continue;
-        }
-        copied.push_back(&record);
-        more += driver_.copy_still(record) == nullptr ? record.nbytes : 0;
-    }
-    if (more > kept) {
-        return false;
-    }
-    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
-        Record& record = *input(i);
-        if (!record.foreign) {
-            continue;
-        }
-        if (is_weight(*invocation_.tensors[i])) {
-            Driver::note_checksum(record);
-            continue;
-        }
-        Record* copy = driver_.copy_still(record);
-        inputs_[i] = Ref<Storage>(
-            copy != nullptr ? copy : &driver_.copy_now(record, private_.emplace_back())
-        );
-    }
-    return true;
 }
 
 bool Operation::fits() const {
@@ -303,20 +206,6 @@ c10::Device Operation::where() const {
     return c10::DeviceType::CPU;
 }
 
-// Sources must stay at all, and those who hold them may let go while the operator runs.
-void Operation::own_inputs() {
-    if (!recording_) {
-        return;
-    }
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        Record& record = *input(i);
-        if (!record.owned && (record.pinned || !record.replayable)) {
-            driver_.own(record);
-            owned_here_.push_back(&record);
-        }
-    }
-}
-
 // -- afterwards -----------------------------------------------------------------------------------
 
 // Tells the engine what the operator made, and how it can be made again.
@@ -331,7 +220,7 @@ void Operation::register_results() {
         [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
             c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
             const auto same = [&](const Made& other) { return other.home == home; };
-            const bool known = home->_mutable_data_ptr_no_checks().get() == nullptr ||
+            const bool known = address_of(*home) == nullptr ||
                                driver_.resident_at(*home) != nullptr || has_moved(*home);
             if (!known && std::none_of(made.begin(), made.end(), same)) {
                 made.push_back({position, tensor.unsafeGetTensorImpl(), home});
@@ -368,6 +257,9 @@ void Operation::register_results() {
         recording_ = false;  // not the same as last time: it does not depend on arguments alone
     }
     recording_ = recording_ && !exotic && !foreign;
+    if (exotic) {  // it may go on reading its inputs: a quantized tensor has scales in them
+        keep_inputs_there();
+    }
     if (!made.empty()) {
         register_made(made, cost);
     } else if (cost != 0) {
@@ -408,6 +300,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
             record.pinned = true;  // R8
         }
+        record.returnable = recording_ && is_returnable(*each.tensor);
         driver_.settle_in(record, Home::reclaim_copy(each.home));
     }
     driver_.admit(call, invocation_.signature->workspace);

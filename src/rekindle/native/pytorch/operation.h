@@ -12,6 +12,7 @@
 #include <span>
 
 #include "driver.h"
+#include "held.h"
 #include "invocation.h"
 #include "mutex.h"
 #include "positions.h"
@@ -53,6 +54,18 @@ private:
         c10::StorageImpl* home;
     };
 
+    void bring_inputs();
+    void let_go_for_tests();
+
+    // Runs `step`, and if there is no room for it once more, with what variables hold; but what
+    // this operator is about to read stays.
+    template <class Step>
+    void or_lending(Step&& step) {
+        rekindle::or_lending(driver_, lock_, step, [&](Homes& read) { note_read(read); });
+    }
+
+    void note_read(Homes& read) const;
+    void keep_inputs_there();
     bool may_only_count();
     void only_count();
     void forget_history();

@@ -126,23 +126,31 @@ at::Tensor detached(const at::Tensor& tensor) {
 
 namespace {
 
-// Calls the method `name` of Python's; what it raises is thrown.
-template <class... Numbers>
-void ask(const char* name, const char* format, Numbers... numbers) {
+// Calls the method `name` of Python's, and has `take` look at what it returns; what either raises
+// is thrown.
+template <class F, class... Numbers>
+void ask_and(F&& take, const char* name, const char* format, Numbers... numbers) {
     if (Py_IsInitialized() == 0) {
         return;
     }
     python_error raised;
     {
         const Gil gil;
-        PyObject* done = PyObject_CallMethod(python().answers, name, format, numbers...);
-        if (done != nullptr) {
-            Py_DECREF(done);
+        PyObject* told = PyObject_CallMethod(python().answers, name, format, numbers...);
+        const bool done = told != nullptr && take(told);
+        Py_XDECREF(told);
+        if (done) {
             return;
         }
         raised.persist();
     }
     throw raised;
+}
+
+// Likewise, where it returns nothing of interest.
+template <class... Numbers>
+void ask(const char* name, const char* format, Numbers... numbers) {
+    ask_and([](PyObject*) { return true; }, name, format, numbers...);
 }
 
 }  // namespace
@@ -168,6 +176,31 @@ void tell_range(Driver& driver, bool ends) {
 
 void ask_for_lessons(Driver& driver, std::int64_t met) {
     ask("lessons", "nL", driver.number(), static_cast<long long>(met));
+}
+
+std::optional<Read> what_is_read(Driver& driver) {
+    std::optional<Read> read;
+    const auto take = [&](PyObject* told) {
+        if (told == Py_None) {
+            return true;
+        }
+        PyObject* tensors = nullptr;
+        int saved = 0;
+        if (PyArg_ParseTuple(told, "Op", &tensors, &saved) == 0) {
+            return false;
+        }
+        read.emplace().saved = saved != 0;
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
+            const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+            if (has_memory(*tensor.unsafeGetTensorImpl())) {
+                read->homes.push_back(tensor.storage().unsafeGetStorageImpl());
+            }
+            read->tensors.push_back(tensor);
+        }
+        return true;
+    };
+    ask_and(take, "what_is_read", "n", driver.number());
+    return read;
 }
 
 void tell_peak(Driver& driver) {

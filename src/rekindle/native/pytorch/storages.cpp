@@ -127,7 +127,7 @@ Driver::Resident* Driver::resident_at(c10::StorageImpl& home) noexcept {
 
 Record* Driver::known(const c10::TensorImpl& tensor) {
     c10::StorageImpl& home = *tensor.unsafe_storage().unsafeGetStorageImpl();
-    if (home._mutable_data_ptr_no_checks().get() == nullptr) {
+    if (address_of(home) == nullptr) {
         return nullptr;
     }
     Resident* found = resident_at(home);
@@ -272,6 +272,7 @@ Record& Driver::write_over(Call& call, Record& before) {
     after.origin = before.origin;
     after.version.counter = before.version.counter;
     after.parameter = before.parameter;
+    after.returnable = before.returnable;
     if (!before.replayable) {
         before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
     }
@@ -336,7 +337,6 @@ void Driver::resized(Record& record) {
 }
 
 void Driver::keep(const c10::TensorImpl& tensor) {
-    settle();
     if (Record* record = known(tensor)) {
         pin(*record);
     }
@@ -371,6 +371,7 @@ void Driver::save_what_needs(const c10::TensorImpl& tensor) {
 }
 
 bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
+    bring_back(home);
     const Resident* found = resident_at(home);
     Record* known = found != nullptr ? &known_at(*found, home) : emptied_at(home);
     if (known == nullptr) {

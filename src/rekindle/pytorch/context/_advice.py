@@ -44,7 +44,7 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
             program,
             (
                 f"{format_bytes(program)} at the peak are held by your program's variables, which "
-                "no budget can take away: drop lists of activations and skip connections early."
+                'go only with evict="auto": drop lists of activations and skip connections early.'
             ),
         )
     if kept > _MUCH * peak:
@@ -72,11 +72,13 @@ def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
     idle = reserved - allocated
     if idle > _MUCH * reserved:
         split: Bytes = stats.get("inactive_split_bytes.all.peak", 0)
+        rounding = allocated - stats.get("requested_bytes.all.peak", allocated)
         yield (
             idle,
             (
                 f"The allocator reserved {format_bytes(reserved)} but gave out at most "
-                f"{format_bytes(allocated)} ({format_bytes(split)} in pieces of larger blocks): "
+                f"{format_bytes(allocated)}, {format_bytes(rounding)} of it by rounding up "
+                f"({format_bytes(split)} in pieces of larger blocks): "
                 "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
             ),
         )

@@ -15,7 +15,7 @@ from rekindle._units import parse_bytes
 from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._auto import amount_of, is_auto
 from rekindle.pytorch.context._cores import Chosen, Core, chosen_core
-from rekindle.pytorch.held import flag_of_reading
+from rekindle.pytorch.held import flag_of_reading, there_are_husks
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
 
@@ -32,7 +32,7 @@ class Arguments:
     learn: bool | Literal["wait"]
     swap: str | Bytes | Swap | None
     swap_directory: str | os.PathLike[str] | None
-    evict: Literal["saved", "anything"]
+    evict: Literal["saved", "auto", "anything"]
     core: Core = "auto"
     cache: bool = True
 
@@ -55,11 +55,20 @@ class Arguments:
     def _check_evict(self) -> None:
         if self.evict == "anything":
             _check_anything(self.record, self.learn, self.swap)
-        elif self.evict != "saved":
+        elif self.evict not in ("auto", "saved"):
             raise InvalidArgument(
-                f'rekindle.budget(..., evict={self.evict!r}): write evict="saved", which evicts '
-                'of what autograd alone holds, or evict="anything"'
+                f'rekindle.budget(..., evict={self.evict!r}): write evict="auto", which lets go of '
+                'what your variables hold when nothing else is left, evict="saved", which never '
+                'does, or evict="anything"'
             )
+
+    @property
+    def lends(self) -> bool:
+        """Whether what variables hold may go when nothing else is left.
+
+        Not where what was let go comes back by a copy, nor with a torch without the means.
+        """
+        return self.evict == "auto" and self.swap is None and there_are_husks()
 
     def bytes_on(self, device: torch.device) -> Bytes | None:
         """The amount; "auto" asks the device. None: no limit."""

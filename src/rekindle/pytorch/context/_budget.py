@@ -29,7 +29,14 @@ from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
 from rekindle.pytorch.devices import accelerator, is_out_of_memory
-from rekindle.pytorch.held import Anything, Touching, anything
+from rekindle.pytorch.held import (
+    Anything,
+    Lending,
+    Touching,
+    anything,
+    escapes_seen,
+    last_resort,
+)
 from rekindle.pytorch.learned import Learner, NativeLearner, lessons_for
 from rekindle.pytorch.native import (
     NativeDriver,
@@ -56,7 +63,7 @@ from rekindle.pytorch.online import (
     trading,
     unwatched,
 )
-from rekindle.pytorch.operators import operator, regions_shown, takes_itself_apart
+from rekindle.pytorch.operators import Operator, operator, regions_shown, takes_itself_apart
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,24 +91,32 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
-            return self.runtime.run_whole(func, args, kwargs or {})
+            resort, kwargs = self.runtime.driver.resort, kwargs or {}
+            if resort is not None:
+                return resort.around(self.runtime.run_whole, func, args, kwargs)
+            return self.runtime.run_whole(func, args, kwargs)
         if types and any(map(takes_itself_apart, types)):  # a DTensor: its parts will come here
             return NotImplemented
         facts = operator(func)
         kwargs = kwargs or {}
-        runtime = self.runtime
-        driver = runtime.driver
+        driver = self.runtime.driver
         with unwatched():
             if driver.work.thread and driver.work.mine:
                 return facts.func(*args, **kwargs)
-            if facts.view:
-                if facts.resizes:
-                    return runtime.set_memory(facts, args, kwargs)
-                if facts.marks:
-                    return runtime.mark(facts, args, kwargs)
-                driver.meet(args[0])
-                return facts.func(*args, **kwargs)
-            return runtime.run(facts, args, kwargs)
+            if driver.resort is not None:
+                return driver.resort.around(self._run, facts, args, kwargs)
+            return self._run(facts, args, kwargs)
+
+    def _run(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        runtime = self.runtime
+        if facts.view:
+            if facts.resizes:
+                return runtime.set_memory(facts, args, kwargs)
+            if facts.marks:
+                return runtime.mark(facts, args, kwargs)
+            runtime.driver.meet(args[0])
+            return facts.func(*args, **kwargs)
+        return runtime.run(facts, args, kwargs)
 
 
 @final
@@ -111,6 +126,7 @@ class _Over:
     def __init__(self) -> None:
         self.driver = self
         self.work = Work()
+        self.resort = None
 
     def meet(self, tensor: object) -> None:
         pass
@@ -158,10 +174,12 @@ class budget:
     cache: what `learn` came to is kept for the processes after this one, and shared with those
         beside it, in `~/.cache/rekindle` or where `REKINDLE_CACHE` says ("off": nowhere).
 
-    evict: "saved" evicts what autograd alone holds, "anything" what your variables hold as well,
-        with and without autograd; it is brought back when it is touched, and all of
-        it is back at the end, when the budget is over. Needs torch 2.12. Not with `record` or
-        `learn`.
+    evict: "saved" evicts what autograd alone holds. "auto" lets go of what your variables hold as
+        well, of what operators made of numbers with grad mode on, but only when nothing else is
+        left, where there would be `OutOfBudget`; it is brought back when an operator reads it, and
+        all of it is back at the end, when the budget is over. Not while a thread runs that might
+        read it unseen, nor with `swap`. "anything" lets go of it like of everything else, with and
+        without autograd: not with `record`, `learn` or `swap`. Both need torch 2.12.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
         and on CUDA, without `swap` and `evict="anything"`. It is compiled on first use, which takes
@@ -187,7 +205,7 @@ class budget:
         learn: bool | Literal["wait"] = False,
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
-        evict: Literal["saved", "anything"] = "saved",
+        evict: Literal["saved", "auto", "anything"] = "saved",
         core: Core = "auto",
         cache: bool = True,
     ) -> None:
@@ -275,6 +293,8 @@ class budget:
             held: Anything | None = None
             if given.evict == "anything":
                 held = stack.enter_context(anything(runtime))
+            elif given.lends:
+                stack.enter_context(last_resort(runtime))
             hooks = runtime if held is None else held
             stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
             stack.enter_context(resizes_seen(partial(about_to_resize, runtime.driver)))
@@ -303,7 +323,8 @@ class budget:
             module.count_allocations()
         given, amount = self._arguments, self._budget
         learns = bool(given.learn) and amount is not None
-        driver: Any = NativeDriver(module, amount, device, given.device is None, learns)
+        lends = given.lends
+        driver: Any = NativeDriver(module, amount, device, given.device is None, learns, lends)
         runtime = NativeRuntime(driver)
         run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
         if learns and amount is not None:
@@ -315,6 +336,9 @@ class budget:
                 driver.places.watch(stack)
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))
+            if lends:
+                driver.lending = Lending(driver)
+                stack.enter_context(escapes_seen(driver.lending))
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))
             stack.enter_context(trades_seen(driver.trading))
@@ -364,7 +388,7 @@ class budget:
 
     def _look_ahead(self, error: OutOfBudget, traceback: TracebackType | None, driver: Any) -> None:
         given = self._arguments
-        if given.evict == "saved" and given.swap is None:  # other ways need less
+        if given.evict != "anything" and given.swap is None:  # other ways need less
             device, policy = driver.device, policy_of(given.policy)
             active = lambda: budget._active is not None  # noqa: E731
             look_ahead(error, traceback, driver.owners, device, policy, active)
@@ -428,6 +452,7 @@ def _leave_in_child() -> None:
         return
     budget._active = None
     if isinstance(active._runtime, NativeRuntime):
+        active._runtime.driver.lending = None
         return  # the core has left by itself
     if any(type(mode) is _Mode for mode in _get_current_dispatch_mode_stack()):
         active._stack.close()

@@ -7,7 +7,9 @@ their places.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
@@ -131,6 +133,49 @@ def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
     stats = torch.cuda.memory_stats(device)
     pieces: Bytes = stats.get("inactive_split_bytes.all.current", 0)
     return free, torch.cuda.memory_reserved(device) - pieces
+
+
+class Piece(NamedTuple):
+    """A block of the allocator: where it begins, its bytes, and whether somebody has it."""
+
+    address: int
+    nbytes: Bytes
+    used: bool
+
+
+def segments(device: torch.device) -> list[list[Piece]]:
+    """All blocks that the allocator has there, segment by segment, in the order of addresses.
+
+    Looks at every one of them ("potentially VERY expensive", says PyTorch): for when an allocation
+    has failed. None where the allocator does not tell.
+    """
+    index = with_index(device).index
+    try:
+        snapshot: Any = torch.cuda.memory._snapshot()
+    except RuntimeError:  # the allocator of another backend (cudaMallocAsync) does not tell
+        return []
+    return [
+        [
+            Piece(block["address"], block["size"], block["state"] != "inactive")
+            for block in segment["blocks"]
+        ]
+        for segment in snapshot["segments"]
+        if segment["device"] == index
+    ]
+
+
+_ASKED_FOR: Final = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def asked_for(error: BaseException) -> Bytes | None:
+    """What the allocator wanted of the device when it raised `error`, to a hundredth of the unit
+    (at least as much); None if the error does not say."""
+    found = _ASKED_FOR.search(str(error))
+    if found is None:
+        return None
+    amount, unit = float(found[1]), _UNITS[found[2]]
+    return int(amount) if unit == 1 else math.ceil((amount + 0.005) * unit)
 
 
 def ranks_beside(ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""`rekindle.budget(..., evict="anything")`: what the program holds is evicted as well.
+"""What the program holds is evicted as well: at any time, or when nothing else is left.
 
 Dynamic Tensor Rematerialization as its paper has it (Kirisame et al., ICLR 2021): any tensor, with
 or without autograd. The paper wraps tensors; here they stay PyTorch's own, and their storages are
@@ -9,7 +9,7 @@ is about to read, and `_escapes` knows the ways around the dispatcher.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
@@ -18,8 +18,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle._errors import OutOfBudget
+from rekindle.pytorch.held._any_time import AnyTime
 from rekindle.pytorch.held._escapes import escapes_seen
-from rekindle.pytorch.held._shells import Shells
+from rekindle.pytorch.held._last_resort import LastResort
+from rekindle.pytorch.held._shells import Shells, tensors_within
 from rekindle.pytorch.online import Runtime
 from rekindle.pytorch.operators import EFFECTS, takes_itself_apart
 
@@ -27,25 +29,41 @@ from rekindle.pytorch.operators import EFFECTS, takes_itself_apart
 @contextmanager
 def anything(runtime: Runtime) -> Iterator[Anything]:
     """Inside, what the program holds may be let go; afterwards all of it is back."""
-    shells = runtime.driver.table.shells = Shells(runtime.driver)
+    shells = runtime.driver.table.shells = AnyTime(runtime.driver)
     runtime.record_without_grad(True)
-    process = os.getpid()
-    with Touching(shells), escapes_seen(shells):
+    with Touching(shells), escapes_seen(shells), _closing(shells):
         try:
             yield Anything(runtime, shells)
         finally:
             runtime.record_without_grad(False)
-            if os.getpid() == process:
-                shells.close()
-            else:  # forked: what is empty belongs to the parent, and raises here
-                shells.abandon()
+
+
+@contextmanager
+def last_resort(runtime: Runtime) -> Iterator[None]:
+    """Inside, it may be let go when nothing else is left; afterwards all of it is back."""
+    driver = runtime.driver
+    shells = driver.resort = driver.table.shells = LastResort(driver)
+    with escapes_seen(shells.lending), _closing(shells):
+        yield
+
+
+@contextmanager
+def _closing(shells: Shells) -> Iterator[None]:
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            shells.close()
+        else:  # forked: what is empty belongs to the parent, and raises here
+            shells.abandon()
 
 
 @final
 class Anything:
     """What a context that lets go of anything does in each of its threads."""
 
-    def __init__(self, runtime: Runtime, shells: Shells) -> None:
+    def __init__(self, runtime: Runtime, shells: AnyTime) -> None:
         self._runtime = runtime
         self._shells = shells
 
@@ -73,9 +91,9 @@ class Touching(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, shells: Shells) -> None:
+    def __init__(self, shells: AnyTime) -> None:
         super().__init__()
-        self.shells: Shells | None = shells  #: None: the budget is over, and this thread goes on
+        self.shells: AnyTime | None = shells  #: None: the budget is over, and this thread goes on
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,9 +115,9 @@ class Touching(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _touch(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _touch(shells: AnyTime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plain = type(func) is OpOverload
-    tensors = list(_tensors(args, kwargs))
+    tensors = list(tensors_within(args, kwargs))
     if plain and func.namespace in EFFECTS:  # may go on reading after it has returned
         for tensor in tensors:
             shells.keep(tensor)
@@ -108,7 +126,7 @@ def _touch(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         result = _run(shells, func, args, kwargs)
     finally:
         shells.done(locked)
-    made = list(_tensors((result,), {}))
+    made = list(tensors_within(result))
     shells.made(made)
     if any(tensor.is_quantized for tensor in made):  # the scales of its channels are within
         for tensor in tensors:
@@ -118,7 +136,7 @@ def _touch(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return result
 
 
-def _run(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(shells: AnyTime, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return func(*args, **kwargs)
     except OutOfBudget:
@@ -127,14 +145,3 @@ def _run(shells: Shells, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if not native or not shells.give_up_sources():
             raise
     return func(*args, **kwargs)
-
-
-def _tensors(args: Iterable[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors in the arguments, or in a result."""
-    for arg in (*args, *kwargs.values()):
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, list | tuple):
-            yield from _tensors(arg, {})
-        elif isinstance(arg, dict):
-            yield from _tensors((), arg)

@@ -8,14 +8,13 @@ from then on. What finds another way raises, because the memory that it reads is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
-from rekindle.pytorch.held._shells import Shells
 from rekindle.pytorch.online import CAPSULES, by_rekindle, replace
 from rekindle.pytorch.operators import tensors_in
 
@@ -26,8 +25,28 @@ _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
 _LOOK = ("__repr__", "tolist")
 
 
+class Keeper(Protocol):
+    """Who has what was let go."""
+
+    def present(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """Inside, the memory of `tensors` is there."""
+        ...
+
+    def present_in_backward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """Likewise, and what the backward pass of a function of one's own asks for."""
+        ...
+
+    def keep(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is there, and stays."""
+        ...
+
+    def hand_out(self, tensor: Tensor) -> None:
+        """Likewise, and others may write there."""
+        ...
+
+
 @contextmanager
-def escapes_seen(shells: Shells) -> Iterator[None]:
+def escapes_seen(shells: Keeper) -> Iterator[None]:
     """Inside, nobody gets at the memory of a tensor before it is there."""
 
     def give_away(original: Any) -> Any:
@@ -48,13 +67,16 @@ def escapes_seen(shells: Shells) -> Iterator[None]:
 
         return handed_out
 
-    def look(original: Any) -> Any:
+    def look(original: Any, present: Any = shells.present) -> Any:
         @functools.wraps(original)
-        def present(*args: Any, **kwargs: Any) -> Any:
-            with shells.present(tensors_in(args)):
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
+            with present(tensors_in(args)):
                 return original(*args, **kwargs)
 
-        return present
+        return looked_at
+
+    def look_back(original: Any) -> Any:
+        return look(original, shells.present_in_backward)
 
     with ExitStack() as stack:
         for name in _ADDRESSES:
@@ -71,7 +93,7 @@ def escapes_seen(shells: Shells) -> Iterator[None]:
         replace(stack, Function, "apply", lambda apply: classmethod(look(_unbound(apply))))
         for name in ("apply", "apply_boxed"):
             if hasattr(BackwardCFunction, name):
-                replace(stack, BackwardCFunction, name, look)
+                replace(stack, BackwardCFunction, name, look_back)
         yield
 
 

@@ -35,6 +35,15 @@ def husk(device: torch.device) -> torch.UntypedStorage:
     return home
 
 
+def there_are_husks() -> bool:
+    """Whether storages can be made to refuse to be read with this torch."""
+    try:
+        flag_of_reading()
+    except Unsupported:
+        return False
+    return True
+
+
 @functools.cache
 def flag_of_reading() -> int:
     """Where in a storage the flag lies that makes reading raise; raises `Unsupported` if nowhere.

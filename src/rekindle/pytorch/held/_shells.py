@@ -2,16 +2,17 @@
 
 What the program holds are tensors, views and storages that share one storage. That storage is
 emptied: its memory is exchanged for none (`_husk`), so that the tensors stay what and where they
-are, and reading one raises. Whoever is about to read says so before (`present`, `keep`); then what
-was there is computed again and put back. Where that is, `_anything` and `_escapes` know.
+are, and reading one raises. Whoever is about to read says so before (`present`, `bring`); then what
+was there is computed again and put back. When that may happen to what is for those derived from
+`Shells`: at any time (`_any_time`), or when nothing else is left (`_last_resort`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,34 +20,20 @@ from torch import Tensor
 from rekindle._errors import OutOfBudget
 from rekindle.engine import Storage
 from rekindle.pytorch.held._husk import exchange, husk
-from rekindle.pytorch.held._threads import Threads
-from rekindle.pytorch.online import LONGEST_CHAIN, Driver, given_away, hand_out, may_forget
-from rekindle.pytorch.operators import STRIDED, Recipe, is_plain
+from rekindle.pytorch.online import Driver
+from rekindle.pytorch.operators import STRIDED, is_plain
 from rekindle.pytorch.tensors import Memory, parts_of
 
-#: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
-#: `pad_packed_sequence`) read it before any of them runs.
-LENGTHS = (torch.int64, torch.int32)
-#: With grad mode off: looked at is whether batches that the program has dropped take a quarter of
-#: the budget, for they are kept only to recompute from.
-OPERATORS_BETWEEN_LOOKS = 16
 
-
-@final
-class Shells:
+class Shells(ABC):
     """The storages of one driver that the program holds: emptied, and filled again."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.threads = Threads()
         self.lock = driver.lock
         self.open = True
+        self.empty = 0  #: how many there are now
         self._fresh: list[Storage] = []  # filled again, and not looked at since
-        self._unpacked: list[Storage] = []  # what autograd works with, and for which node
-        self._node = 0
-        self._gradients: list[Storage] = []  # made in the backward pass that is going on
-        self._paused = False
-        self._until_look = OPERATORS_BETWEEN_LOOKS
 
     @property
     def busy(self) -> bool:
@@ -65,8 +52,9 @@ class Shells:
         memory.disown()
         shell = memory.watch()
         if shell is not None:  # else its death is announced, and will be acted on
-            self.threads.assert_known()
+            self._about_to_empty()
             exchange(shell, husk(shell.device))  # which takes the memory along
+        self.empty += 1
         return True
 
     def refilled(self, storage: Storage, home: torch.UntypedStorage) -> bool:
@@ -75,6 +63,7 @@ class Shells:
         watch = memory.watch
         if watch is None:
             return False
+        self.empty -= 1
         shell = watch()
         if shell is None:  # the program dropped the last one just now, and nobody knows yet
             self._driver.table.leave(watch)
@@ -87,6 +76,10 @@ class Shells:
         self._fresh.append(storage)
         self._driver._held[storage] = None
         return True
+
+    def dropped(self) -> None:
+        """The program dropped one that is empty."""
+        self.empty -= 1
 
     # -- touching -------------------------------------------------------------------------------
 
@@ -106,12 +99,7 @@ class Shells:
         driver = self._driver
         if driver.table.deaths or driver.table.released:
             driver.settle()
-        if self._unpacked:
-            self._nodes_change()
-        if self._gradients and not _in_backward():
-            self._keep_gradients()
-        if self.threads.changed():
-            self._pause(bool(self.threads.unknown))
+        self._about_to_bring()
         found = [self._storage_of(part) for each in tensors for part in (each, *parts_of(each))]
         wanted = [storage for storage in dict.fromkeys(found) if storage is not None]
         locked = [storage for storage in wanted if storage.resident]
@@ -137,55 +125,6 @@ class Shells:
             driver.perform(driver.engine.unlock(storage))
         self._look_after()
 
-    def keep(self, tensor: Tensor) -> None:
-        """Its address leaves PyTorch: what `tensor` is in is there, and never let go again."""
-        with self.lock:
-            self.done(self.bring((tensor,)))
-            storage = self._storage_of(tensor)
-            if storage is not None and not storage.pinned:
-                self._driver.pin(storage)
-
-    def hand_out(self, tensor: Tensor) -> None:
-        """Others get the memory of `tensor`, and may write there: it is there, and stays."""
-        with self.present((tensor,)):
-            hand_out(partial(given_away, self._driver), tensor)
-
-    def made(self, tensors: Iterable[Tensor]) -> None:
-        """An operator of the program made or wrote `tensors`: those too can be let go.
-
-        Gradients only if nothing else is left. To have one again takes what the backward pass is
-        about to do without, and those before it: sums over time, as large as the weights and each
-        the next one's operand, were let go first and computed again from the start at every step.
-        """
-        without_grad = not torch.is_grad_enabled()
-        backward = _in_backward()
-        if without_grad and not backward:
-            self._look_at_sources()
-        for tensor in tensors:
-            storage = self._storage_of(tensor)
-            if storage is None or storage.returns or self._paused:
-                continue
-            if tensor.dtype in LENGTHS:
-                self._driver.pin(storage)
-                continue
-            if without_grad and self._hangs_on_too_much(storage):
-                self._driver.seal(storage)
-                continue
-            gradient = without_grad and backward
-            self._driver.engine.let_return(storage, True, last=gradient)
-            if gradient:
-                self._gradients.append(storage)
-
-    def stays(self, tensor: Tensor) -> None:
-        """Autograd got `tensor` for the node that it is at; kernels may read it unseen."""
-        with self.lock:
-            self._look_after()
-            storage = self._storage_of(tensor)
-            if storage is not None and storage.returns:
-                self._nodes_change()
-                self._driver.engine.let_return(storage, False)
-                self._unpacked.append(storage)
-
     def _storage_of(self, tensor: Tensor) -> Storage | None:
         """The storage of `tensor` if it may ever be let go."""
         if not is_plain(type(tensor)) or tensor.layout is not STRIDED:
@@ -203,89 +142,7 @@ class Shells:
             if storage.resident:
                 self._driver.disown(storage)
 
-    def _keep_gradients(self) -> None:
-        """After a backward pass what is left of it stays: a gradient that could be recomputed would
-        keep all that it came from, batch after batch."""
-        driver = self._driver
-        left: list[Storage] = []
-        for storage in self._gradients:
-            if storage.held and storage.makers and storage.replayable:
-                driver.settle()
-                if not storage.resident:
-                    driver.use(storage)
-                driver.engine.let_return(storage, False)
-                left.append(storage)
-        self._gradients.clear()
-        driver.engine.reserve.clear()
-        for storage in left:
-            if may_forget(storage):
-                driver.seal(storage)
-        self._look_after()
-
-    def _nodes_change(self) -> None:
-        node = id(torch._C._current_autograd_node())
-        if node != self._node:
-            self._node = node
-            for storage in self._unpacked:
-                if not self._paused:
-                    self._driver.engine.let_return(storage, True)
-            self._unpacked.clear()
-
-    # -- limits ---------------------------------------------------------------------------------
-
-    def _pause(self, pause: bool) -> None:
-        """A thread that nothing is known of may be reading anything that the program holds."""
-        if pause != self._paused:
-            self._paused = pause
-            for storage in self._driver.engine.storages:
-                if storage.replayable and storage.makers[0].payload is not None:
-                    self._driver.engine.let_return(storage, not pause)
-
-    @staticmethod
-    def _hangs_on_too_much(storage: Storage) -> bool:
-        call = storage.makers[0]
-        recipe: Recipe = call.payload
-        recipe.depth = 1 + max((_depth(value.storage) for value in call.inputs), default=0)
-        return recipe.depth > LONGEST_CHAIN
-
-    def give_up_sources(self) -> bool:
-        """Lets go of what only recomputation needs, once what needs it is there; whether it helped.
-
-        From then on what was made from it is kept.
-        """
-        driver = self._driver
-        with self.lock:
-            before = driver.engine.memory
-            for source in self._dead_sources():
-                try:
-                    driver.perform(driver.engine.forget(source))
-                except OutOfBudget:
-                    continue
-                driver.disown(source)
-            self._look_after()
-            driver.settle()
-            return driver.engine.memory < before
-
-    def _dead_sources(self) -> list[Storage]:
-        """What the program has dropped, and cannot be recomputed, but others from it."""
-        is_held = self._driver.table.is_held
-        return [
-            storage
-            for storage in self._driver.engine.storages
-            if storage.consumers and storage.resident and not storage.replayable
-            if not storage.references and not is_held(storage)
-        ]
-
-    def _look_at_sources(self) -> None:
-        """Too late, there would be no room to bring back what was made from them."""
-        engine = self._driver.engine
-        self._until_look -= 1
-        if self._until_look <= 0:
-            self._until_look = OPERATORS_BETWEEN_LOOKS
-            if 2 * engine.memory > engine.budget:
-                nbytes = sum(source.nbytes for source in self._dead_sources())
-                if 4 * nbytes > engine.budget:
-                    self.give_up_sources()
+    # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Everything is back, although it may not fit: the budget is over, and asks no more.
@@ -298,19 +155,18 @@ class Shells:
             driver.settle()
             peak = engine.peak
             failure: Exception | None = None
-            for storage in engine.storages:
-                if storage.returns and storage.resident:
-                    engine.let_return(storage, False)
-            for storage in engine.storages:
-                if storage.returns and storage.held:
-                    engine.let_return(storage, False)
-                    try:
-                        self._use_in_any_case(storage)
-                    except Exception as error:
-                        failure = failure or error
+            self._before_all_is_back()
+            missing = [each for each in engine.storages if each.held and not each.resident]
+            for storage in missing:
+                engine.let_return(storage, False)
+                try:
+                    self._use_in_any_case(storage)
+                except Exception as error:
+                    failure = failure or error
             self._look_after()
-            self._forget_how()
-            engine.budget, engine.peak = float("inf"), peak
+            self._after_all_is_back()
+            if missing:
+                engine.budget, engine.peak = float("inf"), peak
             self.abandon()
             if failure is not None:
                 raise failure
@@ -324,32 +180,37 @@ class Shells:
             except OutOfBudget as error:
                 self._driver.engine.budget = max(error.smallest_budget, error.budget + 1)
 
-    def _forget_how(self) -> None:
-        """What was made with grad mode off stays from now on: how to make it is of no use."""
-        driver = self._driver
-        for storage in driver.engine.storages:
-            recipe = storage.makers[0].payload if storage.makers else None
-            plain = type(recipe) is Recipe and not recipe.grad_mode
-            if plain and storage.held and may_forget(storage):
-                driver.seal(storage)
-        for storage in driver.engine.storages:
-            if storage.dead and storage.resident and storage.replayable:
-                driver.engine.lock(storage)
-                driver.perform(driver.engine.unlock(storage))
-
     def abandon(self) -> None:
         """Nothing is let go any more; what is empty stays so."""
         self.open = False
         self._driver.engine.reserve.clear()
         self._driver.table.shells = None
 
+    # -- for those derived ----------------------------------------------------------------------
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() >= 0
+    @abstractmethod
+    def _about_to_bring(self) -> None:
+        """The program touches something; what died is known."""
+
+    @abstractmethod
+    def _about_to_empty(self) -> None:
+        """Nobody may be reading what is let go; raises if somebody might."""
+
+    @abstractmethod
+    def _before_all_is_back(self) -> None:
+        """Nothing may be let go any more."""
+
+    @abstractmethod
+    def _after_all_is_back(self) -> None:
+        """What was noted to have it again is of no use."""
 
 
-def _depth(storage: Storage) -> int:
-    if not storage.replayable:
-        return 0  # it stays: nothing is computed again to have it
-    recipe: Any = storage.makers[0].payload
-    return getattr(recipe, "depth", 0)
+def tensors_within(*things: Any) -> Iterator[Tensor]:
+    """The tensors in the arguments of an operator, or in a result."""
+    for thing in things:
+        if isinstance(thing, Tensor):
+            yield thing
+        elif isinstance(thing, list | tuple):
+            yield from tensors_within(*thing)
+        elif isinstance(thing, dict):
+            yield from tensors_within(*thing.values())

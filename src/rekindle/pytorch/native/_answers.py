@@ -127,6 +127,11 @@ class Answers:
         if driver is not None and driver.watcher is not None:
             driver.watcher.begins(met)
 
+    def what_is_read(self, number: int) -> tuple[list[torch.Tensor], bool] | None:
+        driver = drivers.get(number)
+        lending = None if driver is None else driver.lending
+        return None if lending is None else lending.what_is_read()
+
     def range(self, number: int, ends: int) -> None:
         driver = drivers.get(number)
         if driver is not None and driver.undo is not None:

@@ -65,6 +65,14 @@ class Watcher(Protocol):
         ...
 
 
+class WhatIsRead(Protocol):
+    """Who knows which tensors of the program must stay now."""
+
+    def what_is_read(self) -> tuple[list[Tensor], bool] | None:
+        """Those, and whether what autograd saved must as well; None: all must."""
+        ...
+
+
 class _Numbers(NamedTuple):
     """As the core gives them."""
 
@@ -197,9 +205,12 @@ class NativeDriver:
         device: torch.device,
         assumed: bool = False,
         learns: bool = False,
+        lends: bool = False,
     ) -> None:
         self.core = core
-        self.handle = core.new(-1 if budget is None else budget, str(device), assumed, learns)
+        amount = -1 if budget is None else budget
+        self.handle = core.new(amount, str(device), assumed, learns, lends)
+        self.lending: WhatIsRead | None = None  #: knows what of the program's may not be let go
         self.watcher: Watcher | None = None  #: only of a driver that learns
         self.engine = NativeEngine(core, self.handle, budget)
         self.device = device
@@ -304,6 +315,14 @@ class NativeDriver:
         """From now on others may write to `home` (R4)."""
         self.core.give_away(self.handle, home._cdata)
 
+    def bring_back(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is there."""
+        self.core.bring_back(self.handle, tensor)
+
+    def keep_there(self, tensor: Tensor) -> None:
+        """Likewise, and it stays as long as the program has it."""
+        self.core.keep_there(self.handle, tensor)
+
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
         """What is in `home` is about to be cut off, or to grow. Returns what to call when it has
         been, if it is known."""
@@ -325,6 +344,7 @@ class NativeDriver:
         if self.watcher is not None:
             self.watcher.close()
             self.watcher = None
+        self.lending = None
         self.core.leave(self.handle)
 
     def write_down(self) -> None:

@@ -5,8 +5,9 @@ Everything here is about storages; what operators and autograd do with them is f
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from rekindle.engine import Call, NoRoom, Storage
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import forget_sources, keep_from_now_on, knowing
+from rekindle.pytorch.online._neighbors import cheapest_neighbors
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
@@ -57,7 +59,7 @@ class Driver(Storages):
                 self.watcher.wanting(storage)
         if self.capture is not None:
             self.capture.used(storage)
-        self.perform(self.engine.use(storage.values[0]))
+        self._or_lending(lambda: self.perform(self.engine.use(storage.values[0])))
         self._held[storage] = None
 
     def pin(self, storage: Storage) -> None:
@@ -78,7 +80,7 @@ class Driver(Storages):
     def forget(self, source: Storage) -> None:
         """`source` is about to be written: what only it can bring back is saved first (R4)."""
         self.poll()
-        self.perform(self.engine.forget(source))
+        self._or_lending(lambda: self.perform(self.engine.forget(source)))
 
     def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
         """An optimizer will write them, step after step."""
@@ -98,21 +100,15 @@ class Driver(Storages):
         return forget_sources(self)
 
     def rescue(self, again: Callable[[], Result], out: RuntimeError, needed: Bytes) -> Result:
-        """The device ran out of memory all the same: evicts as much as `needed` bytes, then four
-        times that, then all, and tries again each time.
+        """The device ran out of memory all the same: evicts the cheapest neighbors that make a
+        place, then as much as `needed` bytes, then four times that, then all, and tries again each
+        time.
 
         What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
-        must be able to start anew. It would come again at the next operator: each time the first
-        try evicts twice as much as the last time, up to half.
+        must be able to start anew. It would come again at the next operator: each time that no
+        place helps the first try evicts twice as much as the last time, up to half.
         """
-        self._rescues += 1
-        before = self.engine.memory
-        step = min(max(needed, 1) << min(self._rescues, 30), before // 2)
-        for nbytes in (before - step, before - 4 * step, -1):
-            self.poll()
-            self.perform(self.engine.shrink(nbytes))
-            if is_accelerator(self.device):
-                accelerator.empty_cache()
+        for _ in self._make_way(out, needed):
             try:
                 return again()
             except RuntimeError as error:
@@ -122,10 +118,39 @@ class Driver(Storages):
         out.add_note(out_of_memory(self.snapshot()))
         raise out
 
+    def _make_way(self, out: RuntimeError, needed: Bytes) -> Iterator[None]:
+        """Evicts more each time that it is asked."""
+        if is_accelerator(self.device):
+            self.poll()
+            piece = min(accelerator.asked_for(out) or needed, needed or sys.maxsize)
+            victims = cheapest_neighbors(self.engine, self.device, piece) if piece else []
+            if victims:
+                self.perform(self.engine.evict(victims))
+                yield
+        self._rescues += 1
+        before = self.engine.memory
+        step = min(max(needed, 1) << min(self._rescues, 30), before // 2)
+        for nbytes in (before - step, before - 4 * step, -1):
+            self.poll()
+            self.perform(self.engine.shrink(nbytes))
+            if is_accelerator(self.device):
+                accelerator.empty_cache()
+            yield
+
     # -- memory ---------------------------------------------------------------------------------
 
     def make_room(self, needed: Bytes, who: str) -> None:
         """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
+        self._or_lending(lambda: self._make_room(needed, who))
+
+    def _or_lending(self, step: Callable[[], None]) -> None:
+        """Does `step`, and if there is no room for it once more, with what variables hold."""
+        if self.resort is None:
+            step()
+        else:
+            self.resort.or_lending(step)
+
+    def _make_room(self, needed: Bytes, who: str) -> None:
         self.poll()
         try:
             self.perform(self.engine.make_room(needed), who)
@@ -182,6 +207,14 @@ class Driver(Storages):
 
     def _gone(self, storage: Storage) -> None:
         """The memory of `storage` is free: the program alone held it."""
+        if not storage.resident:  # it was let go while the program held it
+            self.table.leave(storage.payload.watch)
+            storage.payload.watch = None
+            if self.table.shells is not None:
+                self.table.shells.dropped()
+            if storage.references:
+                self._drop(storage)
+                return
         self._held.pop(storage, None)
         if self.capture is not None:
             self.capture.dropped(storage)
@@ -302,7 +335,8 @@ class Driver(Storages):
 
     def _let_go(self, storage: Storage) -> None:
         self.vacate(storage)
-        self._held.pop(storage, None)
+        if storage.payload.watch is None:  # else the program has it, though it is empty
+            self._held.pop(storage, None)
         if self.recorder is not None:
             self.recorder.acted(Free(storage.id), self.engine.clock, self.engine.memory)
 

@@ -110,6 +110,9 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
             driver.account(operator.name, cost, signature.workspace)
         return
     recording &= not exotic
+    if exotic or operator.opaque:  # it may go on reading: a quantized tensor has scales in them
+        for storage in invocation.inputs:
+            storage.payload.returnable = False
     call = driver.new_call(operator.name, cost, recording, signature.workspace)
     if recording:
         dropped = invocation.written  # running statistics
@@ -120,10 +123,21 @@ def register(driver: Driver, invocation: Invocation, recording: bool, result: An
         memory: Memory = storage.payload
         memory.origin = weakref.ref(tensor)
         memory.flags = operator.content | exotic | foreign
+        if driver.resort is not None:
+            memory.returnable = recording and is_returnable(tensor)
         if operator.routing and not tensor.dtype.is_floating_point:
             storage.pinned = True  # R8
         driver.table.settle(storage, home, home._cdata)
     driver.admit(call)
+
+
+def is_returnable(tensor: Tensor) -> bool:
+    """Whether a result of an operator may be let go while the program holds it.
+
+    What has lengths and indices stays: functions that are composed of operators read it before any
+    of them runs. So does a single number.
+    """
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.dim() > 0
 
 
 def written_over(driver: Driver, invocation: Invocation, recording: bool, *, hidden: bool) -> bool:
@@ -196,6 +210,7 @@ def move(
     after: Memory = new.payload
     driver.succeed(old, new)
     after.origin, after.witness, after.version = before.origin, before.witness, -1
+    after.returnable = before.returnable
     origin = before.counted()
     parts = before.flags & COUNTERS
     if target is None or hidden:

@@ -357,6 +357,8 @@ class Runtime:
                 return kept(tensor)
             if self.driver.table.deaths or self.driver.table.released:
                 self.driver.settle()
+            if self.driver.resort is not None:
+                self.driver.resort.bring_back(tensor)
             storage = self.driver.known(tensor)
             memory: Memory = storage.payload
             if memory.flags:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,24 @@ from rekindle.pytorch.operators import STRIDED, Place, Signature, is_plain, tens
 from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
+Result = TypeVar("Result")
+
+
+class Resort(Protocol):
+    """Who lets go of what variables of the program hold when nothing else is left."""
+
+    def around(self, run: Callable[..., Result], *args: Any) -> Result:
+        """Runs an operator of the program."""
+        ...
+
+    def or_lending(self, step: Callable[[], Result]) -> Result:
+        """What `step` gives, if it must be once more, with what variables hold."""
+        ...
+
+    def bring_back(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is there."""
+        ...
+
 
 class Storages(ABC):
     """One engine and the memory that it knows of; a `Driver` acts on it."""
@@ -49,6 +68,7 @@ class Storages(ABC):
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
+        self.resort: Resort | None = None  #: if what variables hold may go as well
         self.owners = Owners()
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None

@@ -47,6 +47,7 @@ class Memory:
         "origin",
         "overwritten",
         "owned",
+        "returnable",
         "size",
         "successor",
         "version",
@@ -71,6 +72,9 @@ class Memory:
         #: Has that tensor's version counter once handles depend on it, for it may die before them.
         self.witness: Tensor | None = None
         self.flags = 0
+        #: Numbers that an operator made, and nothing reads but operators: they may go while
+        #: variables hold them.
+        self.returnable = False
         #: Of foreign weights, when recipes began to read them.
         self.checksum: int | None = None
         #: What recipes read in the place of foreign memory, as it was last.
@@ -222,6 +226,10 @@ class Emptying(Protocol):
 
     def refilled(self, storage: Storage, home: torch.UntypedStorage) -> bool:
         """Whether the program waits for `storage`; then it has what was in `home`."""
+        ...
+
+    def dropped(self) -> None:
+        """The program no longer waits for one of those."""
         ...
 
 

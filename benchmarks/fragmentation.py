@@ -1,0 +1,165 @@
+"""What an allocator takes beside the sum, and what it costs where a device has little more.
+
+    scripts/bench fragmentation [--logs FOLDER] [--models NAME ...] [--gigabytes 8]
+
+Replays the DTR paper's logs, and one step of each network of `_workloads.py`. Where keeping
+everything takes less than 8 GB all sizes are multiplied: the blocks and segments of an allocator
+are of fixed sizes, and small programs would show nothing else. The allocators are the simulator's
+models of PyTorch's for CUDA. Budgets are parts of what keeping everything takes. Of each:
+
+`sums`: recomputation over computation where bytes are all that counts.
+`native`, `expandable`: `reserved`, the most that the allocator took from a device without a limit,
+    over the most that was in use.
+`score`, `window`: recomputation over computation on a device of 1.05 or 1.2 times the budget, where
+    what an allocation needs that fails goes by score, one after another, or as the cheapest window.
+
+None: it does not get through, or recomputes for more than five times the computation. Prints a
+table, writes results/fragmentation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from _common import ROOT, conditions, write
+from _trainer import Trainer
+from _workloads import WORKLOADS
+
+import rekindle
+from rekindle.engine import RIGHT, NoRoom, Thrashed
+from rekindle.policies import Thrifty
+from rekindle.schedule import Record
+from rekindle.simulator import AllocatorName, Device, Repair, replay
+from rekindle.trace import Trace, keep_all_peak
+from rekindle.trace.formats import load
+
+RATIOS = (1.0, 0.9, 0.7, 0.5, 0.4, 0.3)
+SHARES = (1.05, 1.2)
+LIMIT = 5  # times the computation: recomputing for longer counts as failed
+WARM_UP = 3  # steps, until operators have prices
+LOGS = ROOT.parent / "shared/reference/logs"
+LIKE = 0.001  # of the computation: less is no difference
+
+
+def programs(logs: Path, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
+    """A name, and one step."""
+    found = sorted(logs.glob("*.log.gz"), key=lambda path: path.stat().st_size)
+    if not found:
+        print(f"the DTR paper's logs are left out: there are none in {logs}")
+    for path in found:
+        yield f"{path.name.partition('.')[0]} log", enlarged(load(path), nbytes)
+    for name in models:
+        yield name, enlarged(captured(Trainer(WORKLOADS[name], "cpu").step), nbytes)
+
+
+def captured(step: Any) -> Trace:
+    with rekindle.budget.unlimited():
+        for _ in range(WARM_UP):
+            step()
+    return rekindle.capture(step)
+
+
+def enlarged(trace: Trace, nbytes: int) -> Trace:
+    """The same step with all sizes multiplied, so that keeping everything takes `nbytes`."""
+    factor = max(1.0, nbytes / keep_all_peak(trace))
+    return replace(
+        trace,
+        storages=tuple(int(size * factor) for size in trace.storages),
+        ops=tuple(replace(op, workspace=int(op.workspace * factor)) for op in trace.ops),
+    )
+
+
+def run(trace: Trace, budget: int, device: Device | None = None) -> Record | None:
+    rules = replace(RIGHT, recompute_limit=LIMIT * trace.compute_ns)
+    try:
+        return replay(trace, budget=budget, policy=Thrifty(), rules=rules, device=device)
+    except (NoRoom, Thrashed):
+        return None
+
+
+def recomputed(record: Record | None) -> float | None:
+    return None if record is None else round(record.recompute_ns / record.compute_ns, 4)
+
+
+def measure(trace: Trace, ratio: float) -> dict[str, Any]:
+    budget = int(ratio * keep_all_peak(trace))
+    row: dict[str, Any] = {"ratio": ratio, "sums": recomputed(run(trace, budget))}
+    for allocator in get_args(AllocatorName):
+        free = run(trace, budget, Device(allocator))
+        row[allocator] = {
+            "reserved": free and round(free.reserved_peak / free.allocated_peak, 3),
+            "rounding": free and round(free.rounding / free.peak, 4),
+        }
+        for share in SHARES:
+            for repair in get_args(Repair):
+                device = Device(allocator, int(share * budget), repair)
+                row[allocator][f"{repair} {share}"] = recomputed(run(trace, budget, device))
+    return row
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the rows where sums alone get through: how the window does beside the score."""
+    found: dict[str, Any] = {}
+    for allocator in get_args(AllocatorName):
+        for share in SHARES:
+            pairs = [
+                (row["sums"], row[allocator][f"score {share}"], row[allocator][f"window {share}"])
+                for row in rows
+                if row["sums"] is not None
+            ]
+            failed = float("inf")
+            both = [(failed if s is None else s, failed if w is None else w) for _, s, w in pairs]
+            found[f"{allocator}, {share}"] = {
+                "cases": len(pairs),
+                "window better": sum(window < score - LIKE for score, window in both),
+                "window worse": sum(window > score + LIKE for score, window in both),
+                "score fails": sum(score == failed for score, _ in both),
+                "window fails": sum(window == failed for _, window in both),
+                "window as by sums": sum(
+                    window is not None and window <= sums + LIKE for sums, _, window in pairs
+                ),
+            }
+    return found
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """For the terminal."""
+    cells = [row["sums"]]
+    for allocator in get_args(AllocatorName):
+        of = row[allocator]
+        cells += [of["reserved"], *(of[f"{r} {s}"] for s in SHARES for r in get_args(Repair))]
+    shown = "".join(f"{'-' if cell is None else format(cell, '.3f'):>9}" for cell in cells)
+    return f"{name:16}{row['ratio']:>5}{shown}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--logs", type=Path, default=LOGS, help="a folder of the DTR paper's logs")
+    parser.add_argument("--models", nargs="*", default=[*WORKLOADS], choices=[*WORKLOADS])
+    parser.add_argument(
+        "--gigabytes", type=float, default=8.0, help="what keeping everything takes, at least"
+    )
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    about = conditions()
+    ways = [f"{repair[0]} {share}" for share in SHARES for repair in get_args(Repair)]
+    heads = ["sums", *(head for name in ("native", "expand.") for head in (name, *ways))]
+    print(f"{'':21}" + "".join(f"{head:>9}" for head in heads))
+    rows: list[dict[str, Any]] = []
+    for name, trace in programs(options.logs, options.models, int(options.gigabytes * 1e9)):
+        for ratio in RATIOS:
+            rows.append({"program": name} | measure(trace, ratio))
+            print(line(name, rows[-1]), flush=True)
+        found = {"summary": summary(rows), "rows": rows}
+        write("fragmentation", about | {"gigabytes": options.gigabytes} | found)
+    print(json.dumps(summary(rows), indent=1))
+
+
+if __name__ == "__main__":
+    main()

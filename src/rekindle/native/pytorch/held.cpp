@@ -1,0 +1,166 @@
+#include "held.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace rekindle {
+
+// What has lengths and indices stays: functions that are composed of operators read it before any
+// of them runs. So does a single number.
+bool is_returnable(const c10::TensorImpl& tensor) {
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
+}
+
+LastResort::LastResort(Driver& driver, const Homes& read, bool but_saved)
+    : driver_(driver), lent_(driver.lend(read, but_saved)) {}
+
+LastResort::~LastResort() {
+    for (const Ref<Storage>& each : lent_) {
+        if (each->listed) {
+            driver_.engine.let_return(*each, false);
+        }
+    }
+}
+
+std::vector<Ref<Storage>> Driver::lend(const Homes& read, bool but_saved) {
+    poll();
+    std::vector<Ref<Storage>> lent;
+    for (Record* record = first_held_; record != nullptr; record = record->held_after) {
+        const bool there = record->resident || record->husk;  // which may come back on the way
+        const bool may = record->returnable && there && record->replayable && !record->pinned &&
+                         !record->foreign && record->nbytes != 0;
+        if (!may || (but_saved && record->references != 0)) {
+            continue;
+        }
+        const Home home = record->at();
+        if (home && std::find(read.begin(), read.end(), home.get()) == read.end()) {
+            lent.emplace_back(record);
+        }
+    }
+    for (const Ref<Storage>& each : lent) {
+        engine.let_return(*each, true);
+    }
+    return lent;
+}
+
+// Whether the program has `record`, which makes way: then it keeps a husk.
+bool Driver::leave_a_husk(Record& record) {
+    const Home home = record.held && record.returns ? record.at() : Home();
+    if (!home || !record.is_held()) {
+        return false;
+    }
+    if (device.queues()) {
+        device.keep_until_read(*home);
+    }
+    table_.take(record.address);
+    record.owned.reset();
+    become_husk(*home);
+    collect();  // what had its address before
+    record.home = WeakHome(home);
+    record.address = address_of(*home);
+    record.husk = true;
+    ++husks;
+    table_.put(record.address, Resident{&record, record.nbytes, record.maker, nullptr});
+    return true;
+}
+
+// From now on it has none. Returns what it was, if the program still has it.
+Home Driver::take_husk(Record& record) {
+    if (!record.husk) {
+        return {};
+    }
+    record.husk = false;
+    --husks;
+    if (record.address != nullptr) {
+        table_.take(std::exchange(record.address, nullptr));
+    }
+    back_.emplace_back(&record);
+    return record.home.lock();
+}
+
+// `record`, which is in `home` again, goes there where the program has it.
+void Driver::arrive(Record& record, const Home& home, const Home& husk) {
+    if (husk) {
+        if (record.address != nullptr) {
+            table_.take(record.address);
+        }
+        fill_husk(*husk, *home);
+        record.owned = husk;  // the program may drop it before anybody reads it
+    } else {                  // the program's tensor is elsewhere, if there is any
+        record.version = Version();
+        record.origin = no_tensor();
+        record.owned = home;
+    }
+    settle_in(record, record.owned);
+}
+
+// What came back for the program is kept by it alone from now on, unless autograd has it as well.
+void Driver::hand_back(Record& record) {
+    if (record.resident && record.replayable) {
+        maybe_held(record);
+    }
+    if (record.resident) {
+        disown(record);
+    }
+}
+
+void Driver::bring_back(c10::StorageImpl& home) {
+    const Resident* found = resident_at(home);
+    if (found != nullptr && found->record != nullptr && found->record->husk) {
+        use(*found->record);
+    }
+}
+
+void Driver::keep_there(c10::StorageImpl& home) {
+    bring_back(home);
+    const Resident* found = resident_at(home);
+    if (found != nullptr && found->record != nullptr) {
+        found->record->returnable = false;
+    }
+}
+
+// Although it may not fit: the budget is over, and asks no more.
+void Driver::bring_all_back() {
+    lends = false;
+    settle();
+    if (husks == 0) {
+        return;
+    }
+    std::vector<Ref<Storage>> missing;
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (record_of(*each).husk) {
+            missing.emplace_back(each);
+        }
+    }
+    const Bytes peak = engine.peak;
+    std::exception_ptr failure;
+    for (const Ref<Storage>& each : missing) {
+        try {
+            use_in_any_case(record_of(*each));
+        } catch (...) {  // what cannot be computed again stays empty, and raises where it is read
+            failure = failure ? failure : std::current_exception();
+        }
+    }
+    settle();
+    engine.budget = UNLIMITED;
+    engine.peak = peak;
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
+}
+
+// The budget grows as far as it must, so that what is only on the way makes way.
+void Driver::use_in_any_case(Record& record) {
+    while (record.husk) {
+        settle();
+        try {
+            use(record);
+        } catch (const Shortage& shortage) {
+            engine.budget = std::max(engine.budget + 1, shortage.memory + shortage.needed);
+        }
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,155 @@
+// What an operator of the program reads and writes: it is there, known, and stays what it was.
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "operation.h"
+
+namespace rekindle {
+
+void Operation::note_read(Homes& read) const {
+    for (const c10::TensorImpl* tensor : invocation_.tensors) {
+        read.push_back(tensor->unsafe_storage().unsafeGetStorageImpl());
+    }
+}
+
+// What the program let go of, and this operator reads.
+void Operation::bring_inputs() {
+    for (const c10::TensorImpl* tensor : invocation_.tensors) {
+        or_lending([&] { driver_.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl()); });
+    }
+}
+
+void Operation::let_go_for_tests() {
+    driver_.let_go_now();
+    lending(driver_, lock_, [&] { driver_.let_go_now(); }, [](Homes&) {});
+}
+
+void Operation::know_inputs() {
+    inputs_.clear();
+    for (const c10::TensorImpl* tensor : invocation_.tensors) {
+        Record* record = driver_.known(*tensor);
+        inputs_.push_back(Ref<Storage>(record));
+        if (record == nullptr) {  // it has no memory: nothing is known of it
+            recording_ = false;
+        } else if (record->foreign) {
+            foreign_ = true;
+        }
+    }
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        if (inputs_[i] && input(i)->flags != 0) {
+            look_twice(i);
+        }
+    }
+}
+
+void Operation::keep_inputs_there() {
+    for (const Ref<Storage>& each : inputs_) {
+        if (each) {
+            static_cast<Record*>(each.get())->returnable = false;
+        }
+    }
+}
+
+bool Operation::is_written(std::uint32_t position) const noexcept {
+    const auto& written = invocation_.written;
+    return std::find(written.begin(), written.end(), position) != written.end();
+}
+
+// What is in there may have come from where nobody saw it (R4).
+void Operation::look_twice(std::uint32_t position) {
+    Record& record = *input(position);
+    const c10::TensorImpl& tensor = *invocation_.tensors[position];
+    const bool written = is_written(position);
+    const bool reads = !written || !facts_.has(Traits::OVERWRITING);
+    const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+                        tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
+    if ((record.flags & UNWRITTEN) != 0 && (reads || !covers)) {
+        driver_.seal(record);
+    } else if ((record.flags & ZEROED) != 0 && !written) {
+        driver_.seal(record);
+    }
+    record.flags = 0;
+}
+
+// Masks and indices that decide a shape are decided once (R8).
+void Operation::keep_indices() {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const auto dtype = c10::typeMetaToScalarType(invocation_.tensors[i]->dtype());
+        Record* record = input(i);
+        if (record != nullptr && !c10::isFloatingType(dtype) && record->replayable &&
+            !record->pinned) {
+            driver_.pin(*record);
+        }
+    }
+}
+
+void Operation::save_what_is_overwritten() {
+    fixed_.clear();
+    for (const std::uint32_t position : invocation_.written) {
+        Record* record = input(position);
+        if (record != nullptr && !record->replayable && record->consumed()) {
+            fixed_.push_back(record);
+            driver_.forget(*record);
+        }
+    }
+}
+
+// Puts copies in the place of what others may write, or says that the results are to be kept
+// instead: whichever keeps fewer bytes. Weights are too large to copy: they have a checksum (R4).
+bool Operation::take_private_inputs() {
+    if (driver_.device.queues()) {
+        return false;  // a copy into the buffer may still be under way
+    }
+    c10::SmallVector<Record*, 2> copied;
+    Bytes more = 0;
+    Bytes kept = needed_;
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        Record& record = *input(i);
+        const bool written = is_written(i);
+        if (record.foreign && written) {
+            return false;
+        }
+        kept += written ? record.nbytes : 0;
+        if (!record.foreign || is_weight(*invocation_.tensors[i]) ||
+            std::find(copied.begin(), copied.end(), &record) != copied.end()) {
+            continue;
+        }
+        copied.push_back(&record);
+        more += driver_.copy_still(record) == nullptr ? record.nbytes : 0;
+    }
+    if (more > kept) {
+        return false;
+    }
+    for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
+        Record& record = *input(i);
+        if (!record.foreign) {
+            continue;
+        }
+        if (is_weight(*invocation_.tensors[i])) {
+            Driver::note_checksum(record);
+            continue;
+        }
+        Record* copy = driver_.copy_still(record);
+        inputs_[i] = Ref<Storage>(
+            copy != nullptr ? copy : &driver_.copy_now(record, private_.emplace_back())
+        );
+    }
+    return true;
+}
+
+// Sources must stay at all, and those who hold them may let go while the operator runs.
+void Operation::own_inputs() {
+    if (!recording_) {
+        return;
+    }
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        Record& record = *input(i);
+        if (!record.owned && (record.pinned || !record.replayable)) {
+            driver_.own(record);
+            owned_here_.push_back(&record);
+        }
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,178 @@
+"""Where each storage of a simulated run lies on a device, and what goes if one finds no place.
+
+A budget counts bytes, an allocator needs them side by side. As on a device, room is made by the sum
+first, by the policy; only where the allocation fails then something goes for its place: the
+cheapest window of neighbors (Coop, NeurIPS 2023, by the policy's score without the size), or all of
+some segments or pages where those can be given back for less; or by the score one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal, cast, final
+
+from rekindle._types import Bytes, StorageId
+from rekindle.engine import Call, Engine, NoRoom, Storage
+from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
+from rekindle.simulator.allocator import (
+    Block,
+    CachingAllocator,
+    Expandable,
+    Native,
+)
+from rekindle.trace import Trace
+
+AllocatorName = Literal["native", "expandable"]
+Repair = Literal["window", "score"]
+
+_NOBODY: Final = StorageId(-1)
+_ALLOCATORS: Final = {"native": Native, "expandable": Expandable}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of `memory` bytes (None: as many as are asked for), and who hands them out.
+
+    repair: what goes where an allocation fails although the sum fits: the cheapest "window", or by
+        the policy's "score" one after another until it succeeds.
+    """
+
+    allocator: AllocatorName = "native"
+    memory: Bytes | None = None
+    repair: Repair = "window"
+
+
+@final
+class Placement:
+    """The blocks of what is in memory.
+
+    repairs: how often something went for its place. refusal: the last `NoRoom` for want of one.
+    """
+
+    def __init__(self, trace: Trace, device: Device) -> None:
+        self.device = device
+        self.allocator: CachingAllocator = _ALLOCATORS[device.allocator](device.memory)
+        self.repairs = 0
+        self.refusal: NoRoom | None = None
+        self._trace = trace
+        self._blocks: dict[StorageId, Block] = {}
+        self._owner: dict[Block, StorageId] = {}
+
+    def follow(self, actions: Iterable[Action], engine: Engine) -> Iterator[Action]:
+        """The same actions, and before each what has to go for it to find a place.
+
+        Where nothing is left to go the engine hears of it as of a budget that is too small, and
+        tries again with as little as possible in use. Raises `NoRoom` if that does not help.
+        """
+        coming = cast("Generator[Action]", iter(actions))  # where it makes something it is one
+        action = next(coming, None)
+        while action is not None:
+            try:
+                yield from self._place(action, engine)
+            except NoRoom as error:
+                action = coming.throw(error)
+                continue
+            yield action
+            action = next(coming, None)
+
+    @property
+    def storages(self) -> set[StorageId]:
+        """What has a place now."""
+        return {*self._blocks}
+
+    def check(self) -> None:
+        """Asserts that every storage has its block, and each block its storage."""
+        self.allocator.check()
+        assert self._owner == {block: storage for storage, block in self._blocks.items()}
+        assert self.allocator.allocated == sum(block.nbytes for block in self._owner)
+
+    def _place(self, action: Action, engine: Engine) -> Iterator[Action]:
+        match action:
+            case Compute(op, in_place):
+                yield from self._compute(op, in_place, engine)
+            case SwapIn(storage):
+                (block,) = yield from self._allocate([self._trace.storages[storage]], engine)
+                self._keep(storage, block)
+            case Free(storage) | SwapOut(storage, keep=False):
+                if storage in self._blocks:
+                    self._return(self._lose(storage))
+            case SwapOut() | Discard():
+                pass
+
+    def _compute(self, op_id: int, in_place: bool, engine: Engine) -> Iterator[Action]:
+        """Results first, then what the operator takes inside itself, which it gives back."""
+        op, trace = self._trace.ops[op_id], self._trace
+        lent = {
+            trace.values[output]: trace.values[source]
+            for output, source in (op.overwrites if in_place else ())
+        }
+        fresh = [storage for storage in trace.new_storages(op) if storage not in lent]
+        sizes = [trace.storages[storage] for storage in fresh]
+        *blocks, workspace = yield from self._allocate([*sizes, op.workspace], engine)
+        for storage, block in zip(fresh, blocks, strict=True):
+            if storage in self._blocks:  # a second copy
+                self._return(block)
+            else:
+                self._keep(storage, block)
+        self._return(workspace)
+        for storage, source in lent.items():
+            if source in self._blocks:
+                self._keep(storage, self._lose(source))
+
+    def _keep(self, storage: StorageId, block: Block | None) -> None:
+        if block is not None:
+            self._blocks[storage] = block
+            self._owner[block] = storage
+
+    def _lose(self, storage: StorageId) -> Block:
+        block = self._blocks.pop(storage)
+        del self._owner[block]
+        return block
+
+    def _return(self, block: Block | None) -> None:
+        if block is not None:
+            self.allocator.free(block)
+
+    def _allocate(
+        self, sizes: Iterable[Bytes], engine: Engine
+    ) -> Generator[Action, None, list[Block | None]]:
+        """Blocks of these sizes (none for 0 bytes); if one finds no place, all are given back."""
+        found: list[Block | None] = []
+        subject = engine.subject
+        for nbytes in sizes:
+            block = self.allocator.allocate(nbytes) if nbytes else None
+            while nbytes and block is None:
+                before = len(self._owner)
+                yield from self.follow(self._repair(nbytes, engine), engine)
+                block = self.allocator.allocate(nbytes)
+                if block is None and len(self._owner) == before:
+                    for other in found:
+                        self._return(other)
+                    self.refusal = self._no_room(nbytes, subject)
+                    raise self.refusal
+            found.append(block)
+        return found
+
+    def _repair(self, nbytes: Bytes, engine: Engine) -> Iterator[Action]:
+        """What goes so that `nbytes` find a place, or at least something."""
+        self.repairs += 1
+        victims = self._neighbors(nbytes, engine) if self.device.repair == "window" else []
+        return engine.evict(victims) if victims else engine.shrink(engine.memory - 1)
+
+    def _neighbors(self, nbytes: Bytes, engine: Engine) -> list[Storage]:
+        """Which storages would go for the least; none if no place can be made by what may go."""
+        by_id = {storage.id: storage for storage in engine.storages}
+
+        @cache
+        def loss(block: Block) -> float | None:
+            storage = by_id.get(self._owner.get(block, _NOBODY))
+            return None if storage is None else engine.loss(storage)
+
+        return [by_id[self._owner[block]] for block in self.allocator.cheapest(nbytes, loss)]
+
+    def _no_room(self, nbytes: Bytes, subject: Storage | Call | None) -> NoRoom:
+        call = subject if isinstance(subject, Call) else None
+        return NoRoom(nbytes, self.allocator.allocated, self.device.memory or 0, call)

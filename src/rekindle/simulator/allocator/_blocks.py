@@ -1,0 +1,116 @@
+"""Blocks of memory side by side, and the pool that finds the free ones again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import final
+
+from rekindle._types import Bytes
+
+
+@final
+class Block:
+    """A piece of a segment: free or in use. `mapped`: whether there is memory behind it."""
+
+    __slots__ = ("address", "following", "mapped", "nbytes", "pool", "previous", "used")
+
+    def __init__(self, pool: Pool, address: int, nbytes: Bytes, *, mapped: bool = True) -> None:
+        self.pool = pool
+        self.address = address
+        self.nbytes = nbytes
+        self.mapped = mapped
+        self.used = False
+        self.previous: Block | None = None
+        self.following: Block | None = None
+
+    @property
+    def end(self) -> int:
+        return self.address + self.nbytes
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of its segment."""
+        return self.previous is None and self.following is None
+
+    def onward(self) -> Iterator[Block]:
+        """It and those behind it, to the end of the segment."""
+        block: Block | None = self
+        while block is not None:
+            yield block
+            block = block.following
+
+    def cut(self, nbytes: Bytes) -> Block:
+        """Keeps the first `nbytes`; returns the rest, which is a block of its own now."""
+        begin, left = self.address + nbytes, self.nbytes - nbytes
+        rest = Block(self.pool, begin, left, mapped=self.mapped)
+        self.nbytes = nbytes
+        rest.previous, rest.following = self, self.following
+        if rest.following is not None:
+            rest.following.previous = rest
+        self.following = rest
+        return rest
+
+    def absorb(self) -> None:
+        """Becomes one with the block behind it."""
+        gone = self.following
+        assert gone is not None
+        self.nbytes += gone.nbytes
+        self.following = gone.following
+        if gone.following is not None:
+            gone.following.previous = self
+
+    def __repr__(self) -> str:
+        state = "used" if self.used else "free" if self.mapped else "unmapped"
+        return f"<{state} block: {self.nbytes} B at {self.address:#x}>"
+
+
+@final
+class Pool:
+    """Segments for requests of about one size, and which of their blocks are free.
+
+    `segments` holds the first block of each. Free blocks are found by size, then by address;
+    unmapped ones by address.
+    """
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self.segments: dict[Block, None] = {}
+        self._free: list[tuple[Bytes, int]] = []
+        self._unmapped: list[int] = []
+        self._at: dict[int, Block] = {}  # what is free or unmapped, by address
+
+    def put(self, block: Block) -> Block:
+        """`block` is free, or unmapped, from now on; returns what it is one with then."""
+        behind, before = block.following, block.previous
+        if behind is not None and not behind.used and behind.mapped == block.mapped:
+            self.take(behind)
+            block.absorb()
+        if before is not None and not before.used and before.mapped == block.mapped:
+            self.take(before)
+            before.absorb()
+            block = before
+        self._at[block.address] = block
+        if block.mapped:
+            insort(self._free, (block.nbytes, block.address))
+        else:
+            insort(self._unmapped, block.address)
+        return block
+
+    def take(self, block: Block) -> None:
+        """The inverse of `put`."""
+        del self._at[block.address]
+        if block.mapped:
+            del self._free[bisect_left(self._free, (block.nbytes, block.address))]
+        else:
+            del self._unmapped[bisect_left(self._unmapped, block.address)]
+
+    def free(self, least: Bytes = 0) -> Iterator[Block]:
+        """Free blocks of at least so many bytes, the smallest first."""
+        for _, address in self._free[bisect_left(self._free, (least, 0)) :]:
+            yield self._at[address]
+
+    def unmapped(self) -> Iterator[Block]:
+        """The lowest first."""
+        for address in self._unmapped[:]:
+            yield self._at[address]

@@ -1,0 +1,145 @@
+"""The caching allocator with `expandable_segments:True`: one range of addresses a pool, in pages.
+
+After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): Note [Expandable Segments],
+`find_expandable_block`, `try_allocate_expandable_block`, `map_block`, `unmap_block`, the search
+for a block in `get_free_block`. Memory is mapped behind addresses page by page, at the lowest gap
+that is wide enough; pages that are wholly free are unmapped before an allocation fails.
+
+Missing: that addresses end (at 9/8 of the device's memory, where a second range begins), and the
+check of `set_per_process_memory_fraction`, which counts more than is mapped in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from rekindle._types import Bytes
+from rekindle.simulator.allocator._blocks import Block, Pool
+from rekindle.simulator.allocator._caching import (
+    GRAIN,
+    LARGE_SEGMENT,
+    SMALL_SEGMENT,
+    CachingAllocator,
+)
+from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
+
+RANGE: Final = 2**30 * LARGE_SEGMENT  # no device has as much; of whole pages of either size
+
+
+@final
+class Expandable(CachingAllocator):
+    """A segment for each pool, which grows, and shrinks where pages are free."""
+
+    def __init__(self, limit: Bytes | None = None) -> None:
+        super().__init__(limit)
+        for pool, begin in (self.large, 0), (self.small, RANGE):
+            everything = Block(pool, begin, RANGE, mapped=False)
+            pool.segments[everything] = None
+            pool.put(everything)
+
+    def release(self) -> None:
+        for pool in (self.large, self.small):
+            for block in list(pool.free()):
+                self._unmap(pool, block)
+
+    def _unmap(self, pool: Pool, block: Block) -> None:
+        """The pages of the free `block` that are wholly within it."""
+        page = _page(pool)
+        begin, end = -(-block.address // page) * page, block.end // page * page
+        if begin >= end:
+            return
+        pool.take(block)
+        gap = block.cut(begin - block.address) if block.address < begin else block
+        rest = gap.cut(end - begin) if gap.end > end else None
+        gap.mapped = False
+        for left in (block, rest):
+            if left is not None and left.mapped:
+                pool.put(left)
+        pool.put(gap)
+        self.reserved -= end - begin
+
+    def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
+        """Or pages from anywhere: behind other addresses they are side by side."""
+        yield from super().ways(nbytes, loss)
+        page = _page(self.pool_for(nbytes))
+        missing = -(-nbytes // page) * page - self.available
+        pages = (page for first in self.segments() for page in _pages(first))
+        yield cheapest_release(pages, missing, loss)
+
+    def _best_fit(self, pool: Pool, nbytes: Bytes) -> Block | None:
+        """Of two blocks that are large enough the one that could grow less."""
+        best: Block | None = None
+        for block in pool.free(nbytes):
+            if best is not None and _could_be(block) >= _could_be(best):
+                break
+            best = block
+        return best
+
+    def _grow(self, pool: Pool, nbytes: Bytes) -> Block | None:
+        block = next(found for gap in pool.unmapped() if (found := _wide_enough(gap, nbytes)))
+        if not block.mapped:
+            mapped = self._map(pool, block, nbytes)
+            if mapped is None:
+                return None
+            block = mapped
+        while block.nbytes < nbytes:
+            gap = block.following
+            assert gap is not None
+            mapped = self._map(pool, gap, nbytes - block.nbytes)
+            if mapped is None:
+                return None
+            block = mapped
+        return block
+
+    def _map(self, pool: Pool, gap: Block, nbytes: Bytes) -> Block | None:
+        """Maps the first pages of `gap`, enough for `nbytes` or all; returns what is free there."""
+        page = _page(pool)
+        nbytes = min(-(-nbytes // page) * page, gap.nbytes)
+        if nbytes > self.available:
+            return None
+        pool.take(gap)
+        rest = gap.cut(nbytes) if nbytes < gap.nbytes else None
+        gap.mapped = True
+        if rest is not None:
+            pool.put(rest)
+        self._reserve(nbytes)
+        return pool.put(gap)
+
+    def _splits(self, pool: Pool, rest: Bytes) -> bool:
+        return rest >= GRAIN
+
+
+def _page(pool: Pool) -> Bytes:
+    return SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+
+
+def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
+    """All that are mapped from `first` on: their bytes, and what is in use there."""
+    page, blocks_on = _page(first.pool), dict[int, list[Block]]()
+    for block in first.onward():
+        if block.mapped:
+            for number in range(block.address // page, -(-block.end // page)):
+                blocks_on.setdefault(number, []).extend([block] * block.used)
+    for blocks in blocks_on.values():
+        yield page, blocks
+
+
+def _could_be(block: Block) -> Bytes:
+    """Its size if what is unmapped behind it were mapped."""
+    behind = block.following
+    return block.nbytes + (behind.nbytes if behind is not None and not behind.mapped else 0)
+
+
+def _wide_enough(gap: Block, nbytes: Bytes) -> Block | None:
+    """Where `nbytes` would begin that use the unmapped `gap`, or what is free right before it."""
+    before = gap.previous
+    first = before if before is not None and not before.used else gap
+    width = 0
+    for block in first.onward():
+        if block.used:
+            return None
+        width += block.nbytes
+        if width >= nbytes:
+            return first
+    return None

@@ -1,0 +1,77 @@
+"""The caching allocator as it is by default: segments by `cudaMalloc`, each of one size for ever.
+
+After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): `get_allocation_size`, `alloc_block`,
+`should_split`, `release_blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from rekindle._types import Bytes
+from rekindle.simulator.allocator._blocks import Block, Pool
+from rekindle.simulator.allocator._caching import (
+    GRAIN,
+    LARGE_SEGMENT,
+    MIB,
+    SMALL,
+    SMALL_SEGMENT,
+    CachingAllocator,
+    rounded,
+)
+from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
+
+OWN_SEGMENT: Final = 10 * MIB  #: from here on a request has one to itself (kMinLargeAlloc)
+COARSE: Final = 2 * MIB  #: of which that is a multiple (kRoundLarge)
+
+
+def segment_bytes(nbytes: Bytes) -> Bytes:
+    """What is taken from the device for a request of `nbytes` (`get_allocation_size`)."""
+    nbytes = rounded(nbytes)
+    if nbytes <= SMALL:
+        return SMALL_SEGMENT
+    if nbytes < OWN_SEGMENT:
+        return LARGE_SEGMENT
+    return -(-nbytes // COARSE) * COARSE
+
+
+@final
+class Native(CachingAllocator):
+    """Segments that stay as they are until all of one is free."""
+
+    def __init__(self, limit: Bytes | None = None) -> None:
+        super().__init__(limit)
+        self._next_address = 0  # never given out twice; `cudaMalloc` may
+
+    def release(self) -> None:
+        for pool in (self.large, self.small):
+            for block in list(pool.free()):
+                if block.whole:
+                    pool.take(block)
+                    del pool.segments[block]
+                    self.reserved -= block.nbytes
+
+    def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
+        yield from super().ways(nbytes, loss)
+        missing = segment_bytes(nbytes) - self.available
+        yield cheapest_release(map(_whole, self.segments()), missing, loss)
+
+    def _grow(self, pool: Pool, nbytes: Bytes) -> Block | None:
+        nbytes = segment_bytes(nbytes)
+        if nbytes > self.available:
+            return None
+        segment = Block(pool, self._next_address, nbytes)
+        self._next_address = segment.end
+        pool.segments[segment] = None
+        self._reserve(nbytes)
+        return pool.put(segment)
+
+    def _splits(self, pool: Pool, rest: Bytes) -> bool:
+        return rest >= GRAIN if pool.small else rest > SMALL
+
+
+def _whole(first: Block) -> tuple[Bytes, list[Block]]:
+    """A segment: its bytes, and what is in use there."""
+    blocks = [*first.onward()]
+    return sum(block.nbytes for block in blocks), [block for block in blocks if block.used]

@@ -1,0 +1,410 @@
+"""`evict="auto"`: what variables hold is let go only when nothing else is left."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle._errors import InvalidSchedule
+from rekindle.pytorch.native._higher import hidden
+from rekindle.schedule import verify
+from tests.helpers import others_slow
+from tests.pytorch import cores
+from tests.pytorch.harsh import harshest
+from tests.pytorch.held.test_anything import skips
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.sweep import _everything
+from tests.pytorch.test_models import differing, everything, plainly, train
+from tests.pytorch.tracker import Tracker, measure
+
+ROWS = 400
+NBYTES = 4 * 20 * ROWS  #: of one hidden state
+#: What no budget sees: an address that is asked for otherwise is noticed, and keeps the memory.
+ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
+#: What reading it says then.
+UNREADABLE = "evicted by rekindle|Cannot access data pointer"
+
+
+@pytest.fixture(autouse=True, params=cores.BOTH)
+def _core(request: pytest.FixtureRequest) -> Iterator[None]:
+    with cores.taken(request.param):
+        yield
+
+
+def lending(amount: int, **options: Any) -> rekindle.budget:
+    return rekindle.budget(amount, evict="auto", **options)
+
+
+def is_empty(tensor: Tensor) -> bool:
+    try:
+        ADDRESS(tensor)
+    except RuntimeError:
+        return True
+    return False
+
+
+def layers(n: int = 6) -> tuple[Callable[[], list[Tensor]], Tensor]:
+    """Hidden states in a list, each made from the one before; and what they are made from."""
+    torch.manual_seed(20)
+    weight = torch.randn(ROWS, 20, requires_grad=True)
+
+    def run() -> list[Tensor]:
+        kept, x = [], weight
+        for _ in range(n):
+            x = torch.tanh(x * 1.5)
+            kept.append(x)
+        return kept
+
+    return run, weight
+
+
+# -- what it is for --------------------------------------------------------------------------------
+
+
+def states() -> Callable[[], Any]:
+    """Hidden states that are looked at once more when the loss is there."""
+    torch.manual_seed(20)
+    weight = torch.randn(ROWS, 20, requires_grad=True)
+
+    def step() -> Any:
+        kept, parts, x = [], [], weight
+        for _ in range(20):
+            x = torch.tanh(x * 1.5)
+            kept.append(x)
+            parts.append(x.square().mean())
+        loss = torch.stack(parts).sum()
+        means = [x.detach().mean() for x in kept]
+        loss.backward()
+        return loss.detach(), means, weight
+
+    return step
+
+
+def test_lists_go_when_nothing_else_is_left() -> None:
+    plain = measure(states()).peak
+    budget = harshest(states, evict="auto").budget
+    assert budget < 0.6 * plain
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(int(0.9 * plain)):
+        states()()
+
+
+def test_skips_go_when_nothing_else_is_left() -> None:
+    """What is left are the gradients of the skips, which wait for their turn."""
+    with cores.fixed_prices(alike=True):
+        smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "auto")}
+    assert smallest["auto"] <= smallest["saved"] - NBYTES
+
+
+def test_what_is_never_touched_otherwise() -> None:
+    budget = harshest(skips, evict="auto").budget
+    with lending(budget) as run:
+        skips()()
+    assert run.peak <= budget
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget):
+        skips()()
+
+
+def test_without_need_nothing_of_it_happens() -> None:
+    """A budget that does without is kept in the same way, action by action."""
+    with cores.fixed_prices():
+        peak = measure(skips()).peak
+        with rekindle.budget(None):
+            skips()()
+        actions = {}
+        for evict in ("saved", "auto"):
+            with rekindle.budget(int(0.7 * peak), evict=evict, record=True) as run:
+                skips()()
+            actions[evict] = run.record.actions
+            assert run.evictions > 0
+    assert actions["saved"] == actions["auto"]
+
+
+@pytest.mark.parametrize("case", others_slow(ALL_CASES), ids=lambda case: case.name)
+def test_models_train_the_same_with_everything_let_go(case: Case) -> None:
+    if case.name == "lstm":
+        pytest.skip("each of its steps is made from all before it: it takes minutes")
+    workload = case.build()
+    if not cores.native():  # one step: each operator is preceded by a walk through everything
+        pytest.skip("the sweeps let everything go on the core in Python")
+    with lending(1 << 40) as run:
+        driver: Any = run._driver
+        driver.core.let_go_of_everything(driver.handle, True)
+        losses = train(workload)
+    assert run.recomputations > 1_000
+    run._driver.engine.check()
+    assert differing(everything(workload, losses), plainly(case).outcome) == []
+
+
+# -- what is read stays ----------------------------------------------------------------------------
+
+
+def test_operands_stay_while_room_is_made_for_their_operator() -> None:
+    run_layers, weight = layers(3)
+    wanted = torch.cat(run_layers(), 1).sum().item()
+    with lending(4 * NBYTES + 3 * NBYTES) as run:  # the operands, and what is made of them
+        kept = run_layers()
+        assert torch.cat(kept, 1).sum().item() == wanted
+    assert run.peak <= 7 * NBYTES
+    assert weight.grad is None
+
+
+def test_what_came_back_is_let_go_again() -> None:
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        _everything.let_go(run)
+        assert all(map(is_empty, kept))
+        first = kept[-1].sum().item()
+        assert not is_empty(kept[-1])
+        _everything.let_go(run)
+        assert is_empty(kept[-1])
+        assert kept[-1].sum().item() == first
+        run._driver.engine.check()
+
+
+def test_views_writes_and_lookers() -> None:
+    wanted = layers()[0]()
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        rows, odd = kept[2].view(-1), kept[3].detach()[1::2]
+        for look in (
+            lambda: torch.equal(rows, wanted[2].view(-1)),
+            lambda: torch.equal(odd, wanted[3][1::2]),
+            lambda: kept[1].tolist() == wanted[1].tolist(),
+            lambda: repr(kept[1]) == repr(wanted[1]),
+            lambda: kept[4][3, 5].item() == wanted[4][3, 5].item(),
+            lambda: torch.equal(kept[0].detach().add_(1), wanted[0] + 1),
+            lambda: torch.equal(kept[0], wanted[0] + 1),
+        ):
+            _everything.let_go(run)
+            assert is_empty(kept[5])
+            assert look()
+            _everything.let_go(run)
+    assert not any(map(is_empty, kept))
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        lambda x: x.data_ptr(),
+        lambda x: x.untyped_storage(),
+        lambda x: x.detach().numpy(),
+        lambda x: torch.utils.dlpack.to_dlpack(x.detach()),
+    ],
+    ids=["data_ptr", "untyped_storage", "numpy", "dlpack"],
+)
+def test_what_has_given_its_address_away_stays(escape: Callable[[Tensor], object]) -> None:
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        _everything.let_go(run)
+        given = escape(kept[2])
+        assert not is_empty(kept[2])
+        _everything.let_go(run)
+        assert [is_empty(x) for x in kept] == [True, True, False, True, True, True]
+        del given
+
+
+def test_operands_of_functions_of_ones_own_stay() -> None:
+    """Their kernels read them by their addresses, and nobody sees it."""
+    seen: list[bool] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            _everything.let_go(run)
+            seen.append(is_empty(x))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            _everything.let_go(run)
+            seen.append(is_empty(x))
+            return gradient * 2
+
+    with lending(1 << 30) as run:
+        run_layers, weight = layers()
+        kept = run_layers()
+        result = Twice.apply(kept[-1])
+        _everything.let_go(run)
+        assert is_empty(kept[-1])
+        result.sum().backward()
+    assert seen == [False, False]
+    assert weight.grad is not None
+
+
+def test_lengths_indices_and_single_numbers_stay() -> None:
+    with lending(1 << 30) as run:
+        x = layers()[0]()[-1]
+        lengths, index, number = (x > 0).sum(0), x.argmax(0), x.sum()
+        _everything.let_go(run)
+        assert is_empty(x)
+        assert not any(map(is_empty, (lengths, index, number)))
+
+
+def test_a_husk_raises_where_nobody_saw_it_being_read() -> None:
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        _everything.let_go(run)
+        with pytest.raises(RuntimeError, match=UNREADABLE):
+            ADDRESS(kept[2])
+        unseen = torch._C._DisableTorchDispatch(), _unseen_by_the_core()
+        with pytest.raises(RuntimeError, match=UNREADABLE), unseen[0], unseen[1]:
+            torch.sum(kept[2].detach())
+        assert kept[2].sum().isfinite()
+
+
+def _unseen_by_the_core() -> AbstractContextManager[Any]:
+    return hidden() if cores.native() else nullcontext()
+
+
+# -- threads and processes -------------------------------------------------------------------------
+
+
+def test_while_another_thread_lives_what_variables_hold_stays() -> None:
+    done, begun = threading.Event(), threading.Event()
+
+    def other() -> None:
+        begun.set()
+        done.wait()
+
+    budget = harshest(skips, evict="auto").budget
+    thread = threading.Thread(target=other)
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.raises(rekindle.OutOfBudget), lending(budget):
+            skips()()
+    finally:
+        done.set()
+        thread.join()
+    with lending(budget):
+        skips()()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_in_a_forked_process_what_is_empty_raises() -> None:
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        _everything.let_go(run)
+        child = os.fork()
+        if child == 0:
+            try:
+                kept[0].sum()
+            except RuntimeError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+    assert not any(map(is_empty, kept))
+
+
+# -- afterwards ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_all_of_it_is_back(error: type[Exception] | None) -> None:
+    wanted = layers()[0]()
+    kept: list[Tensor] = []
+
+    def program() -> None:
+        with lending(1 << 30) as run:
+            kept.extend(layers()[0]())
+            _everything.let_go(run)
+            assert all(map(is_empty, kept))
+            if error is not None:
+                raise error
+
+    if error is None:
+        program()
+    else:
+        with pytest.raises(error):
+            program()
+    assert all(torch.equal(*pair) for pair in zip(kept, wanted, strict=True))
+
+
+def test_what_cannot_come_back_raises_and_stays_empty() -> None:
+    leaf = torch.ones(ROWS, 20, requires_grad=True)
+    constant = torch.ones(ROWS, 20)
+    kept: list[Tensor] = []
+
+    def overwritten() -> None:
+        with lending(1 << 30) as run:
+            kept.extend((constant * leaf, leaf * 5))
+            _everything.let_go(run)
+            with torch._C._DisableTorchDispatch(), _unseen_by_the_core():
+                constant.add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        overwritten()
+    x, y = kept
+    assert y.eq(5).all()
+    with pytest.raises(RuntimeError, match=UNREADABLE):
+        x.sum()
+
+
+def test_what_the_program_drops_is_gone() -> None:
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        before = run.memory
+        _everything.let_go(run)
+        assert run.memory <= before - 6 * NBYTES
+        last = kept.pop()
+        kept.clear()
+        assert last.sum().isfinite()
+        del last
+        run._driver.engine.check()
+        assert run.memory <= before - 6 * NBYTES
+
+
+def test_backward_after_the_context() -> None:
+    torch.manual_seed(20)
+    run_layers, weight = layers()
+    torch.stack(run_layers()).sum().backward()
+    wanted, weight.grad = weight.grad, None
+    with lending(1 << 30) as run:
+        kept = run_layers()
+        loss = torch.stack(kept).sum()
+        _everything.let_go(run)
+    loss.backward()
+    assert weight.grad is not None
+    assert wanted is not None
+    assert torch.equal(weight.grad, wanted)
+
+
+# -- written down ----------------------------------------------------------------------------------
+
+
+def test_a_record_of_it_is_judged() -> None:
+    budget = harshest(skips, evict="auto").budget
+    with lending(budget, record=True) as run:
+        skips()()
+    schedule = run.record.schedule
+    cost = verify(run.trace, schedule, budget, lending=True)
+    assert cost.peak == run.peak
+    assert cost.recomputations == run.recomputations
+    with pytest.raises(InvalidSchedule, match="the program holds storage"):
+        verify(run.trace, schedule, budget)
+
+
+def test_learned_steps_within_it() -> None:
+    budget = int(1.1 * harshest(skips, evict="auto").budget)  # and gradients from the step before
+    torch.manual_seed(1)
+    step = skips()
+    wanted = [step()[0] for _ in range(5)]
+    torch.manual_seed(1)
+    step = skips()
+    with Tracker(resized=True) as tracker, lending(budget, learn="wait"):
+        losses = [step()[0] for _ in range(5)]
+        assert tracker.peak <= budget
+    assert all(torch.equal(*pair) for pair in zip(losses, wanted, strict=True))

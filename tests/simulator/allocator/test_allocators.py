@@ -1,0 +1,252 @@
+"""The models of PyTorch's caching allocator: rules by hand, invariants by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.simulator.allocator import (
+    Block,
+    CachingAllocator,
+    Expandable,
+    Native,
+    rounded,
+    segment_bytes,
+)
+
+KIB, MIB = 2**10, 2**20
+KINDS: tuple[type[Native | Expandable], ...] = (Native, Expandable)
+
+
+def given_out(allocator: CachingAllocator, nbytes: int) -> Block:
+    block = allocator.allocate(nbytes)
+    assert block is not None
+    allocator.check()
+    return block
+
+
+# What follows from the constants and conditions of c10/cuda/CUDACachingAllocator.cpp.
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "block", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),  # the largest small one: size <= kSmallSize
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),  # size < kMinLargeAlloc
+        (10 * MIB - 511, 10 * MIB, 10 * MIB),  # the pool is chosen by the rounded size
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (25 * MIB, 25 * MIB, 26 * MIB),
+    ],
+)
+def test_a_request_is_rounded_and_gets_a_segment_of_its_class(
+    nbytes: int, block: int, segment: int
+) -> None:
+    assert rounded(nbytes) == block
+    assert segment_bytes(nbytes) == segment
+    native = Native()
+    found = given_out(native, nbytes)
+    assert native.reserved == segment
+    # A large segment keeps a rest of 1 MiB or less with the block (should_split).
+    whole = segment > 2 * MIB and segment - block <= MIB
+    assert found.nbytes == (segment if whole else block)
+
+
+def test_small_and_large_requests_never_share_a_segment() -> None:
+    for allocator in (Native(), Expandable()):
+        small, large = given_out(allocator, MIB), given_out(allocator, MIB + 512)
+        assert small.pool is allocator.small
+        assert large.pool is allocator.large
+        assert allocator.reserved == 22 * MIB
+
+
+def test_best_fit_takes_the_smallest_block_and_of_equal_ones_the_lowest() -> None:
+    native = Native()
+    first = [given_out(native, 3 * MIB) for _ in range(6)]
+    for block in first[0], first[2], first[3]:
+        native.free(block)
+        native.check()
+    assert given_out(native, 2 * MIB + 512).address == first[0].address
+    # 3 MiB go: the hole of 6 MiB remains, and the 2 MiB at the end are too small.
+    assert given_out(native, 4 * MIB).address == first[2].address
+
+
+def test_large_blocks_of_native_are_not_split_for_a_mebibyte_and_expandable_ones_are() -> None:
+    for allocator, nbytes in (Native(), 3 * MIB), (Expandable(), 2 * MIB):
+        blocks = [given_out(allocator, 3 * MIB), given_out(allocator, 3 * MIB)]
+        allocator.free(blocks[0])
+        assert given_out(allocator, 2 * MIB).nbytes == nbytes
+
+
+def test_a_failing_request_releases_whole_free_segments_and_only_then_fails() -> None:
+    native = Native(limit=44 * MIB)
+    kept, freed = given_out(native, 12 * MIB), given_out(native, 32 * MIB)
+    native.free(freed)
+    assert native.reserved == 44 * MIB  # cached
+    assert given_out(native, 20 * MIB).address == freed.address  # 12 MiB of it are left
+    assert native.allocate(14 * MIB) is None  # though as much is free on the device and in it
+    native.check()
+    native.free(kept)
+    assert given_out(native, 8 * MIB).address == kept.address
+    assert native.allocate(14 * MIB) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_can_move_and_halves_of_segments_cannot(kind: type[Native | Expandable]) -> None:
+    allocator = kind(limit=80 * MIB)
+    for block in [given_out(allocator, 40 * MIB) for _ in range(2)]:
+        allocator.free(block)
+    quarters = [given_out(allocator, 20 * MIB) for _ in range(4)]
+    for block in quarters[1::2]:
+        allocator.free(block)
+    assert (allocator.allocate(40 * MIB) is not None) == (kind is Expandable)
+    allocator.check()
+
+
+def test_expandable_maps_pages_of_its_pool_at_the_lowest_gap() -> None:
+    expandable = Expandable(limit=80 * MIB)
+    first = given_out(expandable, 30 * MIB)
+    assert expandable.reserved == 40 * MIB
+    second = given_out(expandable, 10 * MIB)  # what the second page has left
+    assert (expandable.reserved, second.address) == (40 * MIB, first.end)
+    third = given_out(expandable, 35 * MIB)
+    assert (expandable.reserved, third.address) == (80 * MIB, second.end)
+    expandable.free(first)  # one page of it is wholly free, half of the other one
+    assert expandable.allocate(31 * MIB) is None
+    expandable.check()
+    assert expandable.reserved == 60 * MIB
+    assert given_out(expandable, 30 * MIB).address == first.address
+    assert expandable.reserved == 80 * MIB
+
+
+def test_expandable_prefers_the_block_that_can_grow_less() -> None:
+    """Of two that are large enough the last, before the unmapped rest, counts as endless."""
+    expandable = Expandable()
+    blocks = [given_out(expandable, nbytes * MIB) for nbytes in (9, 5, 4)]
+    expandable.free(blocks[0])  # 9 MiB; at the end are 2, and all that can be mapped
+    assert given_out(expandable, 2 * MIB).address == blocks[0].address
+
+
+def test_pages_that_do_not_touch_go_where_that_costs_least() -> None:
+    """Four pages, each of a block; whoever wants two may have any, for they can move."""
+    losses = (1.0, 5.0, 2.0, 6.0)
+    expandable = Expandable(limit=80 * MIB)
+    blocks = [given_out(expandable, 20 * MIB) for _ in losses]
+    loss = dict(zip(blocks, losses, strict=True))
+    going = expandable.cheapest(40 * MIB, loss.__getitem__)
+    assert going == [blocks[0], blocks[2]]
+    for block in going:
+        expandable.free(block)
+    assert given_out(expandable, 40 * MIB).address == blocks[3].end
+
+    native = Native(limit=80 * MIB)
+    blocks = [given_out(native, 40 * MIB) for _ in range(2)]
+    assert native.cheapest(20 * MIB, dict(zip(blocks, losses, strict=False)).get) == blocks[:1]
+    assert native.cheapest(80 * MIB, lambda block: 1.0) == blocks
+    assert native.cheapest(82 * MIB, lambda block: 1.0) == []
+    assert native.cheapest(20 * MIB, lambda block: None) == []
+
+
+def _overlaps(allocator: Native) -> None:
+    next(allocator.segments()).nbytes += 512
+
+
+def _miscounts(allocator: Native) -> None:
+    allocator.allocated += 512
+
+
+def _loses_a_free_block(allocator: Native) -> None:
+    allocator.large.take(next(allocator.large.free()))
+
+
+def _does_not_merge(allocator: Native) -> None:
+    block = next(allocator.large.free())
+    allocator.large.take(block)
+    rest = block.cut(block.nbytes // 2)
+    rest.used = True
+    allocator.large.put(block)
+    block.used, rest.used = True, False
+    allocator.large.put(rest)
+    block.used = False
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (_overlaps, "does not touch"),
+        (_miscounts, "allocated is miscounted"),
+        (_loses_a_free_block, "what is free is another"),
+        (_does_not_merge, "are not merged"),
+    ],
+)
+def test_check_finds_what_is_wrong(spoil: Callable[[Native], None], complaint: str) -> None:
+    native = Native()
+    given_out(native, 2 * MIB)
+    spoil(native)
+    with pytest.raises(AssertionError, match=complaint):
+        native.check()
+
+
+SIZES = st.one_of(
+    st.integers(1, 3 * KIB),
+    st.integers(MIB - 600, MIB + 600),
+    st.integers(10 * MIB - 600, 10 * MIB + 600),
+    st.integers(1, 45).map(lambda mebibytes: mebibytes * MIB),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    steps=st.lists(st.one_of(SIZES, st.integers(-40, -1)), max_size=60),
+    limit=st.one_of(st.none(), st.integers(40, 160).map(lambda mebibytes: mebibytes * MIB)),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_every_invariant_holds(
+    kind: type[Native | Expandable], steps: list[int], limit: int | None
+) -> None:
+    """A positive step is a request, a negative one frees the block that came so many before."""
+    allocator = kind(limit)
+    living: list[Block] = []
+    for step in steps:
+        if step > 0:
+            block = allocator.allocate(step)
+            allocator.check()
+            assert limit is None or allocator.reserved <= limit
+            if block is None:
+                assert limit is not None
+                assert _nowhere(allocator, step)
+                continue
+            assert block.nbytes >= rounded(step)
+            assert block.pool.small == (rounded(step) <= MIB)
+            living.append(block)
+        elif living:
+            allocator.free(living.pop(step % len(living)))
+            allocator.check()
+        assert allocator.allocated == sum(block.nbytes for block in living)
+        spans = sorted((block.address, block.end) for block in living)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    for block in living:
+        allocator.free(block)
+        allocator.check()
+    assert allocator.allocated == 0
+    if kind is Native:
+        assert all(first.whole for first in allocator.segments())
+    allocator.release()
+    allocator.check()
+    assert allocator.reserved == 0
+
+
+def _nowhere(allocator: CachingAllocator, nbytes: int) -> bool:
+    """No free block is large enough, and the device has not as much left in one piece."""
+    pool = allocator.pool_for(nbytes)
+    none_free = all(block.nbytes < rounded(nbytes) for block in pool.free())
+    if isinstance(allocator, Native):
+        return none_free and segment_bytes(nbytes) > allocator.available
+    return none_free and rounded(nbytes) > allocator.available - 40 * MIB

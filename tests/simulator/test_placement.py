@@ -1,0 +1,236 @@
+"""Places of storages in a simulated run: what an allocator adds, and what goes for want of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rekindle
+from rekindle.engine import RIGHT, Engine, NoRoom
+from rekindle.policies import LRU, MSPS, Policy, Swap, Thrifty
+from rekindle.schedule import Compute, Free, Record, verify
+from rekindle.simulator import AllocatorName, Device, Repair, Run, replay
+from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak
+from tests.engine.test_swap import swaps
+from tests.strategies import problems
+
+MIB = 2**20
+
+
+def larger(trace: Trace, factor: int) -> Trace:
+    ops = tuple(replace(op, workspace=op.workspace * factor) for op in trace.ops)
+    return replace(trace, ops=ops, storages=tuple(size * factor for size in trace.storages))
+
+
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
+def test_without_a_limit_an_allocator_changes_nothing_but_what_is_told(allocator: Any) -> None:
+    trace = chain(24, nbytes=3 * MIB)
+    budget = keep_all_peak(trace) // 2
+    plain = rekindle.simulate(trace, budget=budget)
+    placed = rekindle.simulate(trace, budget=budget, allocator=allocator)
+    assert placed.actions == plain.actions
+    assert replace(placed, allocated_peak=0, reserved_peak=0) == plain
+    assert (plain.rounding, plain.fragmentation) == (0, 0)
+    assert placed.reserved_peak == placed.peak + placed.rounding + placed.fragmentation
+    assert placed.reserved_peak % (20 * MIB) == 0
+
+
+def test_the_record_tells_what_rounding_and_fragmentation_took() -> None:
+    builder = TraceBuilder()
+    builder.call("one", 1, [], [700], replayable=False)
+    builder.call("large", 1, [], [3 * MIB], replayable=False)
+    record = rekindle.simulate(builder.build(), allocator="native")
+    assert record.peak == 3 * MIB + 700
+    assert record.allocated_peak == 3 * MIB + 1024
+    assert record.rounding == 324
+    assert record.reserved_peak == 22 * MIB  # a segment of 2 MiB and one of 20
+    assert record.fragmentation == 19 * MIB - 1024
+
+
+def test_a_workspace_has_its_place_while_the_operator_runs() -> None:
+    builder = TraceBuilder()
+    builder.call("product", 1, [], [5 * MIB], workspace=16 * MIB)
+    builder.call("other", 1, [], [9 * MIB])
+    record = rekindle.simulate(builder.build(), allocator="native")
+    assert record.allocated_peak == record.peak == 21 * MIB
+    assert record.reserved_peak == (20 + 16) * MIB  # the 9 MiB lie beside the result afterwards
+
+
+def _freed_before(record: Record, trace: Trace, name: str) -> list[int]:
+    """What had to go for the operator of that name; the others are released, and none is dead."""
+    first = next(
+        index
+        for index, action in enumerate(record.actions)
+        if isinstance(action, Compute) and trace.ops[action.op].name == name
+    )
+    return [action.storage for action in record.actions[:first] if isinstance(action, Free)]
+
+
+def test_a_window_goes_where_one_after_another_would_take_more() -> None:
+    """Four values in one segment, and what wants half of it. The two cheapest do not touch."""
+    builder = TraceBuilder()
+    source = builder.source(512)
+    costs = (10, 1000, 20, 30)
+    values = [builder.call("value", cost, [source], [5 * MIB])[0] for cost in costs]
+    (wide,) = builder.call("wide", 1, [source], [10 * MIB], replayable=False)
+    builder.release(wide)
+    for value in values:
+        builder.call("read", 1, [value], [], replayable=False)
+        builder.release(value)
+    trace = builder.build()
+    freed: dict[str, list[int]] = {}
+    for repair in get_args(Repair):
+        record = replay(
+            trace, budget=None, policy=MSPS(), device=Device("native", 22 * MIB, repair)
+        )
+        assert verify(trace, record.schedule, None).peak <= 20 * MIB + 512
+        freed[repair] = _freed_before(record, trace, "wide")
+    assert freed == {"window": [3, 4], "score": [1, 3, 4]}
+
+
+def test_whole_segments_go_where_no_window_is_wide_enough() -> None:
+    """Two segments of 12 MiB, and a request of 22: no window, but the device can have both."""
+    builder = TraceBuilder()
+    source = builder.source(512)
+    values = [builder.call("value", cost, [source], [12 * MIB])[0] for cost in (9, 5, 7)]
+    (wide,) = builder.call("wide", 1, [source], [22 * MIB], replayable=False)
+    builder.release(wide)
+    for value in values:
+        builder.release(value)
+    trace = builder.build()
+    record = rekindle.simulate(
+        trace, policy="msps", allocator="native", device_memory=(2 + 36 + 2) * MIB
+    )
+    assert _freed_before(record, trace, "wide") == [2, 3]
+
+
+def test_what_is_locked_in_the_way_is_let_go_and_the_call_begins_again() -> None:
+    """One segment of 20 MiB with what cannot go in the middle: two holes of 9 MiB, in each of which
+    an input of the last operator lies, while its first input can only be had through 9 MiB."""
+    builder = TraceBuilder()
+    source = builder.source(512)
+    (deep,) = builder.call("deep", 10, [source], [9 * MIB])
+    builder.call("middle", 1, [source], [2 * MIB], replayable=False)
+    (filler,) = builder.call("filler", 1, [source], [9 * MIB])
+    builder.release(filler)
+    (missing,) = builder.call("missing", 10, [deep], [3 * MIB])
+    builder.release(deep)
+    (filler,) = builder.call("filler", 1, [source], [3 * MIB])
+    (right,) = builder.call("right", 1000, [source], [3 * MIB])
+    (left,) = builder.call("left", 1000, [source], [4 * MIB])
+    builder.release(filler)
+    (wide,) = builder.call("wide", 1, [source], [6 * MIB], replayable=False)
+    builder.release(wide)
+    builder.call("all", 1, [missing, right, left], [], replayable=False)
+    trace = builder.build()
+    record = rekindle.simulate(trace, policy="msps", allocator="native", device_memory=22 * MIB)
+    again = Counter(trace.ops[a.op].name for a in record.actions if isinstance(a, Compute))
+    assert {name for name, runs in again.items() if runs == 2} == {
+        "deep", "missing", "right", "left", "filler"
+    }  # fmt: skip
+    assert record.recomputations == 4  # the fillers are two
+    assert verify(trace, record.schedule, None).recomputations == 4
+
+
+def test_what_finds_no_place_is_out_of_budget_with_the_figures_of_the_device() -> None:
+    with pytest.raises(rekindle.OutOfBudget, match=r"needs 3\.0 MiB in one piece where") as caught:
+        rekindle.simulate(
+            chain(12, nbytes=3 * MIB), budget="1GiB", allocator="native", device_memory="19MiB"
+        )
+    assert (caught.value.budget, caught.value.needed) == (19 * MIB, 3 * MIB)
+
+
+def test_arguments_that_do_not_fit_are_refused_with_the_line_to_write() -> None:
+    trace = chain(3)
+    with pytest.raises(
+        rekindle.InvalidArgument, match=r'Write .*allocator="native", device_memory='
+    ):
+        rekindle.simulate(trace, device_memory="1GiB")
+    with pytest.raises(rekindle.InvalidArgument, match=r"wanted one of None, \"native\""):
+        rekindle.simulate(trace, allocator="arena")  # type: ignore[arg-type]
+    with pytest.raises(rekindle.InvalidArgument, match=r'repair="window"\) or'):
+        rekindle.simulate(trace, allocator="native", repair="all")  # type: ignore[arg-type]
+    with pytest.raises(rekindle.InvalidBudget, match=r"device_memory="):
+        rekindle.simulate(trace, allocator="native", device_memory="much")
+    with pytest.raises(rekindle.Unsupported, match=r"without device_memory="):
+        rekindle.simulate(trace, allocator="native", device_memory="1GiB", swap=Swap())
+    with pytest.raises(rekindle.Unsupported, match=r"places in memory need the engine in Python"):
+        rekindle.simulate(trace, allocator="native", core="native")
+
+
+@given(
+    problem=problems(longest=40),
+    factor=st.sampled_from((900_000, 2_500_000, 5 * MIB, 20_000_000)),
+    share=st.floats(1.0, 1.6),
+    device=st.builds(
+        Device,
+        allocator=st.sampled_from(("native", "expandable")),
+        repair=st.sampled_from(("window", "score")),
+    ),
+    policy=st.sampled_from((Thrifty(), LRU())),
+)
+@settings(max_examples=400, deadline=None)
+def test_on_a_tight_device_everything_has_its_place_and_the_schedule_is_valid(
+    problem: tuple[Trace, int], factor: int, share: float, device: Device, policy: Policy
+) -> None:
+    trace, budget = larger(problem[0], factor), problem[1] * factor
+    device = replace(device, memory=int(budget * share) + 8 * MIB)
+    run = Run(trace, budget, policy, RIGHT, device=device)
+    placement = run.placement
+    assert placement is not None
+
+    def watch(engine: Engine) -> None:
+        placement.check()
+        engine.check()
+        there = {s.id for s in engine.storages if s.resident and s.nbytes}
+        assert placement.storages == there
+
+    try:
+        run.go(watch)
+    except NoRoom:
+        return
+    record = run.record()
+    assert record.reserved_peak <= (device.memory or 0)
+    assert record.allocated_peak >= record.peak
+    assert verify(trace, record.schedule, budget).recomputations == record.recomputations
+
+
+@pytest.mark.parametrize("allocator", ["native", "expandable"])
+@given(problem=problems(), swap=swaps())
+@settings(max_examples=50, deadline=None)
+def test_what_goes_to_the_host_gives_its_place_and_finds_one_when_it_is_back(
+    allocator: AllocatorName, problem: tuple[Trace, int], swap: Swap
+) -> None:
+    trace, budget = larger(problem[0], 2_500_000), problem[1] * 2_500_000
+    swap = replace(swap, host=swap.host and swap.host * 2_500_000)
+    run = Run(trace, budget, Thrifty(), RIGHT, swap=swap, device=Device(allocator))
+    placement = run.placement
+    assert placement is not None
+
+    def watch(engine: Engine) -> None:
+        placement.check()
+        assert placement.storages == {s.id for s in engine.storages if s.resident and s.nbytes}
+
+    try:
+        run.go(watch)
+    except NoRoom:
+        return
+    assert run.record().allocated_peak >= run.record().peak
+
+
+@given(problem=problems())
+@settings(max_examples=50, deadline=None)
+def test_small_blocks_of_whole_grains_are_neither_rounded_nor_forgotten(
+    problem: tuple[Trace, int],
+) -> None:
+    trace, budget = larger(problem[0], 512), problem[1] * 512
+    try:
+        record = replay(trace, budget=budget, policy=Thrifty(), device=Device())
+    except NoRoom:
+        return
+    assert record.allocated_peak == record.peak
