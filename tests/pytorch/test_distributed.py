@@ -143,7 +143,7 @@ SCENARIOS: dict[str, tuple[Callable[[], nn.Module], float]] = {  # and the share
     "activations reduced in place": (RowParallel, 0.7),
     "fsdp2, parameters stay": (_fsdp(False), 0.5),
     "fsdp2, parameters go": (_fsdp(True), 0.6),
-    "tensor parallel": (_tensor_parallel, 0.7),
+    "tensor parallel": (_tensor_parallel, 0.9),
     "pipeline, all forward first": (lambda: Pipelined(ScheduleGPipe), 0.6),
     "pipeline, one forward one backward": (lambda: Pipelined(Schedule1F1B), 0.9),
 }
