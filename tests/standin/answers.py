@@ -39,6 +39,7 @@ MODES: dict[str, dict[str, Any]] = {
     "native, learned": {"core": "native", "learn": "wait"},
     "native, full": {"core": "native"},  # the device has less than the budget says
     "online, full": {"core": "python"},
+    "oldest, full": {"policy": rekindle.policies.LRU()},
     "native, same price": {"core": "native"},  # of all operators, whatever they took
     "native, harsh": {"core": "native"},  # whatever may go does, before every operator
 }
@@ -230,6 +231,7 @@ def answer(question: str) -> dict[str, Any]:
         "states set": STANDIN.states_set() - before - states_set,
         "evictions": run.evictions,
         "recomputations": run.recomputations,
+        "rescues by the sum": getattr(run._driver, "_rescues", None),  # of the Python core
     }
 
 
