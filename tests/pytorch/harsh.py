@@ -72,7 +72,7 @@ def harshest(
     program: Program,
     *,
     policy: Policy | None = None,
-    evict: Literal["saved", "auto", "anything"] = "saved",
+    evict: Literal["saved", "auto", "anything"] = "auto",
     resized: bool = False,
 ) -> Harsh:
     """Run `program` both ways, assert that nothing differs, that the cap held, that it was hard.

@@ -108,7 +108,7 @@ def within(
     refused: list[int] = []
     while len(refused) < MOST_ATTEMPTS:
         workload = case.build()
-        tracker = Tracker()
+        tracker = Tracker(resized=True)
         try:
             with tracker, rekindle.budget(budget, policy=policy) as run:
                 losses = train(workload)

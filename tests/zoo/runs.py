@@ -98,7 +98,7 @@ def compare(program: Program, fraction: float = FRACTION) -> Row:
     unstable = tuple(differing(everything(program()()), wanted))
     budget, refused = measured.budget(fraction), []
     while budget <= 1.05 * measured.peak:  # recipes keep a constant or two longer than autograd
-        step, inside = program(), Watch()
+        step, inside = program(), Watch(resized=True)
         try:
             with inside, rekindle.budget(budget) as run:
                 result = step()

@@ -57,7 +57,7 @@ Reports = tuple[tuple[str, Path], ...]
 @click.option(
     "--evict",
     type=click.Choice(["saved", "auto", "anything"]),
-    default="saved",
+    default="auto",
     show_default=True,
     help="What autograd alone holds, or what variables hold as well: if nothing else is left, or "
     "at any time.",

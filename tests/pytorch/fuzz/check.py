@@ -50,7 +50,7 @@ class Watched:
     """A budget within a tracker."""
 
     def __init__(self, nbytes: int) -> None:
-        self.tracker = Tracker()
+        self.tracker = Tracker(resized=True)
         self._budget = budget(nbytes)
 
     def __enter__(self) -> Run:

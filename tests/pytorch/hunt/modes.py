@@ -58,7 +58,8 @@ class Mode:
 
     @property
     def resized(self) -> bool:
-        return self.arguments.get("evict") == "anything"
+        """Whether what the program holds may go, so that all of it is looked at again."""
+        return self.arguments.get("evict") != "saved" and "swap" not in self.arguments
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -69,6 +70,7 @@ class Mode:
 
 
 _NATIVE = {"core": "native"}
+_SAVED = {"evict": "saved"}
 _ANYTHING = {"evict": "anything"}
 MODES = {
     mode.name: mode
@@ -76,6 +78,7 @@ MODES = {
         Mode("unlimited", amount="roomy", weight=0.5),
         Mode("everything evicted", amount="roomy", everything=True, weight=2),
         Mode("tight", weight=4),
+        Mode("saved, tight", _SAVED, weight=2),
         Mode("anything, roomy", _ANYTHING, "roomy", weight=0.3),
         Mode("anything, everything evicted", _ANYTHING, "roomy", everything=True, weight=2),
         Mode("anything, tight", _ANYTHING, weight=3),
@@ -94,6 +97,7 @@ MODES = {
             "native, everything evicted", _NATIVE, "roomy", everything=True, native=True, weight=2
         ),
         Mode("native, tight", _NATIVE, native=True, weight=4),
+        Mode("native, saved, tight", {**_NATIVE, **_SAVED}, native=True, weight=2),
         Mode("native, learned", {**_NATIVE, "learn": "wait"}, native=True, weight=1.5),
     )
 }

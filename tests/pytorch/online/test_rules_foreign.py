@@ -243,7 +243,7 @@ def test_what_saves_more_bytes_is_done() -> None:
     """A copy where it is smaller than the results, else the results are kept."""
     weight = vector(requires_grad=True)
     small, large = torch.from_numpy(np.ones(WIDTH, np.uint8)), torch.from_numpy(np.ones(50 * WIDTH))
-    with rekindle.budget("1GiB") as run:
+    with rekindle.budget("1GiB", evict="saved") as run:
         x = small * 0.5
         kept = [x.sin() * weight, (small * 0.25).sin() * weight]  # one copy is enough
         del x

@@ -103,6 +103,7 @@ def statistics(weight: Tensor) -> None:
 
 
 def out_of_budget(weight: Tensor) -> None:
+    @torch.no_grad()  # else nothing of it would have to stay
     def hoard() -> None:
         rows = [weight]
         while True:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import rekindle
+from rekindle import OutOfBudget
 from rekindle.policies import LRU
 from rekindle.pytorch.online import _explain
 from rekindle.pytorch.online._too_small import TooSmall
@@ -43,11 +44,11 @@ def test_what_is_no_amount_is_refused_with_the_line_to_write(amount: object, lin
 
 def test_smaller_than_the_parameters() -> None:
     network = nn.Sequential(*[nn.Linear(30, 30) for _ in range(5)])
-    with rekindle.budget(10_000), pytest.raises(rekindle.OutOfBudget) as caught:
+    with rekindle.budget(10_000), pytest.raises(OutOfBudget) as caught:
         network(torch.rand(1, 30))
     assert caught.value.held["parameters"] > 2 * 30 * 30 * 4
     assert "parameters" in str(caught.value)
-    with rekindle.budget(100), pytest.raises(rekindle.OutOfBudget) as caught:
+    with rekindle.budget(100), pytest.raises(OutOfBudget) as caught:
         network[0].weight.sum()
     assert caught.value.needed == 30 * 30 * 4
     assert str(caught.value).startswith("a parameter needs 3.5 KiB more")
@@ -68,7 +69,7 @@ def test_smaller_than_the_optimizer_s_state() -> None:
             optimizer.step()
             hoard.append(torch.ones(WIDTH))
 
-    with rekindle.budget(10 * VECTOR), pytest.raises(rekindle.OutOfBudget) as caught:
+    with rekindle.budget(10 * VECTOR, evict="saved"), pytest.raises(OutOfBudget) as caught:
         train()
     held = caught.value.held
     assert held["parameters"] == VECTOR
@@ -87,7 +88,7 @@ def test_out_of_budget_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> N
         while True:
             x.append(x[-1].cos())  # here
 
-    with rekindle.budget(TIGHT), pytest.raises(rekindle.OutOfBudget) as caught:
+    with rekindle.budget(TIGHT, evict="saved"), pytest.raises(OutOfBudget) as caught:
         forward()
     error = caught.value
     assert isinstance(error, MemoryError)
@@ -124,13 +125,13 @@ def test_the_smallest_budget_gets_past_the_place() -> None:
         for _ in range(20):
             hoard.append(hoard[-1].sin())
 
-    with rekindle.budget(TIGHT), pytest.raises(rekindle.OutOfBudget) as caught:
+    with rekindle.budget(TIGHT, evict="saved"), pytest.raises(OutOfBudget) as caught:
         loss()
     smallest = caught.value.smallest_budget
-    with rekindle.budget(smallest - 1), pytest.raises(rekindle.OutOfBudget) as again:
+    with rekindle.budget(smallest - 1, evict="saved"), pytest.raises(OutOfBudget) as again:
         loss()
     assert again.value.smallest_budget == smallest
-    with rekindle.budget(smallest), pytest.raises(rekindle.OutOfBudget) as caught:
+    with rekindle.budget(smallest, evict="saved"), pytest.raises(OutOfBudget) as caught:
         loss()
     assert caught.value.smallest_budget > smallest
 
@@ -147,14 +148,14 @@ def test_a_loop_is_past_after_a_few_budgets() -> None:
 
     with rekindle.budget.unlimited() as free:
         loss()
-    errors: list[rekindle.OutOfBudget] = []
+    errors: list[OutOfBudget] = []
     budget = 10 * VECTOR
     while True:
         try:
-            with rekindle.budget(budget):
+            with rekindle.budget(budget, evict="saved"):
                 loss()
             break
-        except rekindle.OutOfBudget as error:
+        except OutOfBudget as error:
             errors.append(error)
             budget = error.worth_trying
     assert len(errors) <= 12
@@ -175,8 +176,9 @@ def test_who_does_not_do_as_told_is_told_the_smallest(monkeypatch: pytest.Monkey
         for _ in range(100):
             hoard.append(hoard[-1].sin())
 
-    def refused(budget: int) -> rekindle.OutOfBudget:
-        with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget(budget):
+    def refused(budget: int) -> OutOfBudget:
+        within = rekindle.budget(budget, evict="saved")
+        with pytest.raises(OutOfBudget) as caught, within:
             hoarded()
         return caught.value
 

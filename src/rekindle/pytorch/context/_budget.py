@@ -174,12 +174,13 @@ class budget:
     cache: what `learn` came to is kept for the processes after this one, and shared with those
         beside it, in `~/.cache/rekindle` or where `REKINDLE_CACHE` says ("off": nowhere).
 
-    evict: "saved" evicts what autograd alone holds. "auto" lets go of what your variables hold as
-        well, of what operators made of numbers with grad mode on, but only when nothing else is
-        left, where there would be `OutOfBudget`; it is brought back when an operator reads it, and
-        all of it is back at the end, when the budget is over. Not while a thread runs that might
-        read it unseen, nor with `swap`. "anything" lets go of it like of everything else, with and
-        without autograd: not with `record`, `learn` or `swap`. Both need torch 2.12.
+    evict: "auto" evicts what autograd alone holds, and what your variables hold as well, of what
+        operators made of numbers with grad mode on, only when nothing else is left, where there
+        would be `OutOfBudget`; it is brought back when an operator reads it, and all of it is back
+        at the end, when the budget is over. Not while a thread runs that might read it unseen, nor
+        with `swap`. "saved" never lets go of what variables hold. "anything" lets go of it like of
+        everything else, with and without autograd: not with `record`, `learn` or `swap`. Without
+        torch 2.12 "auto" is "saved", and "anything" is refused.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
         and on CUDA, without `swap` and `evict="anything"`. It is compiled on first use, which takes
@@ -205,7 +206,7 @@ class budget:
         learn: bool | Literal["wait"] = False,
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
-        evict: Literal["saved", "auto", "anything"] = "saved",
+        evict: Literal["saved", "auto", "anything"] = "auto",
         core: Core = "auto",
         cache: bool = True,
     ) -> None:
