@@ -64,9 +64,9 @@ def verify(
 ) -> Cost:
     """Returns the cost of `schedule` if it runs `trace` within `budget` bytes.
 
-    `lending`: what the program holds may be let go, if it is there when the program reads it, as in
-    a run with `evict="auto"`. `host` bytes are all that copies on the host may take (None: no
-    limit). `swap` says how fast they are, and its limit holds as well.
+    `lending`: what the program holds may be let go, if it is there when the program reads it, as a
+    run does by default (`evict="auto"`). `host` bytes are all that copies on the host may take
+    (None: no limit). `swap` says how fast they are, and its limit holds as well.
 
     Raises `InvalidSchedule(index, action, reason)` at the first action that is not allowed: an
     operator whose inputs are not resident, memory over the budget, freeing what is not resident or,

@@ -92,7 +92,8 @@ def test_lists_go_when_nothing_else_is_left() -> None:
     plain = measure(states()).peak
     budget = harshest(states, evict="auto").budget
     assert budget < 0.6 * plain
-    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(int(0.9 * plain)):
+    within = rekindle.budget(int(0.9 * plain), evict="saved")
+    with pytest.raises(rekindle.OutOfBudget), within:
         states()()
 
 
@@ -108,7 +109,7 @@ def test_what_is_never_touched_otherwise() -> None:
     with lending(budget) as run:
         skips()()
     assert run.peak <= budget
-    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget):
+    with pytest.raises(rekindle.OutOfBudget), rekindle.budget(budget, evict="saved"):
         skips()()
 
 

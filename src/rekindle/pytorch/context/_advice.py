@@ -44,7 +44,7 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
             program,
             (
                 f"{format_bytes(program)} at the peak are held by your program's variables, which "
-                'go only with evict="auto": drop lists of activations and skip connections early.'
+                "go only when nothing else is left: drop lists of activations and skips early."
             ),
         )
     if kept > _MUCH * peak:
