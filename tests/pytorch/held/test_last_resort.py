@@ -170,6 +170,22 @@ def test_what_came_back_is_let_go_again() -> None:
         run._driver.engine.check()
 
 
+def test_a_tensor_moves_to_where_nothing_is_left() -> None:
+    """`set_` is no operator like others: what it looked at was gone."""
+    wanted = layers()[0]()
+    with lending(1 << 30) as run:
+        kept = layers()[0]()
+        _everything.let_go(run)
+        assert is_empty(kept[1])
+        assert is_empty(kept[4])
+        kept[1].set_(kept[4])
+        _everything.let_go(run)
+        assert torch.equal(kept[1].detach(), wanted[4])
+        assert torch.equal(kept[4].detach(), wanted[4])
+        assert torch.equal(kept[5].detach(), wanted[5])
+        run._driver.engine.check()
+
+
 def test_views_writes_and_lookers() -> None:
     wanted = layers()[0]()
     with lending(1 << 30) as run:

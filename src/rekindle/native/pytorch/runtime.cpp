@@ -5,6 +5,7 @@
 
 #include "../base/slab.h"
 #include "driver.h"
+#include "held.h"
 #include "operation.h"
 #include "python.h"
 #include "versions.h"
@@ -19,6 +20,25 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     op.redispatchBoxed(keys & BELOW_KEY, stack);
 }
 
+// What `set_` looks at is there, where it was and where it goes.
+void bring_operands(Driver& driver, const Facts& facts, torch::jit::Stack& stack, Locked& lock) {
+    if (driver.husks == 0) {
+        return;
+    }
+    c10::SmallVector<c10::StorageImpl*, 2> homes;
+    for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
+        if (value.isTensor() && has_memory(*value.toTensor().unsafeGetTensorImpl())) {
+            homes.push_back(
+                value.toTensor().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+            );
+        }
+    }
+    const auto reads = [&](Homes& read) { read.insert(read.end(), homes.begin(), homes.end()); };
+    for (c10::StorageImpl* home : homes) {
+        or_lending(driver, lock, [&] { driver.bring_back(*home); }, reads);
+    }
+}
+
 // Runs `set_`: a tensor moves to other memory, which maybe no operator made.
 void set_memory(
     Driver& driver,
@@ -29,6 +49,7 @@ void set_memory(
     Locked& lock
 ) {
     driver.settle();
+    bring_operands(driver, facts, *stack, lock);
     const at::Tensor target = torch::jit::last(*stack, facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
