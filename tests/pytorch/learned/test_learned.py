@@ -95,7 +95,7 @@ def assert_alike(steps: Steps, budget: int, **options: Any) -> Run:
     steps(plain)
     expected = [value.clone() for value in plain.left_behind()]
     training = Training()
-    with Tracker() as tracker, rekindle.budget(budget, learn="wait", **options) as run:
+    with Tracker(resized=True) as tracker, rekindle.budget(budget, learn="wait", **options) as run:
         steps(training)
     assert tracker.peak <= budget
     got = training.left_behind()
@@ -209,7 +209,7 @@ def test_shapes_are_remembered_from_one_context_to_the_next() -> None:
     training = Training()
     followed = 0
     for number in range(6):
-        with Tracker() as tracker, rekindle.budget(budget, learn="wait") as run:
+        with Tracker(resized=True) as tracker, rekindle.budget(budget, learn="wait") as run:
             training.step(number)
         assert tracker.peak <= budget
         followed += run.steps_followed
@@ -392,7 +392,7 @@ def test_models_train_the_same(case: Case) -> None:
     expected = {name: value.clone() for name, value in everything(plain, losses).items()}
     budget = plainly(case).measured.budget(0.5)
     while True:
-        workload, tracker = case.build(), Tracker()
+        workload, tracker = case.build(), Tracker(resized=True)
         try:
             with tracker, rekindle.budget(budget, learn="wait") as run:
                 losses = [loss for number in range(6) for loss in workload.step(number)]
