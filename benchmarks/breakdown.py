@@ -92,7 +92,7 @@ def measure(name: str, core: Any, fraction: float, rounds: int) -> dict[str, Any
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "plain": nullcontext,
         "watched": lambda: rekindle.budget.unlimited(core=core),
-        "limited": lambda: rekindle.budget(budget, core=core),
+        "limited": lambda: rekindle.budget(budget, core=core, learn=False),
     }
     count = max(2, int(SECONDS / seconds(trainer.step)))
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

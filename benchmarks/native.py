@@ -84,7 +84,7 @@ class Clock:
             return nullcontext()
         if budget is None:
             return rekindle.budget.unlimited(core=core)
-        return rekindle.budget(budget, core=core)
+        return rekindle.budget(budget, core=core, learn=False)
 
     def block(self, core: Core | None, budget: int | None) -> tuple[float, Any]:
         """Seconds of a step, the median of the block, and the run."""

@@ -86,7 +86,7 @@ def start(name: str, budget: int) -> dict[str, Any]:
     """Two steps within `budget`: whether they got through, or what to try next."""
     step = program(name)
     try:
-        with rekindle.budget(budget):
+        with rekindle.budget(budget, learn=False):
             for _ in range(2):
                 step()
     except rekindle.OutOfBudget as error:

@@ -86,7 +86,7 @@ class Clock:
         """Seconds of each step. Raises `OutOfBudget` where the budget is too small."""
         gc.collect()
         seconds = []
-        with nullcontext() if budget is None else rekindle.budget(budget) as run:
+        with nullcontext() if budget is None else rekindle.budget(budget, learn=False) as run:
             self.workload.step(0)
             for number in range(self.steps):
                 start = time.perf_counter()
@@ -183,7 +183,7 @@ def feasible(case: Case, budget: int) -> bool:
     """Whether three steps can be trained within it."""
     workload = case.build()
     try:
-        with rekindle.budget(budget):
+        with rekindle.budget(budget, learn=False):
             for number in range(3):
                 workload.step(number)
     except rekindle.OutOfBudget:

@@ -89,7 +89,7 @@ def ways(budget: int, device: str, directory: Path | None) -> Iterator[tuple[str
     def swapping(swap: str | Swap) -> Around:
         return lambda: rekindle.budget(budget, device=device, swap=swap, **where)
 
-    yield "recompute", lambda: rekindle.budget(budget, device=device)
+    yield "recompute", lambda: rekindle.budget(budget, device=device, learn=False)
     yield "swap or recompute", swapping("1TiB")
     yield "swap only", swapping(Swap(only=True))
 

@@ -12,6 +12,7 @@ import torch
 
 from rekindle import Unsupported
 from rekindle.pytorch.context._cores import PREFERRED
+from rekindle.pytorch.learned._lessons import forget_lessons
 from rekindle.pytorch.native import core as native_core
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
@@ -87,4 +88,5 @@ _SINCE_2_12 = "_swap_data_ptr_"
 def _nothing_left_behind() -> Iterator[None]:
     before = settings()
     yield
+    forget_lessons()
     assert behind(before) == []

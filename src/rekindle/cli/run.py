@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Reports = tuple[tuple[str, Path], ...]
 
+#: What `rekindle.budget` is told, by how it is said here.
+_LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "never": False}
+
 
 @click.command(
     context_settings={"allow_interspersed_args": False},
@@ -45,8 +48,9 @@ Reports = tuple[tuple[str, Path], ...]
     help="Such as 6GiB; auto: what the device has; none: no limit, only measured.",
 )
 @click.option("--policy", metavar="NAME", callback=policy_name, help="What decides what to evict.")
-@click.option("--learn", "learn", flag_value="learn", help="Plan steps that come again.")
+@click.option("--learn", "learn", flag_value="learn", help="Plan steps that come again, at once.")
 @click.option("--learn-wait", "learn", flag_value="wait", help="The same, and wait for the plans.")
+@click.option("--no-learn", "learn", flag_value="never", help="Not even where it seems to pay.")
 @click.option(
     "--no-cache",
     is_flag=True,
@@ -120,7 +124,7 @@ def command(
 
     if no_cache:
         os.environ["REKINDLE_CACHE"] = OFF
-    if measured and learn:
+    if measured and learn in ("learn", "wait"):
         raise click.UsageError("--profile and --learn both write steps down: leave one out")
     try:
         context = within(
@@ -128,7 +132,7 @@ def command(
             policy=policy,
             device=device or device_of_program(),
             record=record,
-            learn="wait" if learn == "wait" else bool(learn),
+            learn=_LEARN[learn],
             swap=swap,
             swap_directory=swap_directory,
             evict=evict,

@@ -45,7 +45,7 @@ def test_a_policy_by_name_by_class_or_itself(policy: object) -> None:
     [
         ({"policy": "newest"}, r'one of dtr, .*thrifty, random:SEED; write policy="dtr"'),
         ({"policy": 3}, "wanted a policy or its name"),
-        ({"learn": "yes"}, 'write learn=True, learn=False, or learn="wait"'),
+        ({"learn": "yes"}, 'write learn=True, learn=False, learn="wait"'),
         ({"evict": "all"}, 'evict="anything"'),
         ({"device": "cuda"}, 'does not find here; write device="cpu"'),
         ({"device": "mps"}, 'does not find here; write device="cpu"'),

@@ -25,7 +25,7 @@ Nanoseconds now_ns() {
 
 // Tells who knows the program's steps that this comes next.
 void Operation::meet() {
-    if (!driver_.learner) {
+    if (!driver_.learner || !driver_.learner->watches()) {
         return;
     }
     Learner& learner = *driver_.learner;

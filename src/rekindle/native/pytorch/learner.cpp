@@ -109,7 +109,7 @@ Ended Learner::end() {
     ended.complete = lesson_ && walk_.complete();
     ended.key = lesson_ ? lesson_->key : -1;
     ended.taken = taken_;
-    ended.length = met_.size();
+    ended.length = begun_ ? met_.size() : 0;
     let_go();
     stop_writing();
     begun_ = false;

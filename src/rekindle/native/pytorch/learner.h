@@ -66,6 +66,9 @@ public:
 
     std::size_t remembered() const noexcept { return met_.size(); }
 
+    // Whether the step that runs is of interest.
+    bool watches() const noexcept { return begun_; }
+
     // -- between steps --------------------------------------------------------------------------
 
     // A lesson that may be followed from now on, in the place of one that has its key.

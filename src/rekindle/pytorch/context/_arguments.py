@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal, final
 
 import torch
@@ -29,7 +30,7 @@ class Arguments:
     policy: Policy | type[Policy] | str | None
     device: str | torch.device | None
     record: bool
-    learn: bool | Literal["wait"]
+    learn: bool | Literal["auto", "wait"]
     swap: str | Bytes | Swap | None
     swap_directory: str | os.PathLike[str] | None
     evict: Literal["saved", "auto", "anything"]
@@ -40,10 +41,11 @@ class Arguments:
         if self.amount is not None and not is_auto(self.amount):
             parse_bytes(self.amount)
         policy_of(self.policy)
-        if not (isinstance(self.learn, bool) or self.learn == "wait"):
+        if not (isinstance(self.learn, bool) or self.learn in ("auto", "wait")):
             raise InvalidArgument(
-                f"rekindle.budget(..., learn={self.learn!r}): write learn=True, learn=False, or "
-                'learn="wait", which waits for schedules at the end of a step'
+                f"rekindle.budget(..., learn={self.learn!r}): write learn=True, learn=False, "
+                'learn="wait", which waits for schedules at the end of a step, or learn="auto", '
+                "which makes some once steps seem to go on alike"
             )
         checks.switch(self.record, "rekindle.budget(..., record={})")
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
@@ -54,13 +56,28 @@ class Arguments:
 
     def _check_evict(self) -> None:
         if self.evict == "anything":
-            _check_anything(self.record, self.learn, self.swap)
+            _check_anything(self.record, self.asks_to_learn, self.swap)
         elif self.evict not in ("auto", "saved"):
             raise InvalidArgument(
                 f'rekindle.budget(..., evict={self.evict!r}): write evict="auto", which lets go of '
                 'what your variables hold when nothing else is left, evict="saved", which never '
                 'does, or evict="anything"'
             )
+
+    @property
+    def asks_to_learn(self) -> bool:
+        """Whether somebody said that schedules are to be made."""
+        return bool(self.learn) and self.learn != "auto"
+
+    @property
+    def learns_by_itself(self) -> bool:
+        """Whether they are made although nobody said so, once steps seem to go on alike.
+
+        Not where decisions are written down, which are to be those of the policy, nor without what
+        plans them.
+        """
+        unsaid = self.learn == "auto" and self.evict != "anything"
+        return unsaid and not self.record and find_spec("highspy") is not None
 
     @property
     def lends(self) -> bool:
@@ -89,7 +106,7 @@ class Arguments:
         return host_memory(self.swap, self.swap_directory, device)
 
 
-def _check_anything(record: bool, learn: bool | str, swap: Any) -> None:
+def _check_anything(record: bool, learn: bool, swap: Any) -> None:
     if swap is not None:
         raise Unsupported(
             'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '

@@ -168,9 +168,12 @@ class budget:
         entered, else the CPU. A program that moves to another one than that is stopped.
     record: keep every action in `run.record` (grows with the run), and where in the program each
         operator was, for `run.report()`.
-    learn: follow a schedule made in the background once the same step was met twice. When it comes
-        depends on time, and so does what is evicted, never what is computed; "wait" waits for it at
-        the end of a step, so that the same events lead to the same decisions.
+    learn: True follows a schedule made in the background once the same step was met twice. When it
+        comes depends on time, and so does what is evicted, never what is computed; "wait" waits for
+        it at the end of a step, so that the same events lead to the same decisions. "auto" does so
+        on the native core, once a dozen steps of one length needed evictions and if the extra
+        `plan` is installed, but not with `record`; a schedule that does not pay is given up. False:
+        never.
     cache: what `learn` came to is kept for the processes after this one, and shared with those
         beside it, in `~/.cache/rekindle` or where `REKINDLE_CACHE` says ("off": nowhere).
 
@@ -203,7 +206,7 @@ class budget:
         policy: Policy | type[Policy] | str | None = None,
         device: str | torch.device | None = None,
         record: bool = False,
-        learn: bool | Literal["wait"] = False,
+        learn: bool | Literal["auto", "wait"] = "auto",
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "auto", "anything"] = "auto",
@@ -272,7 +275,7 @@ class budget:
         core = given.core_on(device)
         if core.native:
             return self._enter_native(device, core)
-        chosen = Advised(policy) if given.learn else policy
+        chosen = Advised(policy) if given.asks_to_learn else policy
         if host is None:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
         else:
@@ -281,7 +284,7 @@ class budget:
             runtime.driver.workspaces = workspaces_on_host()
         runtime.driver.assumed = given.device is None
         run = Run(runtime.driver, self._budget, policy, core, record=given.record)
-        if given.learn and self._budget is not None:
+        if given.asks_to_learn and self._budget is not None:
             lessons = lessons_for(self._budget, device, cache=given.cache)
             learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
             run._learner = runtime.driver.watcher = learner
@@ -323,13 +326,14 @@ class budget:
         if device.type == "cpu":
             module.count_allocations()
         given, amount = self._arguments, self._budget
-        learns = bool(given.learn) and amount is not None
+        patient = given.learns_by_itself
+        learns = (patient or given.asks_to_learn) and amount is not None
         lends = given.lends
         driver: Any = NativeDriver(module, amount, device, given.device is None, learns, lends)
         runtime = NativeRuntime(driver)
         run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
         if learns and amount is not None:
-            lessons = lessons_for(amount, device, cache=given.cache, native=True)
+            lessons = lessons_for(amount, device, cache=given.cache, native=True, patient=patient)
             learner = NativeLearner(driver, lessons, wait=given.learn == "wait")
             run._learner = driver.watcher = learner
         with ExitStack() as stack:

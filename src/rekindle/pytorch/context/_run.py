@@ -192,9 +192,8 @@ class Run:
         else:
             report = report_of(driver, self.budget, self.trace, self.record)
         report = replace(report, core=str(self.core))
-        if self._learner is None:
-            return report
-        return replace(report, advice=(*report.advice, self._learner.told()))
+        told = "" if self._learner is None else self._learner.told()
+        return replace(report, advice=(*report.advice, told)) if told else report
 
 
 def _events(evictions: int, lost: float) -> str:

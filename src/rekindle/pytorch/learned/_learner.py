@@ -143,7 +143,7 @@ class Learner(Learning):
     def _may_begin(self, met: int) -> None:
         """A step of a known shape begins here, if any does with this operator."""
         lesson = self.lessons.beginning_with(met)
-        if lesson is not None:
+        if lesson is not None and not self.lessons.resting:
             self._take(lesson, [ASIDE] * (len(self._met) - 1) + [0])
 
     def _let_go(self) -> None:
@@ -194,6 +194,7 @@ class Learner(Learning):
         self._taken = self._too_long = False
         self._walk = Walk(())
         self._evictions = self._driver.evictions
+        self._start_clock(self._driver.engine)
         self._capture: Capture | None = None
 
     def _write_down(self) -> None:
@@ -210,12 +211,14 @@ class Learner(Learning):
 
     def _end(self, *, over: bool) -> None:
         """`over`: by an optimizer's step."""
-        ended = Ended(len(self._met), self._lesson, self._walk.complete, self._taken)
+        evicting = self._driver.evictions > self._evictions
+        loss = self._loss(self._driver.engine)
+        lesson, complete = self._lesson, self._walk.complete
+        ended = Ended(len(self._met), lesson, complete, self._taken, evicting, loss)
         self._count(ended, over=over)
         self._let_go()
         self._driver.capture_no_more()
-        if self._met and self._driver.evictions > self._evictions:
-            self.lessons.over(self._met, self._written())
+        self._remember(ended, lambda: self._met, self._written)
         self.lessons.plan(wait=self._wait)
 
     def _written(self) -> Lesson | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
+from rekindle._types import Nanoseconds
 from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._lessons import Lessons
+
+Written = Callable[[], Lesson | None]
 
 
 class Ended(NamedTuple):
@@ -20,6 +24,20 @@ class Ended(NamedTuple):
     """Nothing was missing of that."""
     taken: bool
     """A lesson was followed for a part of the step at least."""
+    evicting: bool
+    """Something was evicted meanwhile."""
+    loss: float
+    """Recomputation over computation."""
+
+
+class Engine(Protocol):
+    """What says how long things took."""
+
+    @property
+    def compute_ns(self) -> Nanoseconds: ...
+
+    @property
+    def recompute_ns(self) -> Nanoseconds: ...
 
 
 class Learning(ABC):
@@ -51,16 +69,31 @@ class Learning(ABC):
         return self.lessons.wait(timeout)
 
     def told(self) -> str:
-        """Lines of a report."""
+        """Lines of a report; none where nobody asked for plans and there was nothing to plan."""
+        if self.lessons.patient and not self.lessons.shapes:
+            return ""
         share = self.followed / max(1, self.followed + self.left + self.unplanned)
         told = f"steps planned   {self.followed:>11}   followed to the end, {self.left} left"
         lines = [f"{told}, {self.unplanned} without a plan: {share:.0%} of the steps followed"]
         lines += [f"  {note}" for note in (self.why, self.lessons.note) if note]
         return "\n".join(lines)
 
+    def _start_clock(self, engine: Engine) -> None:
+        """A step begins."""
+        self._before = engine.compute_ns, engine.recompute_ns
+
+    def _loss(self, engine: Engine) -> float:
+        """Recomputation over computation since then."""
+        computed, recomputed = self._before
+        return (engine.recompute_ns - recomputed) / max(1, engine.compute_ns - computed)
+
     def _count(self, step: Ended, *, over: bool) -> None:
         """`over`: by an optimizer's step."""
-        if step.lesson is not None and step.complete:
+        followed = step.lesson is not None and step.complete
+        self.lessons.ended(
+            evicting=step.evicting, followed=followed, left=step.taken and not followed
+        )
+        if followed:
             self.followed += 1
         elif step.lesson is not None and over:
             self.why = f"the step ended after {step.length} operators of {len(step.lesson.met)}"
@@ -68,6 +101,16 @@ class Learning(ABC):
         else:
             self.left += step.taken
             self.unplanned += over and not step.taken
+
+    def _remember(self, step: Ended, met: Callable[[], list[int]], written: Written) -> None:
+        """What came of a step that needed evictions. `met`: its operators; `written`: what was
+        written down of it."""
+        if not step.length or not step.evicting:
+            return
+        if step.lesson is not None and step.complete:
+            self.lessons.along(step.lesson, written() if step.lesson.again else None, step.loss)
+        else:
+            self.lessons.over(met(), written(), None if step.taken else step.loss)
 
     def _went_on(self, number: int) -> None:
         self.why = f"the step went on after the {number} operators of the record"

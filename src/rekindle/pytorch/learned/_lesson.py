@@ -28,6 +28,15 @@ class Lesson:
     """The search for the route is over: there will be no better one."""
     again: bool = False
     """The search was broken off, in another process: it is to be made again."""
+    online_loss: float | None = None
+    """What steps of this shape lost when the policy decided alone, the least; None: none did."""
+    dearer: int = 0
+    """Steps in a row that lost more along the route."""
+
+    def lost_online(self, loss: float | None) -> None:
+        """A step of this shape lost so much when the policy decided alone; None: it did not."""
+        if loss is not None:
+            self.online_loss = loss if self.online_loss is None else min(loss, self.online_loss)
 
     def as_numbers(self) -> dict[str, Any]:
         """For a file; `from_numbers` makes it a lesson again. It has a route."""
@@ -38,6 +47,7 @@ class Lesson:
             "numbers": self.numbers,
             "route": self.route.as_numbers(),
             "finished": self.finished,
+            "online_loss": self.online_loss,
         }
 
     @staticmethod
@@ -46,5 +56,5 @@ class Lesson:
         route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
         return Lesson(
             numbers["met"], numbers["starts"], numbers["numbers"], None,
-            route=route, finished=finished, again=not finished,
+            route=route, finished=finished, again=not finished, online_loss=numbers["online_loss"],
         )  # fmt: skip

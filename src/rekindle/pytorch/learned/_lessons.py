@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Final, final
 
 import torch
@@ -19,16 +20,29 @@ MOST_LESSONS: Final = 8
 TRIES: Final = 4
 """Steps in a row that are written down after one of an unknown shape."""
 LONGEST_PAUSE: Final = 1024
-"""Steps without writing down, at most, where no shape was ever met twice."""
+"""Steps without writing down, at most, where no shape was ever met twice; and without following,
+where no plan was followed to its end."""
+PATIENCE: Final = 12
+"""Steps of one length that needed evictions, before those who are patient write any down."""
+MOST_LENGTHS: Final = 64
+"""Lengths of steps that are told apart until then."""
+DEARER: Final = 1.1
+NOISE: Final = 0.02
+"""A step may lose so many times what it lost without its plan, and so much of the time it takes
+besides: prices are measured."""
 BETWEEN_LOOKS: Final = 0.05
 """Seconds, while another process searches."""
 
 
 @final
 class Lessons:
-    """The shapes of steps within one budget, the one met last first, and the plan in the making."""
+    """The shapes of steps within one budget, the one met last first, and the plan in the making.
 
-    def __init__(self, budget: Bytes, shelf: Shelf) -> None:
+    patient: steps are watched once one needed evictions, and written down once they seem to go on
+        like that; where nobody asked for plans.
+    """
+
+    def __init__(self, budget: Bytes, shelf: Shelf, *, patient: bool = False) -> None:
         self.shapes: list[Lesson] = []
         self.note = ""  #: why a shape has no route
         self._budget = budget
@@ -38,6 +52,22 @@ class Lessons:
         self._tries = 0
         self._pause = 0
         self._next_pause = TRIES
+        self.patient = patient
+        self._lengths: Counter[int] | None = Counter() if patient else None
+        self._watches = 0  # so many steps more
+        self._left = 0  # steps in a row that left their plan
+        self._rest = 0
+        self._next_rest = TRIES
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next step is of interest at all."""
+        return self._watches > 0 or not self.patient
+
+    @property
+    def resting(self) -> bool:
+        """Whether no plan is to be followed now, as the last ones all were left."""
+        return self._rest > 0
 
     def wants_more(self) -> bool:
         """Whether the next step should be written down."""
@@ -58,16 +88,35 @@ class Lessons:
                 return lesson
         return None
 
-    def over(self, step: list[int], written: Lesson | None) -> None:
-        """A step that needed evictions is over; `written`: what was written down of it.
+    def ended(self, *, evicting: bool, followed: bool, left: bool) -> None:
+        """A step of the program is over. `evicting`: it needed evictions; `followed`: a plan, to
+        its end; `left`: it began along one."""
+        self._watches = PATIENCE if evicting else max(0, self._watches - 1)
+        self._rest = max(0, self._rest - 1)
+        if followed:
+            self._left, self._next_rest = 0, TRIES
+        elif left:
+            self._left += 1
+            if self._left >= TRIES:
+                self._rest = self._next_rest
+                self._next_rest = min(2 * self._next_rest, LONGEST_PAUSE)
+
+    def over(self, step: list[int], written: Lesson | None, loss: float | None = None) -> None:
+        """A step that needed evictions is over, which followed no plan to its end; `written`: what
+        was written down of it; `loss`: recomputation over computation, if the policy decided
+        alone.
 
         Where no two steps are alike, writing down is given up for longer and longer.
         """
+        if self._waits(len(step)):
+            return
         for lesson in self.shapes:
             if is_of(lesson.met, step):
-                self.over_again(lesson, written)
+                lesson.lost_online(loss)
+                self._met_again(lesson, written)
                 return
         if written is not None:
+            written.lost_online(loss)
             self.shapes.insert(0, written)
             del self.shapes[MOST_LESSONS:]
             self._tries -= 1
@@ -79,8 +128,19 @@ class Lessons:
         elif self._tries == 0:
             self._tries = TRIES
 
-    def over_again(self, lesson: Lesson, written: Lesson | None) -> None:
-        """Likewise, where it is known that it was of that shape."""
+    def along(self, lesson: Lesson, written: Lesson | None, loss: float) -> None:
+        """Likewise, where it followed the plan of `lesson` to its end. A plan that costs more than
+        it saves is given up."""
+        self._met_again(lesson, written)
+        if lesson.online_loss is None or loss <= DEARER * lesson.online_loss + NOISE:
+            lesson.dearer = 0
+            return
+        lesson.dearer += 1
+        if lesson.dearer >= TRIES:
+            lesson.route = None
+            self.note = "a plan lost more time than the policy alone, and was given up"
+
+    def _met_again(self, lesson: Lesson, written: Lesson | None) -> None:
         lesson.met_again = True
         if lesson in self.shapes:
             self.shapes.remove(lesson)
@@ -90,6 +150,17 @@ class Lessons:
             self.shapes.insert(1, written)
         self._tries = max(0, self._tries - 1)
         self._pause, self._next_pause = 0, TRIES
+
+    def _waits(self, length: int) -> bool:
+        """Whether it is too early to write anything down, after a step of `length` operators."""
+        if self._lengths is None:
+            return False
+        self._lengths[length] += 1
+        if self._lengths[length] >= PATIENCE:
+            self._lengths = None
+        elif len(self._lengths) > MOST_LENGTHS:
+            self._lengths.clear()
+        return True
 
     # -- the plan in the making -----------------------------------------------------------------
 
@@ -150,7 +221,7 @@ class Lessons:
         running = planning.running
         route = planning.newest()
         if route is not None:
-            lesson.route = route
+            lesson.route, lesson.dearer = route, 0
             self._only(lesson)
         lesson.finished = not running
         if lesson.route is not None and (route is not None or lesson.finished):
@@ -183,19 +254,25 @@ class Lessons:
         self._end_planning()
 
 
-_lessons: dict[tuple[Bytes, torch.device, bool, bool], Lessons] = {}
+_lessons: dict[tuple[Bytes, torch.device, bool, bool, bool], Lessons] = {}
 
 
 def lessons_for(
-    budget: Bytes, device: torch.device, *, cache: bool = True, native: bool = False
+    budget: Bytes,
+    device: torch.device,
+    *,
+    cache: bool = True,
+    native: bool = False,
+    patient: bool = False,
 ) -> Lessons:
     """What this process learned of steps on `device` within `budget`; `cache`: and others.
-    `native`: by the native core, whose numbers are others."""
-    key = budget, device, cache, native
+    `native`: by the native core, whose numbers are others. `patient`: as of `Lessons`."""
+    key = budget, device, cache, native, patient
     found = _lessons.pop(key, None)
     if found is None:
         folder = cache_folder() if cache else None
-        found = Lessons(budget, Shelf(folder, budget, device, native=native))
+        shelf = Shelf(folder, budget, device, native=native)
+        found = Lessons(budget, shelf, patient=patient)
     _lessons[key] = found
     while len(_lessons) > MOST_LESSONS:
         _lessons.pop(next(iter(_lessons))).forget()

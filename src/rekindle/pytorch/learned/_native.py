@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 from rekindle._errors import InvalidTrace
 from rekindle.engine import Route
-from rekindle.pytorch.learned._learning import Ended, Learning
+from rekindle.pytorch.learned._learning import Ended, Engine, Learning
 from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._lessons import Lessons
 from rekindle.pytorch.native import Transcript, written_down
@@ -26,6 +26,9 @@ class Driver(Protocol):
 
     @property
     def evictions(self) -> int: ...
+
+    @property
+    def engine(self) -> Engine: ...
 
 
 class _Ended(NamedTuple):
@@ -78,20 +81,21 @@ class NativeLearner(Learning):
             self._end(over=False)
 
     def _begin(self) -> None:
-        self._teach()
         self._evictions = self._driver.evictions
-        self._core.begin_step(self._handle, self.lessons.wants_more())
+        self._start_clock(self._driver.engine)
+        if self.lessons.wanted:
+            self._teach()
+            self._core.begin_step(self._handle, self.lessons.wants_more())
 
     def _end(self, *, over: bool) -> None:
         said = _Ended(*self._core.end_step(self._handle))
         self._understand(said)
+        evicting = self._driver.evictions > self._evictions
         lesson = self._lesson_of(said.key)
-        self._count(Ended(said.length, lesson, said.complete, said.taken), over=over)
-        if said.length and self._driver.evictions > self._evictions:
-            if lesson is not None and said.complete:
-                self.lessons.over_again(lesson, self._written() if lesson.again else None)
-            else:
-                self.lessons.over(self._met(), self._written())
+        loss = self._loss(self._driver.engine)
+        ended = Ended(said.length, lesson, said.complete, said.taken, evicting, loss)
+        self._count(ended, over=over)
+        self._remember(ended, self._met, self._written)
         self.lessons.plan(wait=self._wait)
 
     def _understand(self, said: _Ended) -> None:
@@ -123,9 +127,9 @@ class NativeLearner(Learning):
         return Lesson(self._met(), starts, numbers, trace)
 
     def _teach(self) -> None:
-        """The core knows all shapes that have a route, and no others."""
+        """The core knows all shapes that have a route, unless those rest, and no others."""
         taught: dict[Lesson, tuple[int, Route]] = {}
-        for lesson in self.lessons.shapes:
+        for lesson in () if self.lessons.resting else self.lessons.shapes:
             route = lesson.route
             if route is None:
                 continue

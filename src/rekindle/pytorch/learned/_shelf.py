@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows: each process makes its own search
     fcntl: Any = None
 
-FORMAT: Final = "rekindle lesson 1"
+FORMAT: Final = "rekindle lesson 2"
 """Another number where those of storages or operators in a trace come to mean another thing."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20

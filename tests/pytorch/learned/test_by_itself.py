@@ -1,0 +1,187 @@
+"""Where nobody asked for plans (`learn="auto"`) they are made once steps seem to go on alike, and
+plans that do not pay are given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.engine import Route
+from rekindle.pytorch.context import _arguments
+from rekindle.pytorch.learned import _lessons
+from rekindle.pytorch.learned._lesson import Lesson
+from rekindle.pytorch.learned._lessons import (
+    LONGEST_PAUSE,
+    MOST_LENGTHS,
+    PATIENCE,
+    TRIES,
+    Lessons,
+    forget_lessons,
+    lessons_for,
+)
+from rekindle.pytorch.learned._walk import GRAPH
+from rekindle.pytorch.native import core as native_core
+from tests.pytorch.learned.conftest import AtOnce
+from tests.pytorch.learned.test_learned import Training, budget_of
+
+native = pytest.mark.skipif(native_core() is None, reason="only the native core does so")
+
+
+def trained(steps: int, budget: int | None, **options: Any) -> tuple[Training, Any]:
+    training = Training()
+    with rekindle.budget(budget, **options) as run:
+        for number in range(steps):
+            training.step(number)
+    return training, run
+
+
+@native
+def test_a_program_that_goes_on_alike_is_planned() -> None:
+    steps = PATIENCE + 8
+    plain = Training()
+    for number in range(steps):
+        plain.step(number)
+    training, run = trained(steps, budget_of())
+    assert run.steps_followed == steps - PATIENCE - 4  # one unwatched, and three to learn from
+    assert "steps planned" in str(run.report())
+    for one, other in zip(training.left_behind(), plain.left_behind(), strict=True):
+        assert torch.equal(one, other)
+
+
+@native
+def test_a_few_steps_are_not() -> None:
+    _, run = trained(PATIENCE, budget_of())
+    assert run.recomputations > 0
+    assert AtOnce.made == run.steps_followed == 0
+    assert "steps planned" not in str(run.report())
+
+
+@native
+def test_without_evictions_no_step_is_looked_at() -> None:
+    training = Training()
+    with rekindle.budget(budget_of(1.5)) as run:
+        for number in range(PATIENCE):
+            training.step(number)
+            training.model(torch.zeros(2, 64))
+            assert run._learner is not None
+            assert run._learner.remembered == 0
+
+
+@native
+def test_a_budget_around_each_step_is_known_by_its_lessons() -> None:
+    training, followed = Training(), 0
+    for number in range(PATIENCE + 8):
+        with rekindle.budget(budget_of()) as run:
+            training.step(number)
+        followed += run.steps_followed
+    assert followed > 0
+
+
+@native
+def test_a_program_that_was_planned_before_follows_from_its_third_step_on() -> None:
+    trained(PATIENCE + 6, budget_of())
+    forget_lessons()  # as another process
+    _, run = trained(6, budget_of())
+    assert AtOnce.made == 1
+    assert run.steps_followed >= 4
+
+
+@native
+@pytest.mark.parametrize(
+    "options", [{"learn": False}, {"core": "python"}, {"record": True}, {"evict": "anything"}]
+)
+def test_where_it_is_not_meant_to_be(options: dict[str, Any]) -> None:
+    _, run = trained(PATIENCE + 6, budget_of(), **options)
+    assert run._learner is None
+    assert AtOnce.made == 0
+
+
+def test_without_a_planner_nothing_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_arguments, "find_spec", lambda name: None)
+    _, run = trained(2, budget_of())
+    assert run._learner is None
+
+
+# -- what plans are worth -------------------------------------------------------------------------
+
+MET = [GRAPH, 4 | GRAPH, 8 | GRAPH]
+
+
+def planned(lessons: Lessons) -> Lesson:
+    lesson = Lesson(MET, [0, 1, 2], [0, 1, 2], None, route=Route((0, 0, 0, 0), (), ()))
+    lessons.shapes.append(lesson)
+    return lesson
+
+
+def test_a_plan_that_loses_more_than_the_policy_alone_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_lessons, "DEARER", 1.1)
+    lessons = lessons_for(1, torch.device("cpu"))
+    lesson = planned(lessons)
+    lessons.over(MET, None, 0.1)
+    lessons.over(MET, None, 0.2)
+    for loss in [*[0.14] * (TRIES - 1), 0.12, *[0.14] * (TRIES - 1)]:
+        lessons.along(lesson, None, loss)
+        assert lesson.route is not None
+    lessons.along(lesson, None, 0.14)
+    assert lesson.route is None
+    assert "given up" in lessons.note
+
+
+def test_what_a_step_lost_half_way_along_a_plan_is_compared_with_nothing() -> None:
+    lessons = lessons_for(1, torch.device("cpu"))
+    lesson = planned(lessons)
+    lessons.over(MET, None, None)
+    for _ in range(2 * TRIES):
+        lessons.along(lesson, None, 9.0)
+    assert lesson.route is not None
+
+
+def test_what_it_lost_is_known_to_later_processes() -> None:
+    lessons = lessons_for(1, torch.device("cpu"))
+    lesson = planned(lessons)
+    lessons.over(MET, None, 0.1)
+    assert Lesson.from_numbers(lesson.as_numbers()).online_loss == 0.1
+
+
+def test_plans_that_are_left_again_and_again_rest_for_longer_and_longer() -> None:
+    lessons = lessons_for(1, torch.device("cpu"))
+    tried = 0
+    for _ in range(10_000):
+        tried += not lessons.resting
+        lessons.ended(evicting=True, followed=False, left=not lessons.resting)
+    assert 10_000 / LONGEST_PAUSE < tried < 10_000 / LONGEST_PAUSE + 20
+    while lessons.resting:
+        lessons.ended(evicting=True, followed=False, left=False)
+    lessons.ended(evicting=True, followed=True, left=False)
+    for _ in range(TRIES - 1):
+        lessons.ended(evicting=True, followed=False, left=True)
+        assert not lessons.resting
+    lessons.ended(evicting=True, followed=False, left=True)
+    assert lessons.resting
+
+
+def test_patience_is_of_steps_of_one_length() -> None:
+    lessons = lessons_for(1, torch.device("cpu"), patient=True)
+    for number in range(50 * MOST_LENGTHS):
+        lessons.over(MET * (number + 1), None)
+        assert not lessons.wants_more()
+    for _ in range(PATIENCE + 1):
+        assert not lessons.wants_more()
+        lessons.over(MET, None)
+    assert lessons.wants_more()
+
+
+def test_steps_are_watched_while_some_of_the_last_needed_evictions() -> None:
+    lessons = lessons_for(1, torch.device("cpu"), patient=True)
+    assert not lessons.wanted
+    lessons.ended(evicting=True, followed=False, left=False)
+    for _ in range(PATIENCE):
+        assert lessons.wanted
+        lessons.ended(evicting=False, followed=False, left=False)
+    assert not lessons.wanted
+    assert lessons_for(1, torch.device("cpu")).wanted  # who asks for plans, always
