@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import rekindle
 from rekindle.engine import Call
 from rekindle.pytorch import Run
+from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import _driver
 from rekindle.pytorch.operators import _operators
@@ -142,6 +143,27 @@ def test_all_that_a_region_saves_counts() -> None:
     with pytest.raises(rekindle.OutOfBudget, match=REGION) as raised:
         trained(whole("inductor"), f"{4 * activation}B")
     assert raised.value.needed >= 4 * activation
+
+
+@pytest.mark.slow
+def test_what_a_region_takes_inside_itself_counts() -> None:
+    """All scores of an attention are there while it runs, and nowhere else."""
+    module: Any = native_core()
+    if module is None or not module.count_allocations():
+        pytest.skip("nobody counts")
+    attend = torch.compile(lambda x: (x @ x.t()).softmax(-1) @ x)
+    scores, result = 4 * 1024 * 1024, 4 * 1024 * 64
+    with torch.no_grad(), rekindle.budget.unlimited(record=True) as run:
+        for _ in range(3):
+            attend(torch.ones(1024, 64))
+    trace = run.trace
+    inside = [op.workspace for op in trace.ops if op.name == REGION]
+    assert len(inside) == 3
+    assert all(each >= scores for each in inside[1:])
+    assert run.peak >= scores + result
+    x = torch.ones(1024, 64)
+    with torch.no_grad(), pytest.raises(rekindle.OutOfBudget), rekindle.budget(scores):
+        attend(x)
 
 
 @pytest.mark.slow
