@@ -8,6 +8,7 @@ the copies that were queued from and to it are done.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, final
 
 import torch
@@ -107,6 +108,11 @@ class _Copy(Transfer):
         self._streams.wait_for(self._end)
         self._wait = (before, _now())
         self._home = None
+
+    def __del__(self) -> None:
+        """Nobody waited (an exception, a budget that is over): whoever gets that memory does."""
+        if self._home is not None and not sys.is_finalizing():
+            self._streams.wait_for(self._end)
 
 
 def _now() -> Any:
