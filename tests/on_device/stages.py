@@ -336,12 +336,12 @@ _SETTLED = ("memory", "swap")
 
 #: By name, with seconds on a device. Memory runs once for each setting of the allocator.
 STAGES: dict[str, tuple[Callable[[Machine], Iterator[Line]], int]] = {
-    "facts": (facts, 15),
-    "bits": (bits, 110),
+    "facts": (facts, 50),
+    "bits": (bits, 100),
     "races": (races, 50),
     "no_waiting": (no_waiting, 20),
     "memory": (memory, 80),
-    "speed": (speed, 185),
+    "speed": (speed, 160),
     "swap": (swap, 40),
     "faults": (faults, 30),
     "world_of_one": (world_of_one, 40),
