@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.on_device.page import page
+from tests.on_device.page import failed, page
 from tests.on_device.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -57,14 +57,6 @@ def _parsed(line: str) -> dict[str, Any]:
         return json.loads(line)
     except ValueError:
         return {"cut off": line}
-
-
-def failed(findings: list[dict[str, Any]]) -> list[str]:
-    """The checks that do not hold, and stages that did not come to their end."""
-    wrong = [f"{each['stage']}: {each['ended']}" for each in findings if each["ended"]]
-    for each in findings:
-        wrong += [line["check"] for line in each["lines"] if line.get("ok") is False]
-    return wrong
 
 
 def say(what: str) -> None:

@@ -45,7 +45,7 @@ def facts(machine: Machine) -> Iterator[Line]:
         properties = torch.cuda.get_device_properties(0)
         yield {"device": properties.name, "memory MiB": properties.total_memory // MIB}
     host = torch.empty(machine.size(64, 1) * MIB, dtype=torch.uint8, pin_memory=machine.is_cuda)
-    there = host.to(machine.kind)
+    there = host.to(machine.kind, copy=True)
     for name, one, other in (("to the device", there, host), ("to the host", host, there)):
         times, _ = machine.timed(lambda a=one, b=other: a.copy_(b, non_blocking=True), 3)
         yield {"copy": name, "GB/s": round(host.nbytes / min(times) / 1e6, 1)}
