@@ -74,7 +74,7 @@ def test_without_torchrun_the_others_end_as_well(tmp_path: Path) -> None:
     assert "rank 1 failed: OutOfBudget" in said[0]
     assert "Rank 0 waited for it, and ends" in said[0]
     failed = float((tmp_path / "left-1").read_text())
-    assert ended - failed < 60  # of a collective's five minutes
+    assert ended - failed < 30  # four on a busy machine; a collective waits five minutes
 
 
 def test_without_a_process_group_it_does_nothing() -> None:

@@ -13,17 +13,32 @@ td, th { border: 1px solid #ccc; padding: .15rem .5rem; text-align: left; vertic
 """
 
 
+def failed(findings: list[dict[str, Any]]) -> list[str]:
+    """The checks that do not hold, and stages that did not come to their end."""
+    wrong = [f"{each['stage']}: {each['ended']}" for each in findings if each["ended"]]
+    for each in findings:
+        wrong += [line["check"] for line in each["lines"] if line.get("ok") is False]
+    return wrong
+
+
 def page(findings: list[dict[str, Any]]) -> str:
-    """HTML: a table of checks and one of figures for each stage."""
-    parts = [_stage(each) for each in findings]
+    """HTML: what holds in all, then a table of checks and one of figures for each stage."""
+    parts = [_verdict(findings), *(_stage(each) for each in findings)]
     head = f'<meta charset="utf-8"><title>On a device</title><style>{_STYLE}</style>'
     body = f"<body><h1>On a device</h1>{''.join(parts)}</body>"
     return f"<!doctype html><html><head>{head}</head>{body}</html>\n"
 
 
+def _verdict(findings: list[dict[str, Any]]) -> str:
+    checks = [line for each in findings for line in each["lines"] if "check" in line]
+    good = sum(line["ok"] for line in checks)
+    items = "".join(f'<li class="no">{escape(each)}</li>' for each in failed(findings))
+    return f"<p>{good} of {len(checks)} checks hold.</p>" + (f"<ul>{items}</ul>" if items else "")
+
+
 def _stage(found: dict[str, Any]) -> str:
     checks = [line for line in found["lines"] if "check" in line]
-    figures = [line for line in found["lines"] if "check" not in line]
+    figures = [line for line in found["lines"] if "check" not in line and [*line] != ["seconds"]]
     ended = found["ended"] or f"{found['seconds']} s"
     title = f"<h2>{escape(found['stage'])} {escape(found['setting'])} ({escape(ended)})</h2>"
     said = f"<pre>{escape(found['stderr'])}</pre>" if found["stderr"] else ""

@@ -45,7 +45,7 @@ def facts(machine: Machine) -> Iterator[Line]:
         properties = torch.cuda.get_device_properties(0)
         yield {"device": properties.name, "memory MiB": properties.total_memory // MIB}
     host = torch.empty(machine.size(64, 1) * MIB, dtype=torch.uint8, pin_memory=machine.is_cuda)
-    there = host.to(machine.kind)
+    there = host.to(machine.kind, copy=True)
     for name, one, other in (("to the device", there, host), ("to the host", host, there)):
         times, _ = machine.timed(lambda a=one, b=other: a.copy_(b, non_blocking=True), 3)
         yield {"copy": name, "GB/s": round(host.nbytes / min(times) / 1e6, 1)}
@@ -336,12 +336,12 @@ _SETTLED = ("memory", "swap")
 
 #: By name, with seconds on a device. Memory runs once for each setting of the allocator.
 STAGES: dict[str, tuple[Callable[[Machine], Iterator[Line]], int]] = {
-    "facts": (facts, 15),
-    "bits": (bits, 110),
+    "facts": (facts, 50),
+    "bits": (bits, 100),
     "races": (races, 50),
     "no_waiting": (no_waiting, 20),
     "memory": (memory, 80),
-    "speed": (speed, 185),
+    "speed": (speed, 160),
     "swap": (swap, 40),
     "faults": (faults, 30),
     "world_of_one": (world_of_one, 40),

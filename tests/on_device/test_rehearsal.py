@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_device.__main__ import failed
-from tests.on_device.page import page
+from tests.on_device.page import failed, page
 from tests.on_device.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +50,10 @@ def test_what_does_not_hold_or_end_is_told() -> None:
          "stderr": "", "lines": [{"ms": 3}]},
     ]  # fmt: skip
     assert failed(findings) == ["speed: not over after 3 s", "bits: <other>"]
-    assert '<tr class="no"><td>bits: &lt;other&gt;</td>' in page(findings)
+    html = page(findings)
+    assert '<tr class="no"><td>bits: &lt;other&gt;</td>' in html
+    assert "1 of 2 checks hold" in html
+    assert '<li class="no">speed: not over after 3 s</li>' in html
 
 
 def test_the_stages_fit_into_ten_minutes() -> None:

@@ -14,6 +14,7 @@ from rekindle import Unsupported
 from rekindle.pytorch.context._cores import PREFERRED
 from rekindle.pytorch.learned._lessons import forget_lessons
 from rekindle.pytorch.native import core as native_core
+from rekindle.pytorch.native import what_it_misses
 from tests.pytorch import cores
 from tests.pytorch.left import behind, settings
 
@@ -65,7 +66,8 @@ def core(request: pytest.FixtureRequest) -> Iterator[cores.Name]:
     asked_for: Any = "python" if alone is not None else _ASKED_FOR
     name = getattr(request, "param", asked_for or _PREFERRED)
     if name == _PREFERRED:
-        name = "native" if PREFERRED == "native" and native_core() is not None else "python"
+        there = native_core() is not None and not what_it_misses()
+        name = "native" if PREFERRED == "native" and there else "python"
     with cores.taken(name):
         yield name
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 
 from rekindle.pytorch.context import _cores
-from rekindle.pytorch.native import NativeDriver, core, is_seen, why_not
+from rekindle.pytorch.native import NativeDriver, core, is_seen, what_it_misses, why_not
 from rekindle.pytorch.online import _history, _runtime
 from rekindle.pytorch.operators import Position, _signature
 
@@ -29,6 +29,8 @@ def taken(name: Name) -> Iterator[None]:
     """Inside, a budget that does not say has this core; native drivers count what runs again."""
     if name == "native" and core() is None:
         pytest.skip(f"no native core: {why_not()}")
+    if name == "native" and what_it_misses():
+        pytest.skip(f"the native core has to be asked for: {what_it_misses()}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_cores, "PREFERRED", name)
         make = NativeDriver.__init__

@@ -126,6 +126,13 @@ def test_what_the_allocator_rounds_up_counts_so(extension: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_copy_that_nobody_waits_for_lands_in_no_other_memory(extension: Path) -> None:
+    found = asked(extension, *(f"vectors, dropped, {streams}" for streams in STREAMS))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert all(answer["same place"] for answer in found.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "program", "mode"),
     [

@@ -20,7 +20,7 @@ from rekindle.pytorch import Run
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import _driver
-from rekindle.pytorch.operators import _operators
+from rekindle.pytorch.operators import _operators, regions_shown
 from rekindle.pytorch.operators._regions import Region
 from rekindle.pytorch.operators._replay import run_again
 from tests.pytorch import cores
@@ -143,6 +143,21 @@ def test_all_that_a_region_saves_counts() -> None:
     with pytest.raises(rekindle.OutOfBudget, match=REGION) as raised:
         trained(whole("inductor"), f"{4 * activation}B")
     assert raised.value.needed >= 4 * activation
+
+
+def test_where_regions_come_without_their_graph_they_do_not_show_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in torch 2.10: what is compiled inside is then as if it had been compiled outside."""
+    from torch._higher_order_ops import wrap as module
+    from torch._inductor import config
+
+    before = config.wrap_inductor_compiled_regions
+    with regions_shown():
+        assert config.wrap_inductor_compiled_regions
+    monkeypatch.delattr(module, "InductorCompiledCallable")
+    with regions_shown():
+        assert config.wrap_inductor_compiled_regions == before
 
 
 @pytest.mark.slow

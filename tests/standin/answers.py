@@ -27,6 +27,7 @@ from rekindle.pytorch.native import core as native_core  # noqa: E402
 from rekindle.pytorch.online import Streams, Workspaces  # noqa: E402
 from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
 from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
+from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
@@ -140,6 +141,23 @@ def _least() -> dict[str, Any]:
         }
 
 
+def _dropped(streams: str) -> dict[str, Any]:
+    """What is read ahead, and dropped before anybody waits for it: its memory goes to another."""
+    STANDIN.late(*SCHEDULES[streams])
+    device = torch.device("cuda", 0)
+    store = PinnedStore(1 << 30, device, Streams(device))
+    written = store.write(torch.ones(WIDTH, device=device).untyped_storage())
+    assert written is not None
+    key, way = written
+    way.wait()
+    home = store.new_home(4 * WIDTH)
+    address, back = home.data_ptr(), store.read(key, home)
+    del home, back
+    other = torch.zeros(WIDTH, device=device)
+    torch.cuda.synchronize()
+    return {"equal": not other.any().item(), "same place": other.data_ptr() == address}
+
+
 #: Waits that order streams, and the like: where each stands, and what does nothing in its place.
 MUTANTS: dict[str, tuple[Any, Any]] = {
     "in_order": (Streams, _nothing),
@@ -184,8 +202,8 @@ def _planned(streams: str) -> dict[str, Any]:
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
-    mode = next(mode for mode in sorted(MODES | {"planned": {}, "least": {}}, key=len, reverse=True)
-                if ", ".join(rest).startswith(mode))  # fmt: skip
+    modes = sorted([*MODES, "planned", "least", "dropped"], key=len, reverse=True)
+    mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
 
 
@@ -202,6 +220,8 @@ def answer(question: str) -> dict[str, Any]:
         return _planned(streams)
     if mode == "least":
         return _least()
+    if mode == "dropped":
+        return _dropped(streams)
     if name not in _plain:
         STANDIN.late(*SCHEDULES["prompt"])
         before = STANDIN.states_set()

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 DEVICES = 2
@@ -147,6 +147,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
         "empty_cache": standin.empty_cache,
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
         "get_device_name": lambda device=None: "stand-in",
+        "get_device_properties": lambda device=None: SimpleNamespace(uuid=f"stand-in {at(device)}"),
         "get_rng_state": lambda device=None: generators[at(device)].get_state(),
         "get_rng_state_all": lambda: [generator.get_state() for generator in generators],
         "init": lambda: None,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import rekindle
@@ -273,6 +274,29 @@ def test_out_of_budget_that_others_turn_into_something_else(
     assert refused.value.smallest_budget > 20_000
     with rekindle.budget(100_000, evict=evict):
         network.load_state_dict(state)
+
+
+def test_out_of_budget_in_a_stage_of_a_pipeline() -> None:
+    """`torch.distributed.pipelining` raises an error of its own, with ours as its cause."""
+    network = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    def step(budget: int) -> None:
+        network.zero_grad()
+        with rekindle.budget(budget):
+            stage_backward(network(torch.rand(64, 64)).square().mean(), None, [])
+
+    with pytest.raises(rekindle.OutOfBudget, match="aten::") as refused:
+        step(80_000)
+    assert "Failed to run stage backward" in str(refused.value.__cause__)
+    assert refused.value.smallest_budget > 80_000
+    step(100_000)
+
+
+def test_a_stage_s_own_error_stays_what_it_is() -> None:
+    x = torch.rand(8, requires_grad=True)
+    with pytest.raises(RuntimeError, match="Failed to run stage") as error, rekindle.budget(ROOMY):
+        stage_backward(x.sin(), None, [])  # of several numbers
+    assert not isinstance(error.value, MemoryError)
 
 
 def fourfold(x: Tensor) -> Tensor:

@@ -405,3 +405,32 @@ def test_prices_are_measured_once_and_kept(tmp_path: Path, monkeypatch: Any) -> 
 def test_a_result_that_a_kernel_leaves_out() -> None:
     """The norm's input has no gradient: its backward pass returns None there, and no tensor."""
     same(lambda: nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3)), train)
+
+
+def test_a_full_memory_is_no_price(tmp_path: Path, monkeypatch: Any) -> None:
+    """What could not be run today is guessed today, and measured the next time."""
+    from rekindle.pytorch.planned import _prices
+
+    def full(node: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(_prices, "measure", full)
+        rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll())
+    measured: list[object] = []
+    measure = _prices.measure
+    monkeypatch.setattr(_prices, "measure", lambda n: measured.append(n) or measure(n))
+    rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll())
+    assert measured
+
+
+def test_prices_by_other_kernels_are_others(monkeypatch: Any) -> None:
+    from rekindle.pytorch.planned import _prices
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a device")
+    names = set()
+    for benchmark in (False, True):
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+        names.add(_prices._name_of(torch.device("cuda", 0)))
+    assert len(names) == 2

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def _use(queue: Queue) -> Iterator[None]:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
-    names = iter(["out", "back"])
+    names = cycle(["out", "back"])
     copy = torch.Tensor.copy_
 
     def copy_(self: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -76,7 +77,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> PinnedStore:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Queue.now)
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
     monkeypatch.setattr(accelerator, "pinned", lambda n: torch.empty(n, dtype=torch.uint8))
-    return PinnedStore(10_000, CPU, Streams(CPU))
+    return PinnedStore(100_000, CPU, Streams(CPU))
 
 
 def test_the_way_there_and_back(store: PinnedStore) -> None:
@@ -109,14 +110,42 @@ def test_the_way_there_and_back(store: PinnedStore) -> None:
     Event.reached = True
     assert way.ended()
     assert (way.ns, way.waiting_ns) == (250_000, 250_000)  # an event of the stand-in a quarter ms
-    assert store.used == 4000
+    assert store.used == 4096
     store.release(key)
     assert store.used == 0
 
 
 def test_no_more_than_the_limit(store: PinnedStore) -> None:
-    assert store.write(torch.ones(2500).untyped_storage()) is not None
+    assert store.limit == 65_536  # the allocator gives powers of two
+    assert store.write(torch.ones(16_384).untyped_storage()) is not None
     assert store.write(torch.ones(1).untyped_storage()) is None
+    assert store.pinned == 65_536
+
+
+def test_values_lie_side_by_side_in_what_the_allocator_gives(
+    store: PinnedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself each would take a power of two: nearly twice as much."""
+    given: list[int] = []
+
+    def pinned(nbytes: int) -> torch.Tensor:
+        given.append(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(accelerator, "pinned", pinned)
+    values = [torch.full((9_000,), float(number)) for number in range(40)]  # 36 KB: 64 KiB each
+    store = PinnedStore(2 << 20, CPU, Streams(CPU))
+    keys = [begun[0] for each in values if (begun := store.write(each.untyped_storage()))]
+    assert len(keys) == len(values)
+    assert sum(given) == store.pinned == 2 << 20
+    for key, value in zip(keys[::2], values[::2], strict=True):
+        back = store.new_home(value.nbytes)
+        store.read(key, back).wait()
+        assert torch.equal(torch.empty(0).set_(back), value)
+        store.release(key)
+    again = [store.write(each.untyped_storage()) for each in values[::2]]
+    assert None not in again
+    assert sum(given) == 2 << 20  # in the places of those that left
 
 
 def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.MonkeyPatch) -> None:

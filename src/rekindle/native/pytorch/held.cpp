@@ -153,8 +153,11 @@ void Driver::bring_all_back() {
 
 // The budget grows as far as it must, so that what is only on the way makes way.
 void Driver::use_in_any_case(Record& record) {
-    while (record.husk) {
-        settle();
+    while (true) {
+        settle();  // the program may have dropped it since it was found missing
+        if (!record.husk) {
+            return;
+        }
         try {
             use(record);
         } catch (const Shortage& shortage) {

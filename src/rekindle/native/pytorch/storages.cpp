@@ -295,8 +295,14 @@ void Driver::use(Record& record) {
             learner->wanting(record);
         }
     }
-    bring([&] { engine.use(record.root); });
-    maybe_held(record);
+    bring([&] {
+        if (record.listed) {  // else the program has dropped it meanwhile
+            engine.use(record.root);
+        }
+    });
+    if (record.listed) {
+        maybe_held(record);
+    }
 }
 
 void Driver::pin(Record& record) {

@@ -151,7 +151,7 @@ class AnyTime(Shells):
             before = driver.engine.memory
             for source in self._dead_sources():
                 try:
-                    driver.perform(driver.engine.forget(source))
+                    driver.bring(partial(driver.engine.forget, source))
                 except OutOfBudget:
                     continue
                 driver.disown(source)

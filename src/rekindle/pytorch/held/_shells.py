@@ -173,8 +173,10 @@ class Shells(ABC):
 
     def _use_in_any_case(self, storage: Storage) -> None:
         """The budget grows as far as it must, so that what is only on the way makes way."""
-        while storage.held and not storage.resident:
-            self._driver.settle()
+        while True:
+            self._driver.settle()  # the program may have dropped it since it was found missing
+            if storage.resident or not storage.held:
+                return
             try:
                 self._driver.use(storage)
             except OutOfBudget as error:

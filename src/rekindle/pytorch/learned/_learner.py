@@ -10,7 +10,7 @@ decides alone again. A route is advice: nothing but time depends on it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Protocol, final
 
@@ -38,6 +38,8 @@ class Driver(Host, Protocol):
     def storages_made(self) -> int: ...
 
     def perform(self, actions: Iterable[Action]) -> None: ...
+
+    def bring(self, events: Callable[[], Iterable[Action]]) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -105,20 +107,20 @@ class Learner(Learning):
         if follower is not None and lesson is not None:
             at = self._walk.at
             op = lesson.starts[at] if at < len(lesson.starts) else len(follower.route.stops) - 1
-            self._perform(follower.wanting(storage, OpId(op)))
+            self._perform(lambda: follower.wanting(storage, OpId(op)))
 
     def _go_to(self, lesson: Lesson, place: int) -> None:
         """The operator that is about to run is number `place` of the lesson."""
         follower, op = self._follower, lesson.starts[place]
         assert follower is not None
         if follower.position < follower.route.stops[op]:
-            self._perform(follower.before(OpId(op)))
+            self._perform(lambda: follower.before(OpId(op)))
         self._makes = lesson.numbers[place] - self._driver.storages_made
 
-    def _perform(self, actions: Iterable[Action]) -> None:
+    def _perform(self, moves: Callable[[], Iterable[Action]]) -> None:
         """What fails here has not been asked for yet: when it is, it fails then."""
         try:
-            self._driver.perform(actions)
+            self._driver.bring(moves)
         except Exception as error:
             self.why = f"{type(error).__name__} while something was brought back early"
             self._let_go()
@@ -169,7 +171,7 @@ class Learner(Learning):
                 if found[run] >= 0:
                     number = lesson.numbers[found[run]] + storage.id - self._made[run]
                     follower.made(number, storage)
-        self._perform(follower.skip(OpId(lesson.starts[found[-1]])))
+        self._perform(lambda: follower.skip(OpId(lesson.starts[found[-1]])))
         if self._lesson is lesson:
             self._makes = lesson.numbers[found[-1]] - driver.storages_made
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from rekindle.pytorch.online._neighbors import cheapest_neighbors
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
-from rekindle.pytorch.tensors import Memory, homes_of
+from rekindle.pytorch.tensors import Died, Memory, homes_of
 from rekindle.schedule import Action, Compute, Free
 
 Result = TypeVar("Result")
@@ -59,14 +59,19 @@ class Driver(Storages):
                 self.watcher.wanting(storage)
         if self.capture is not None:
             self.capture.used(storage)
-        self._or_lending(lambda: self.perform(self.engine.use(storage.values[0])))
-        self._held[storage] = None
+        self._or_lending(lambda: self.bring(lambda: self._use(storage)))
+        if storage.values:
+            self._held[storage] = None
+
+    def _use(self, storage: Storage) -> Iterable[Action]:
+        """Nothing is to be done where the program has dropped it meanwhile."""
+        return self.engine.use(storage.values[0]) if storage.values else ()
 
     def pin(self, storage: Storage) -> None:
         """`storage` stays as long as anybody needs it."""
         if self.capture is not None:
             self.capture.pinned(storage)
-        self.perform(self.engine.pin(storage.values[0]))
+        self.bring(lambda: self.engine.pin(storage.values[0]))
         if storage.consumers:
             storage.payload.owned = storage.payload.home()
         self._held.pop(storage, None)
@@ -80,7 +85,7 @@ class Driver(Storages):
     def forget(self, source: Storage) -> None:
         """`source` is about to be written: what only it can bring back is saved first (R4)."""
         self.poll()
-        self._or_lending(lambda: self.perform(self.engine.forget(source)))
+        self._or_lending(lambda: self.bring(lambda: self.engine.forget(source)))
 
     def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
         """An optimizer will write them, step after step."""
@@ -328,6 +333,28 @@ class Driver(Storages):
             if self.recorder is not None:
                 self.recorder.acted(action, self.engine.clock, self.engine.memory)
 
+    def bring(self, events: Callable[[], Iterable[Action]]) -> None:
+        """Likewise, where something may have to be computed again. If what that reads died amid
+        it, which nobody can prevent, it begins anew."""
+        while True:
+            actions = events()
+            try:
+                return self.perform(actions)
+            except Died:
+                if isinstance(actions, Generator):
+                    actions.close()  # it has locked what it was to read
+                if not self._hear_of_deaths():
+                    raise
+
+    def _hear_of_deaths(self) -> bool:
+        """Acts on what died, also where nobody was told yet; whether anything had."""
+        dead = [each for each in self.engine.storages if each.resident and _is_dead(each)]
+        self.settle()
+        for storage in dead:
+            if storage.resident and _is_dead(storage):
+                self._gone(storage)  # its death will be announced, to nobody
+        return bool(dead)
+
     def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
         error = out_of_budget(shortage, self.snapshot(), name)
         self.refused = (self.operators_run, str(error), dict(vars(error)))
@@ -380,3 +407,9 @@ class Driver(Storages):
             self.table.written_over(call)
         else:
             self.table.returned(call, tensors)
+
+
+def _is_dead(storage: Storage) -> bool:
+    """Whether the program alone kept its memory, and does no longer."""
+    watch = storage.payload.watch
+    return watch is not None and watch() is None

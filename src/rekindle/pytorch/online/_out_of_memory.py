@@ -9,13 +9,19 @@ from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._explain import table_of
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
+#: What a stage of a pipeline says of an error inside it, which is the cause of its own.
+_STAGE = ("Failed to run stage backward", "failed to run forward")
 
 
 def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
     """The `OutOfBudget` in the place of which there is `error`.
 
-    Of an error inside it `load_state_dict` keeps the text, and TorchScript's interpreter nothing.
+    Of an error inside it `load_state_dict` keeps the text, and TorchScript's interpreter nothing; a
+    pipeline's stage names it as the cause.
     """
+    cause = error.__cause__
+    if type(cause) is OutOfBudget and any(text in str(error) for text in _STAGE):
+        return OutOfBudget(str(cause), **vars(cause))
     if driver.refused is None:
         return None
     moment, message, figures = driver.refused

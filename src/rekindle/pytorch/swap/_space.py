@@ -1,4 +1,4 @@
-"""Which parts of a file of limited length are taken: first fit, neighbors merged when given back.
+"""Which parts of a file, or of a slab, are taken: first fit, neighbors merged when given back.
 
 Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). Values come back in the
 opposite order of that in which they left, so that the holes are few and the search is short.

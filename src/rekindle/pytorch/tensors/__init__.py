@@ -18,6 +18,7 @@ from rekindle.pytorch.tensors._memory import FOREIGN as FOREIGN
 from rekindle.pytorch.tensors._memory import NOTICED as NOTICED
 from rekindle.pytorch.tensors._memory import UNWRITTEN as UNWRITTEN
 from rekindle.pytorch.tensors._memory import ZEROED as ZEROED
+from rekindle.pytorch.tensors._memory import Died as Died
 from rekindle.pytorch.tensors._memory import Memory as Memory
 from rekindle.pytorch.tensors._memory import Obituaries as Obituaries
 from rekindle.pytorch.tensors._memory import Table as Table

@@ -34,6 +34,11 @@ NOTICED = 16  #: and a write moved the one of handles that were there before
 FOREIGN = 32  #: others than PyTorch may write there, and nobody will notice
 
 
+class Died(Exception):
+    """The memory of a value that counts as being there is not: it died a moment ago, by garbage
+    collection or in another thread, and nobody has acted on it."""
+
+
 @final
 class Memory:
     """Where an engine's storage lives. Hangs on `Storage.payload`."""
@@ -95,11 +100,12 @@ class Memory:
             self.flags |= EXOTIC
 
     def home(self) -> torch.UntypedStorage:
-        """The torch storage of a value that is in memory, whoever keeps it."""
+        """The torch storage of a value that is in memory, whoever keeps it. Raises `Died`."""
         home = self.owned
         if home is None and self.watch is not None:
             home = self.watch()
-        assert home is not None, "a value that should be in memory is not; please report this"
+        if home is None:
+            raise Died("a value that should be in memory is not; please report this")
         return home
 
     def disown(self) -> None:

@@ -1,0 +1,53 @@
+"""Under `torchrun` each rank has a budget of its own; "auto" is a share where several ranks are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.test_guard import launched
+from tests.standin.process import compiled
+
+pytestmark = pytest.mark.slow
+RANKS = 4
+
+
+def found(folder: Path, *extension: str) -> list[dict[str, Any]]:
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    command += ["-m", "tests.distributed.budgets", str(folder), *extension]
+    code, output = launched(command, {})
+    assert code == 0, output
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def check(ranks: list[dict[str, Any]]) -> None:
+    """Of its own: the same weights as without, and no more than it was given."""
+    assert len({rank["own"] for rank in ranks}) == RANKS
+    for rank in ranks:
+        assert rank["equal"]
+        assert rank["peak"] <= rank["own"]
+        assert rank["evictions"] > 0
+    assert len({rank["common"] for rank in ranks}) == 1
+
+
+def test_each_rank_has_its_own_on_one_machine(tmp_path: Path) -> None:
+    ranks = found(tmp_path)
+    check(ranks)
+    for rank in ranks:  # what is free changes from moment to moment
+        assert rank["auto"] < 0.4 * rank["alone"]
+
+
+def test_two_ranks_share_each_of_two_devices(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None or torch.version.cuda is not None or torch.version.hip is not None:
+        pytest.skip("the stand-in device needs g++ and a PyTorch without devices")
+    ranks = found(tmp_path, str(compiled(compiler)))
+    check(ranks)
+    for rank in ranks:
+        assert 0.49 * rank["alone"] < rank["auto"] < 0.51 * rank["alone"]
+        assert 0.49 * rank["alone"] < rank["common"] < 0.51 * rank["alone"]

@@ -1,0 +1,133 @@
+"""What a variable kept dies amid recomputation, as by garbage collection or in another thread.
+
+Here the operator that runs again drops it: at that moment, each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.schedule import verify
+from tests.pytorch import cores
+
+WIDTH = 10_000
+NBYTES = 4 * WIDTH
+variables: list[Tensor] = []
+
+
+@pytest.fixture(autouse=True, params=cores.BOTH)
+def _core(request: pytest.FixtureRequest) -> Iterator[None]:
+    with (
+        cores.taken(request.param),
+        cores.fixed_prices(alike=True),
+    ):  # what is evicted hangs on them
+        yield
+    variables.clear()
+    _Drops.wanted = _Drops.all = False
+
+
+class _Drops:
+    wanted = all = False
+    count = 0
+
+
+@torch.library.custom_op("rekindle_tests::dropping", mutates_args=())
+def dropping(x: Tensor) -> Tensor:
+    y = x.cos()
+    if _Drops.wanted and variables:
+        _Drops.count += 1
+        del variables[: None if _Drops.all else 1]
+    return y
+
+
+def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+dropping.register_fake(torch.empty_like)
+dropping.register_autograd(
+    lambda ctx, gradient: -gradient * ctx.saved_tensors[0].sin(), setup_context=_save
+)
+
+
+def vector() -> Tensor:
+    torch.manual_seed(0)
+    _Drops.wanted, _Drops.count = False, 0
+    return torch.rand(WIDTH, requires_grad=True)
+
+
+def test_what_is_about_to_be_read() -> None:
+    """The sum is made from what the variable has and from what is made again just before."""
+
+    def step() -> Tensor:
+        weight = vector()
+        variables.append(weight.sin())
+        y = (variables[0] + dropping(weight)).cos()
+        for _ in range(8):
+            y = y.sigmoid()
+        _Drops.wanted = True
+        y.sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    expected = step()
+    variables.clear()
+    with rekindle.budget(8 * NBYTES) as run:
+        assert torch.equal(step(), expected)
+        assert _Drops.count == 1
+        run._driver.engine.check()
+
+
+def test_one_after_the_other() -> None:
+    """While what the first is made from comes back, the second dies."""
+
+    def step() -> Tensor:
+        weight = vector()
+        variables.extend((weight.sin(), weight.tan()))
+        one, other = variables
+        y = ((one + dropping(weight)).exp() + (other + dropping(weight))).cos()
+        del one, other
+        for _ in range(8):
+            y = y.sigmoid()
+        _Drops.wanted = True
+        y.sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    expected = step()
+    variables.clear()
+    with rekindle.budget(9 * NBYTES):
+        assert torch.equal(step(), expected)
+    assert _Drops.count == 2
+
+
+def test_what_is_about_to_come_back_when_the_context_is_over() -> None:
+    """Nobody has the second one any more when it is its turn."""
+    weight = vector()
+    with rekindle.budget(4 * NBYTES, record=True) as run:
+        first = dropping(weight)
+        variables.append(weight.sin())
+        torch.empty(3 * WIDTH)  # for which both of them have to go
+        _Drops.wanted = True
+    assert _Drops.count == 1
+    assert torch.equal(first, weight.cos())
+    verify(run.trace, run.record.schedule, lending=True)
+
+
+def test_what_comes_back_itself() -> None:
+    """And with it what it is made from, which was in memory."""
+    weight = vector()
+    with rekindle.budget(5 * NBYTES):
+        variables.append(weight.sin())
+        variables[0].untyped_storage()  # stays from now on
+        variables.append(variables[0] + dropping(weight))
+        torch.empty(3 * WIDTH)
+        _Drops.wanted = _Drops.all = True
+        del weight
+    assert _Drops.count == 1
