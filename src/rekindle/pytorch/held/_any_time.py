@@ -15,6 +15,7 @@ from rekindle.pytorch.held._shells import Shells
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import LONGEST_CHAIN, Driver, given_away, hand_out, may_forget
 from rekindle.pytorch.operators import Recipe
+from rekindle.pytorch.tensors import UNSEEN
 
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
 #: `pad_packed_sequence`) read it before any of them runs.
@@ -75,6 +76,8 @@ class AnyTime(Shells):
             storage = self._storage_of(tensor)
             if storage is None or storage.returns or self._paused:
                 continue
+            if storage.payload.flags & UNSEEN:
+                continue
             if tensor.dtype in LENGTHS:
                 self._driver.pin(storage)
                 continue
@@ -111,7 +114,7 @@ class AnyTime(Shells):
         self._gradients.clear()
         driver.engine.reserve.clear()
         for storage in left:
-            if may_forget(storage):
+            if may_forget(storage) and driver.whole is None:
                 driver.seal(storage)
         self._look_after()
 
@@ -131,7 +134,8 @@ class AnyTime(Shells):
         if pause != self._paused:
             self._paused = pause
             for storage in self._driver.engine.storages:
-                if storage.replayable and storage.makers[0].payload is not None:
+                known = storage.replayable and not storage.payload.flags & UNSEEN
+                if known and storage.makers[0].payload is not None:
                     self._driver.engine.let_return(storage, not pause)
 
     @staticmethod
@@ -147,6 +151,8 @@ class AnyTime(Shells):
         From then on what was made from it is kept.
         """
         driver = self._driver
+        if driver.whole is not None:  # a trace cannot say until when others could be had again
+            return False
         with self.lock:
             before = driver.engine.memory
             for source in self._dead_sources():
@@ -186,6 +192,7 @@ class AnyTime(Shells):
         self.threads.assert_known()
 
     def _before_all_is_back(self) -> None:
+        self._driver.write_no_more()
         for storage in self._driver.engine.storages:
             if storage.returns and storage.resident:
                 self._driver.engine.let_return(storage, False)
