@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -29,8 +30,11 @@ OPERATORS_BETWEEN_LOOKS = 16
 class AnyTime(Shells):
     """What the program holds may be let go at any time."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, record_without_grad: Callable[[bool], None]) -> None:
+        """`record_without_grad(False)`: one reason more that nothing is recorded with grad mode
+        off; `True`: one less."""
         super().__init__(driver)
+        self._record_without_grad = record_without_grad
         self.threads = Threads()
         self._unpacked: list[Storage] = []  # what autograd works with, and for which node
         self._node = 0
@@ -45,6 +49,17 @@ class AnyTime(Shells):
             self._keep_gradients()
         if self.threads.changed():
             self._pause(bool(self.threads.unknown))
+
+    @contextmanager
+    def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Likewise. A function of one's own may write by kernels that nobody sees, and moves the
+        version of what it wrote only when it is over: without autograd it leaves no recipes."""
+        self._record_without_grad(False)
+        try:
+            with self.present(tensors):
+                yield
+        finally:
+            self._record_without_grad(True)
 
     present_in_backward = Shells.present  # what autograd saved stays anyway (`stays`)
 

@@ -31,6 +31,10 @@ class NativeLender(Protocol):
         """The inverse of `lock_there`."""
         ...
 
+    def record_without_grad(self, record: bool) -> None:
+        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        ...
+
     def keep_there(self, tensor: Tensor) -> None:
         """The memory of `tensor` is there, and stays as long as the program has it."""
         ...
@@ -64,6 +68,17 @@ class Natively:
             yield
         finally:
             self._driver.unlock_there(number)
+
+    @contextmanager
+    def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Likewise. A function of one's own may write by kernels that nobody sees, and moves the
+        version of what it wrote only when it is over: without autograd it leaves no recipes."""
+        self._driver.record_without_grad(False)
+        try:
+            with self.present(tensors):
+                yield
+        finally:
+            self._driver.record_without_grad(True)
 
     present_in_backward = present  # what autograd unpacked is the core's to keep
 

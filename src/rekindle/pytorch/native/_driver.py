@@ -338,6 +338,12 @@ class NativeDriver:
         """The inverse of `lock_there`."""
         self.core.unlock_there(self.handle, number)
 
+    def record_without_grad(self, record: bool) -> None:
+        """One reason less, or one more, that what is made with grad mode off has no recipe; it has
+        one only where anything may go."""
+        if self.anything:
+            self.core.record_without_grad(self.handle, -1 if record else 1)
+
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
         """What is in `home` is about to be cut off, or to grow. Returns what to call when it has
         been, if it is known."""

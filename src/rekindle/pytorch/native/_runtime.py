@@ -40,10 +40,8 @@ class NativeRuntime:
     # -- an optimizer's step (as `OptimizerSteps` asks for it) ----------------------------------
 
     def record_without_grad(self, record: bool) -> None:
-        """One reason less, or one more, that what is made with grad mode off has no recipe; it has
-        one only where anything may go."""
-        if self.driver.anything:
-            self.driver.core.record_without_grad(self.driver.handle, -1 if record else 1)
+        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        self.driver.record_without_grad(record)
 
     def not_of_the_program(self) -> AbstractContextManager[Any]:
         """Inside, operators pass: a mode of our own has what they do, which before torch 2.13 would
