@@ -45,8 +45,9 @@ def chosen(**settings: Any) -> rekindle.Run:
 
 
 @pytest.mark.usefixtures("_preferred")
-def test_native_where_it_does_all_that_is_asked_for() -> None:
-    run = chosen()
+@pytest.mark.parametrize("settings", [{}, {"evict": "anything", "learn": True}], ids=str)
+def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) -> None:
+    run = chosen(**settings)
     assert str(run.core) == "native, the default"
     assert "core: native, the default>" in repr(run)
     assert "core            native, the default" in str(run.report())
@@ -57,7 +58,6 @@ def test_native_where_it_does_all_that_is_asked_for() -> None:
     ("settings", "reason"),
     [
         ({"swap": "1MiB"}, "it does not do swap"),
-        ({"evict": "anything"}, 'it does not do evict="anything"'),
         ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),
         ({"policy": "lru"}, "it knows no policy but Thrifty(), and LRU"),
         ({"core": "python"}, "as asked for"),

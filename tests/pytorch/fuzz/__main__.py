@@ -8,14 +8,14 @@ import time
 import warnings
 from collections import Counter
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import click
 import torch
 from benchmarks import _common
 
 from tests.pytorch import cores
-from tests.pytorch.fuzz.check import complaint, report
+from tests.pytorch.fuzz.check import Evict, complaint, report
 from tests.pytorch.fuzz.lines import random_program
 from tests.pytorch.sweep._results import RESULTS, results, write_results
 
@@ -25,8 +25,11 @@ from tests.pytorch.sweep._results import RESULTS, results, write_results
 @click.option("--seed", default=0, show_default=True, help="Of the first; the next has the next.")
 @click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
 @click.option("--core", type=click.Choice(cores.BOTH), default="native", show_default=True)
+@click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
-def main(programs: int, seed: int, longest: int, core: cores.Name, save: bool) -> None:
+def main(
+    programs: int, seed: int, longest: int, core: cores.Name, evict: Evict, save: bool
+) -> None:
     """Random programs, plainly and within budgets; prints a short one for each that differs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -39,11 +42,11 @@ def main(programs: int, seed: int, longest: int, core: cores.Name, save: bool) -
         program = random_program(rng, longest)
         tightness = rng.choice((1.0, 1.0, rng.random()))
         with cores.taken(core):
-            wrong = complaint(program, tightness, excepted)
+            wrong = complaint(program, tightness, excepted, evict=evict)
         counts["wrong" if wrong else "passed"] += 1
         if wrong:
             with cores.taken(core):
-                click.echo(f"\nseed {number}: {report(program, tightness)}")
+                click.echo(f"\nseed {number}: {report(program, tightness, evict=evict)}")
         if sys.stderr.isatty() or (number + 1) % 100 == 0:
             took = time.monotonic() - started
             done = number + 1 - seed

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from rekindle import OutOfBudget, budget
 from rekindle.pytorch import Run
@@ -17,11 +17,18 @@ from tests.pytorch.fuzz.wanted import Wanted, alive
 from tests.pytorch.harsh import MOST_ATTEMPTS
 from tests.pytorch.tracker import Tracker
 
+Evict = Literal["saved", "auto", "anything"]
 ROOMY = 1 << 30
 MOST_SHORTENINGS = 400
 
 
-def complaint(program: Program, tightness: float, excepted: Counter[str] | None = None) -> str:
+def complaint(
+    program: Program,
+    tightness: float,
+    excepted: Counter[str] | None = None,
+    *,
+    evict: Evict = "auto",
+) -> str:
     """What is wrong with `program`, empty if nothing is; `excepted` counts what was not asked.
 
     It runs plainly, then so that all that may be let go is let go before every operator, then
@@ -30,13 +37,13 @@ def complaint(program: Program, tightness: float, excepted: Counter[str] | None 
     wanted = Wanted(program)
     excepted = Counter() if excepted is None else excepted
     with letting_go_of_everything():
-        found = _complaint_within(program, ROOMY, wanted, excepted)
+        found = _complaint_within(program, Watched(ROOMY, evict), wanted, excepted)
     if found is not None:
         return f"everything let go at once: {found}"
     nbytes = max(1, int(wanted.peak * (1 - tightness)))
     for _ in range(MOST_ATTEMPTS):
         try:
-            found = _complaint_within(program, nbytes, wanted, Counter())
+            found = _complaint_within(program, Watched(nbytes, evict), wanted, Counter())
         except OutOfBudget as error:
             if error.smallest_budget <= nbytes:
                 return f"refused {nbytes} bytes and asked for {error.smallest_budget}"
@@ -49,9 +56,11 @@ def complaint(program: Program, tightness: float, excepted: Counter[str] | None 
 class Watched:
     """A budget within a tracker."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, evict: Evict = "auto") -> None:
         self.tracker = Tracker(resized=True)
-        self._budget = budget(nbytes)
+        self.nbytes = nbytes
+        self.peak = 0  #: until the budget is over, when all comes back
+        self._budget = budget(nbytes, evict=evict)
 
     def __enter__(self) -> Run:
         self.tracker.__enter__()
@@ -63,6 +72,7 @@ class Watched:
         return self.run
 
     def __exit__(self, *raised: Any) -> None:
+        self.peak = self.tracker.peak
         try:
             self._budget.__exit__(*raised)
         finally:
@@ -70,10 +80,8 @@ class Watched:
 
 
 def _complaint_within(
-    program: Program, nbytes: int, wanted: Wanted, excepted: Counter[str]
+    program: Program, context: Watched, wanted: Wanted, excepted: Counter[str]
 ) -> str | None:
-    context = Watched(nbytes)
-
     def enter(run: Run, space: dict[str, Any]) -> None:
         space["keep"] = run.keep
 
@@ -82,7 +90,6 @@ def _complaint_within(
         context.run._driver.engine.check()
     except (AssertionError, KeyError, IndexError) as error:
         return f"{type(error).__name__}: {error}"
-    peak = context.tracker.peak
     space.clear()
     left = alive(context.tracker)
     names, reason = wanted.differing(got)
@@ -94,8 +101,8 @@ def _complaint_within(
     # Less is no complaint. After an unpack hook raised, PyTorch itself keeps parts of the graph.
     if left and not wanted.memory_afterwards and not got["error"]:
         return f"{left} bytes stay"
-    if peak > nbytes:
-        return f"the peak was {peak}"
+    if context.peak > context.nbytes:
+        return f"the peak was {context.peak}"
     run = context.run
     assert run.memory >= 0
     if not left and list(run._driver.engine.storages):
@@ -143,7 +150,11 @@ def shortened(program: Program, wrong: Callable[[Program], bool]) -> Program:
     return program
 
 
-def report(program: Program, tightness: float) -> str:
+def report(program: Program, tightness: float, *, evict: Evict = "auto") -> str:
     """A shorter program that is wrong too, as a script, and what is wrong with it."""
-    short = shortened(program, lambda candidate: bool(complaint(candidate, tightness)))
-    return f"{complaint(short, tightness)}\n\n{short.source()}\n\ntightness {tightness}\n"
+
+    def wrong(candidate: Program) -> str:
+        return complaint(candidate, tightness, evict=evict)
+
+    short = shortened(program, lambda candidate: bool(wrong(candidate)))
+    return f"{wrong(short)}\n\n{short.source()}\n\ntightness {tightness}\n"

@@ -7,14 +7,15 @@ go once more; and on a husk that nobody protects: what each way would come to wi
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import multiprocessing
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,10 +30,17 @@ from torch.utils.dlpack import from_dlpack
 import rekindle
 from rekindle.pytorch.held import _escapes, _husk
 from rekindle.pytorch.online import _handed_out
-from tests.pytorch.held.test_anything import HOME
+from tests.pytorch import cores
+from tests.pytorch.held.husks import ADDRESS, HOME, UNREADABLE, is_empty
 from tests.pytorch.sweep import _everything
 
 Look = Callable[[Tensor], Any]
+
+
+@pytest.fixture(autouse=True, params=cores.BOTH)
+def _core(request: pytest.FixtureRequest) -> Iterator[None]:
+    with cores.taken(request.param):
+        yield
 
 
 def saved(x: Tensor) -> Any:
@@ -44,8 +52,6 @@ def saved(x: Tensor) -> Any:
 
 def address(x: Tensor) -> Any:
     """What a kernel outside PyTorch does: no tensor is needed to read it."""
-    import ctypes
-
     return list((ctypes.c_float * x.numel()).from_address(x.data_ptr()))
 
 
@@ -143,7 +149,7 @@ def test_lengths_and_indices(name: str) -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         n, other = base * 1, base * 1.0
         _everything.let_go(run)
-        assert HOME(other).nbytes() == 0
+        assert is_empty(other)
         assert COUNTS[name](n) == wanted
 
 
@@ -157,7 +163,7 @@ def test_a_look(name: str) -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
         _everything.let_go(run)
-        assert HOME(x).nbytes() == 0
+        assert is_empty(x)
         assert LOOKS[name](x) == wanted
         _everything.let_go(run)
         assert LOOKS[name](x) == wanted
@@ -170,7 +176,7 @@ def test_what_is_kept_stays(name: str) -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
         _everything.let_go(run)
-        assert HOME(x).nbytes() == 0
+        assert is_empty(x)
         kept = KEEPS[name](x)
         del x
         _everything.let_go(run)
@@ -178,6 +184,40 @@ def test_what_is_kept_stays(name: str) -> None:
         assert plain(kept) == wanted
         del filler
     assert plain(kept) == wanted
+
+
+class Doubled(Function):
+    """Writes its input, by a kernel that nobody sees as well, and looks at it before and after."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        Doubled.seen.append(x.exp())
+        numbers = (ctypes.c_float * x.numel()).from_address(ADDRESS(x))
+        numbers[:] = [2 * number for number in numbers]
+        ctx.mark_dirty(x)
+        Doubled.seen.append(x.mul_(2).exp())
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * 4, None
+
+
+def test_what_a_custom_function_writes_by_its_own_means() -> None:
+    """The version of what it wrote moves once more when it is over."""
+    x, weight = torch.rand(4), torch.rand(4, requires_grad=True)
+    wanted = [x.exp(), (4 * x).exp()]
+    Doubled.seen.clear()
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        made = x * 1
+        result = Doubled.apply(made, weight)
+        _everything.let_go(run)
+        assert all(torch.equal(*pair) for pair in zip(Doubled.seen, wanted, strict=True))
+        assert torch.equal(result.detach(), x * 4)
+    assert all(torch.equal(*pair) for pair in zip(Doubled.seen, wanted, strict=True))
+    assert torch.equal(made.detach(), x * 4)
 
 
 def test_shared_memory() -> None:
@@ -200,7 +240,7 @@ def test_every_method_without_arguments(name: str) -> None:
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
         _everything.let_go(run)
-        assert HOME(x).nbytes() == 0
+        assert is_empty(x)
         assert _called(x, name) == wanted
 
 
@@ -276,7 +316,7 @@ def test_without_protection_it_raises(name: str, monkeypatch: pytest.MonkeyPatch
     with rekindle.budget(1 << 30, evict="anything") as run:
         x = torch.ones(4) * 3
         _everything.let_go(run)
-        with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        with pytest.raises(RuntimeError, match=UNREADABLE):
             Kernel.apply(x) if name == "custom Function" else LOOKS[name](x)
 
 
@@ -289,7 +329,7 @@ def test_without_protection_the_memory_goes(name: str, monkeypatch: pytest.Monke
         x = torch.ones(4) * 3
         kept = KEEPS[name](x)
         _everything.let_go(run)
-        assert HOME(x).nbytes() == 0
+        assert is_empty(x)
         del kept
 
 

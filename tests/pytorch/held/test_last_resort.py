@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 
 import rekindle
 from rekindle._errors import InvalidSchedule
-from rekindle.pytorch.native._higher import hidden
 from rekindle.schedule import verify
 from tests.helpers import others_slow
 from tests.pytorch import cores
 from tests.pytorch.harsh import harshest
+from tests.pytorch.held.husks import ADDRESS, UNREADABLE, is_empty, unseen_by_the_core
 from tests.pytorch.held.test_anything import skips
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.sweep import _everything
@@ -27,10 +27,6 @@ from tests.pytorch.tracker import Tracker, measure
 
 ROWS = 400
 NBYTES = 4 * 20 * ROWS  #: of one hidden state
-#: What no budget sees: an address that is asked for otherwise is noticed, and keeps the memory.
-ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
-#: What reading it says then.
-UNREADABLE = "evicted by rekindle|Cannot access data pointer"
 
 
 @pytest.fixture(autouse=True, params=cores.BOTH)
@@ -41,14 +37,6 @@ def _core(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def lending(amount: int, **options: Any) -> rekindle.budget:
     return rekindle.budget(amount, evict="auto", **options)
-
-
-def is_empty(tensor: Tensor) -> bool:
-    try:
-        ADDRESS(tensor)
-    except RuntimeError:
-        return True
-    return False
 
 
 def layers(n: int = 6) -> tuple[Callable[[], list[Tensor]], Tensor]:
@@ -258,6 +246,20 @@ def test_operands_of_functions_of_ones_own_stay() -> None:
     assert weight.grad is not None
 
 
+@pytest.mark.parametrize("make", [torch.empty, torch.zeros])
+@pytest.mark.parametrize("evict", ["auto", "anything"])
+def test_what_a_kernel_filled_unseen_stays(
+    make: Callable[..., Tensor], evict: Literal["auto", "anything"]
+) -> None:
+    """It got an address in C++, and nobody saw it writing there."""
+    with rekindle.budget(1 << 30, evict=evict) as run:
+        x, other = make(8), torch.ones(8) * 3
+        (ctypes.c_float * 8).from_address(ADDRESS(x))[:] = range(8)
+        _everything.let_go(run)
+        assert is_empty(other)
+        assert x.tolist() == list(range(8))
+
+
 def test_lengths_indices_and_single_numbers_stay() -> None:
     with lending(1 << 30) as run:
         x = layers()[0]()[-1]
@@ -273,14 +275,10 @@ def test_a_husk_raises_where_nobody_saw_it_being_read() -> None:
         _everything.let_go(run)
         with pytest.raises(RuntimeError, match=UNREADABLE):
             ADDRESS(kept[2])
-        unseen = torch._C._DisableTorchDispatch(), _unseen_by_the_core()
+        unseen = torch._C._DisableTorchDispatch(), unseen_by_the_core()
         with pytest.raises(RuntimeError, match=UNREADABLE), unseen[0], unseen[1]:
             torch.sum(kept[2].detach())
         assert kept[2].sum().isfinite()
-
-
-def _unseen_by_the_core() -> AbstractContextManager[Any]:
-    return hidden() if cores.native() else nullcontext()
 
 
 # -- threads and processes -------------------------------------------------------------------------
@@ -359,7 +357,7 @@ def test_what_cannot_come_back_raises_and_stays_empty() -> None:
         with lending(1 << 30) as run:
             kept.extend((constant * leaf, leaf * 5))
             _everything.let_go(run)
-            with torch._C._DisableTorchDispatch(), _unseen_by_the_core():
+            with torch._C._DisableTorchDispatch(), unseen_by_the_core():
                 constant.add_(1)
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -90,6 +90,7 @@ MODES = {
         Mode("random", {"policy": policies.Random()}, weight=0.7),
         Mode("DTR", {"policy": policies.DTR()}, weight=0.7),
         Mode("largest", {"policy": policies.Largest()}, weight=0.3),
+        Mode("anything, recorded", {**_ANYTHING, "record": True}, weight=0.5),
         Mode("anything, random", {**_ANYTHING, "policy": policies.Random()}, weight=0.5),
         Mode("planned", planned=True, weight=0.1),
         Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.5),
@@ -99,6 +100,21 @@ MODES = {
         Mode("native, tight", _NATIVE, native=True, weight=4),
         Mode("native, saved, tight", {**_NATIVE, **_SAVED}, native=True, weight=2),
         Mode("native, learned", {**_NATIVE, "learn": "wait"}, native=True, weight=1.5),
+        Mode(
+            "native, anything, everything evicted",
+            {**_NATIVE, **_ANYTHING},
+            "roomy",
+            everything=True,
+            native=True,
+            weight=2,
+        ),
+        Mode("native, anything, tight", {**_NATIVE, **_ANYTHING}, native=True, weight=3),
+        Mode(
+            "native, anything, learned",
+            {**_NATIVE, **_ANYTHING, "learn": "wait"},
+            native=True,
+            weight=0.7,
+        ),
     )
 }
 

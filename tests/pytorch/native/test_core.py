@@ -52,7 +52,6 @@ def numbers(run: Any) -> Any:
     ("settings", "reason"),
     [
         ({"swap": "1MiB"}, "swap"),
-        ({"evict": "anything"}, 'evict="anything"'),
         ({"policy": DTR()}, "no policy but Thrifty"),
     ],
 )

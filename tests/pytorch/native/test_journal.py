@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import nn, optim
 
 import rekindle
 from rekindle.policies import Thrifty
-from tests.native.journals import Replay
+from tests.native.journals import KINDS, Replay
 from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
@@ -87,9 +87,38 @@ def _twice_through_one_graph() -> Step:
 PROGRAMS = [_chain, _in_place, _unrolled, _trained, _twice_through_one_graph]
 
 
-def _journal(step: Step, budget: int | None) -> tuple[list[int], rekindle.Run]:
+def _kept() -> Step:
+    """What the program holds, and gradients that wait for their turn."""
+    weight = vector(True)
+
+    def step() -> None:
+        kept = [weight]
+        for _ in range(12):
+            kept.append((kept[-1] * 1.5).add_(0.1).tanh())
+        torch.stack([each.square().sum() for each in kept]).sum().backward()
+
+    return step
+
+
+def _without_grad() -> Step:
+    x = vector()
+
+    def step() -> None:
+        kept = [x]
+        with torch.no_grad():
+            for _ in range(30):
+                kept.append(nn.functional.dropout(kept[-1], 0.1).sin() + kept[len(kept) // 2])
+            for each in reversed(kept):
+                each.sum()
+
+    return step
+
+
+def _journal(
+    step: Step, budget: int | None, evict: Literal["auto", "anything"] = "auto"
+) -> tuple[list[int], rekindle.Run]:
     """What two steps were to the core, as numbers."""
-    with rekindle.budget(budget, core="native") as run:
+    with rekindle.budget(budget, core="native", evict=evict) as run:
         driver: Any = run._driver
         driver.core.open_journal(driver.handle, MOST)
         step()
@@ -112,3 +141,20 @@ def test_the_engine_in_python_acts_the_same(
     compared = Replay(budget, Thrifty(), driven=True).compare(words)
     assert compared >= run.recomputations + run.evictions
     assert part is None or run.recomputations > 0
+
+
+@pytest.mark.parametrize(
+    "program", [*PROGRAMS, _kept, _without_grad], ids=lambda each: each.__name__.strip("_")
+)
+@pytest.mark.parametrize("part", [0.8, 0.6])
+def test_it_acts_the_same_where_anything_may_go(program: Callable[[], Step], part: float) -> None:
+    torch.manual_seed(20)
+    step = program()
+    _, roomy = _journal(step, None)
+    budget = int(part * roomy.peak)
+    words, run = _journal(step, budget, "anything")
+    kinds = KINDS.split()
+    let_go = [word for word in words[::6] if kinds[word] == "let_return"]
+    assert let_go, "nothing of what the program holds could go: this tests nothing"
+    compared = Replay(budget, Thrifty(), driven=True).compare(words)
+    assert compared >= run.recomputations > 0

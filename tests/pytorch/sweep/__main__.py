@@ -13,6 +13,7 @@ from typing import Literal
 import click
 import torch
 
+from tests.pytorch import cores
 from tests.pytorch.sweep import _everything, _exceptions
 from tests.pytorch.sweep._results import RESULTS, write_results
 from tests.pytorch.sweep._tally import Tally, tally
@@ -30,13 +31,15 @@ class Job:
     entry: str
     few: int | None
     evict: Literal["saved", "auto", "anything"]
+    core: cores.Name
 
     def run(self) -> Tally:
         _everything.evict = self.evict
         torch.set_num_threads(1)
         exempt = getattr(_exceptions, self.database.upper())
         cases = entries_of(self.database)[self.entry](self.few)
-        return tally(self.entry, cases, exempt, every=self.few is None, evict=self.evict)
+        with cores.taken(self.core):
+            return tally(self.entry, cases, exempt, every=self.few is None, evict=self.evict)
 
 
 def entries_of(database: str) -> Entries:
@@ -76,6 +79,7 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
     show_default=True,
     help="As in rekindle.budget.",
 )
+@click.option("--core", type=click.Choice(cores.BOTH), default="native", show_default=True)
 @click.option("--processes", default=2, show_default=True, help="How many at once.")
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
 def main(
@@ -84,6 +88,7 @@ def main(
     shard: str,
     few: int | None,
     evict: Literal["saved", "auto", "anything"],
+    core: cores.Name,
     processes: int,
     save: bool,
 ) -> None:
@@ -94,12 +99,13 @@ def main(
     part, parts = _shard(shard)
     chosen = [name for name in names if name in only or not only][part - 1 :: parts]
     started = time.monotonic()
-    total = sweep([Job(database, name, few, evict) for name in chosen], processes)
+    total = sweep([Job(database, name, few, evict, core) for name in chosen], processes)
     click.echo(f"{'entries':32} {len(chosen)} of {len(names)}")
     for line in total.table():
         click.echo(line)
     if save:
         label = database if evict == "saved" else f"{database}, evict={evict}"
+        label += ", core=python" if core == "python" else ""
         counts = {"entries": len(chosen), **total.as_data()}
         write_results(label, counts, time.monotonic() - started)
     sys.exit(bool(total.failures))

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "any_time.h"
 #include "conversions.h"
 #include "mutex.h"
 #include "python.h"
@@ -20,7 +21,8 @@ PyObject* for_each_tensor(PyObject* arguments, F&& act) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
         const c10::TensorImpl& tensor = tensor_of(PySequence_Fast_GET_ITEM(each.get(), i));
         in_words(driver, [&] {
-            const Locked lock;
+            Locked lock;
+            about_to_let_go(driver, lock);
             driver.settle();
             if (has_memory(tensor)) {
                 act(driver, tensor);

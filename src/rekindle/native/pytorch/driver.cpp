@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "any_time.h"
 #include "learner.h"
 #include "python.h"
 
@@ -92,6 +93,7 @@ Driver::~Driver() {
         let(static_cast<Storage&>(*record));
     }
     learner.reset();
+    any_time.reset();
     gone_.clear();
     unheard_.clear();
     outside_ = {};

@@ -11,6 +11,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <map>
 #include <memory>
@@ -35,6 +36,7 @@
 
 namespace rekindle {
 
+class AnyTime;
 class Learner;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
@@ -162,7 +164,8 @@ public:
     bool lends = false;                 // what variables hold, if nothing else is left
     int husks = 0;                      // how many storages of the program are empty now
 
-    std::unique_ptr<Learner> learner;                // null: nobody knows the program's steps
+    std::unique_ptr<AnyTime> any_time;  // null: not what variables hold, or only as a last resort
+    std::unique_ptr<Learner> learner;   // null: nobody knows the program's steps
     Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
     std::map<std::int64_t, Transcript> transcripts;  // those that Python began
     bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say
@@ -200,7 +203,7 @@ public:
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
     // `tensor` is how the program has what `record` is.
     static void remember(Record& record, const c10::TensorImpl& tensor);
-    Resident* resident_at(c10::StorageImpl& home) noexcept;
+    Resident* resident_at(const c10::StorageImpl& home) noexcept;
     // The record of `tensor`; one never seen, or only counted, becomes a source. Null: no memory.
     Record* known(const c10::TensorImpl& tensor);
 
@@ -266,13 +269,17 @@ public:
     void forget_history();
     // What is kept for nothing but to compute again what is there goes; whether anything did.
     bool forget_sources();
+    // Whether nobody waits for what else the operators made that made `record`.
+    bool may_forget(Record& record);
     // What variables hold, and nobody reads: it may be let go until the engine hears otherwise. Not
     // in `read`; `but_saved`: nor what autograd has as well.
     std::vector<Ref<Storage>> lend(const Homes& read, bool but_saved);
     // If `home` is a husk, what was there is there again.
-    void bring_back(c10::StorageImpl& home);
+    void bring_back(const c10::StorageImpl& home);
     // It is there, and stays as long as the program has it: its address leaves PyTorch.
     void keep_there(c10::StorageImpl& home);
+    // `record`, which is there, stays as long as the program has it.
+    void stays(Record& record);
     // The program has no husks from now on.
     void bring_all_back();
     void own(Record& record);
@@ -381,12 +388,12 @@ private:
     void maybe_held(Record& record);
     void not_held(Record& record) noexcept;
     bool carried_along(Record& record);
-    bool may_forget(Record& record);
     void gone(Record& record);
     bool leave_a_husk(Record& record);
     Home take_husk(Record& record);
     void arrive(Record& record, const Home& home, const Home& husk);
     void hand_back(Record& record);
+    std::exception_ptr fill_all_husks();
     void use_in_any_case(Record& record);
     void note_memory();
 

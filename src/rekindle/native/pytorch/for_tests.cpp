@@ -18,6 +18,7 @@ PyObject* let_go_now(PyObject* arguments) {
     in_words(driver, [&] {
         Locked lock;
         driver.settle();
+        about_to_let_go(driver, lock);
         driver.let_go_now();
         lending(driver, lock, [&] { driver.let_go_now(); }, [](Homes&) {});
     });

@@ -121,7 +121,14 @@ at::Tensor Handle::call_unpack_hook() {
             if (!record.resident && driver.device.is_capturing()) {
                 throw InAGraph{record.site()};
             }
-            or_lending(driver, lock, [&] { driver.use(record); });
+            if (record.resident) {
+                driver.use(record);
+            } else {
+                or_lending(driver, lock, [&] { driver.use(record); });
+            }
+            if (driver.any_time) {
+                driver.any_time->stays(record);
+            }
         }
         if (kept_.defined()) {
             return kept_;

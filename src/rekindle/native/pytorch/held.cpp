@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "any_time.h"
+
 namespace rekindle {
 
 // What has lengths and indices stays: functions that are composed of operators read it before any
@@ -11,6 +13,11 @@ namespace rekindle {
 bool is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
+}
+
+// What was made without content, and nobody was seen writing to, may have some all the same (R4).
+bool may_return(const Record& record) noexcept {
+    return record.returnable && record.replayable && record.listed && record.flags == 0;
 }
 
 LastResort::LastResort(Driver& driver, const Homes& read, bool but_saved)
@@ -29,8 +36,8 @@ std::vector<Ref<Storage>> Driver::lend(const Homes& read, bool but_saved) {
     std::vector<Ref<Storage>> lent;
     for (Record* record = first_held_; record != nullptr; record = record->held_after) {
         const bool there = record->resident || record->husk;  // which may come back on the way
-        const bool may = record->returnable && there && record->replayable && !record->pinned &&
-                         !record->foreign && record->nbytes != 0;
+        const bool may = may_return(*record) && there && !record->pinned && !record->foreign &&
+                         record->nbytes != 0;
         if (!may || (but_saved && record->references != 0)) {
             continue;
         }
@@ -47,9 +54,17 @@ std::vector<Ref<Storage>> Driver::lend(const Homes& read, bool but_saved) {
 
 // Whether the program has `record`, which makes way: then it keeps a husk.
 bool Driver::leave_a_husk(Record& record) {
-    const Home home = record.held && record.returns ? record.at() : Home();
-    if (!home || !record.is_held()) {
+    if (!record.held || !record.returns) {
         return false;
+    }
+    const Home home = record.at();
+    if (!home || !record.is_held()) {  // dropped just now, maybe by another thread
+        not_held(record);
+        vacate(record);
+        record.husk = true;  // one that nobody has
+        ++husks;
+        gone_.emplace_back(&record);
+        return true;
     }
     if (device.queues()) {
         device.keep_until_read(*home);
@@ -106,7 +121,7 @@ void Driver::hand_back(Record& record) {
     }
 }
 
-void Driver::bring_back(c10::StorageImpl& home) {
+void Driver::bring_back(const c10::StorageImpl& home) {
     const Resident* found = resident_at(home);
     if (found != nullptr && found->record != nullptr && found->record->husk) {
         use(*found->record);
@@ -117,7 +132,14 @@ void Driver::keep_there(c10::StorageImpl& home) {
     bring_back(home);
     const Resident* found = resident_at(home);
     if (found != nullptr && found->record != nullptr) {
-        found->record->returnable = false;
+        stays(*found->record);
+    }
+}
+
+void Driver::stays(Record& record) {
+    record.returnable = false;
+    if (record.returns) {
+        engine.let_return(record, false);
     }
 }
 
@@ -125,9 +147,20 @@ void Driver::keep_there(c10::StorageImpl& home) {
 void Driver::bring_all_back() {
     lends = false;
     settle();
-    if (husks == 0) {
-        return;
+    if (any_time) {
+        any_time->close();
     }
+    const std::exception_ptr failure = husks == 0 ? std::exception_ptr() : fill_all_husks();
+    if (any_time) {
+        any_time->forget_recipes();
+    }
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
+}
+
+// Returns what went wrong, if anything did.
+std::exception_ptr Driver::fill_all_husks() {
     std::vector<Ref<Storage>> missing;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (record_of(*each).husk) {
@@ -146,9 +179,7 @@ void Driver::bring_all_back() {
     settle();
     engine.budget = UNLIMITED;
     engine.peak = peak;
-    if (failure) {
-        std::rethrow_exception(failure);
-    }
+    return failure;
 }
 
 // The budget grows as far as it must, so that what is only on the way makes way.

@@ -1,5 +1,5 @@
 // What variables of the program hold goes as well, once nothing else is left (`evict="auto"`). Twin
-// of rekindle.pytorch.held._last_resort, where the rules are.
+// of rekindle.pytorch.held._last_resort, where the rules are. (At any time: see `any_time.h`.)
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "any_time.h"
 #include "driver.h"
 #include "mutex.h"
 #include "python.h"
@@ -15,6 +16,8 @@ namespace rekindle {
 
 // Whether a result of an operator may be let go while the program holds it.
 bool is_returnable(const c10::TensorImpl& tensor);
+// Whether `record` may ever be let go while the program holds it.
+bool may_return(const Record& record) noexcept;
 
 // While it lives, what variables hold may be let go, but for `read`. Lock and driver outlive it.
 class LastResort final {
@@ -55,6 +58,11 @@ bool lending(Driver& driver, Locked& lock, Step&& step, Reads&& reads) {
 // Runs `step`, and if there is no room for it once more, with what variables hold.
 template <class Step, class Reads>
 void or_lending(Driver& driver, Locked& lock, Step&& step, Reads&& reads) {
+    if (driver.any_time) {  // it is let go like everything else
+        about_to_let_go(driver, lock);
+        driver.any_time->attempt(step);
+        return;
+    }
     std::optional<Shortage> shortage;
     try {
         step();
@@ -77,7 +85,9 @@ void or_lending(Driver& driver, Locked& lock, Step&& step) {
 inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
     if (driver.husks != 0 && has_memory(tensor)) {
         c10::StorageImpl& home = *tensor.unsafe_storage().unsafeGetStorageImpl();
-        or_lending(driver, lock, [&] { driver.bring_back(home); });
+        if (is_husk(home)) {
+            or_lending(driver, lock, [&] { driver.bring_back(home); });
+        }
     }
 }
 

@@ -67,7 +67,6 @@ bool Driver::carried_along(Record& record) {
            may_forget(record);
 }
 
-// Whether nobody waits for what else the operators made that made it.
 bool Driver::may_forget(Record& record) {
     bool may = true;
     each_maker(record, [&](Call& call) {

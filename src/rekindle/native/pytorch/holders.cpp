@@ -24,7 +24,8 @@ std::vector<Holder> Driver::holders() {
                 flags |= Holder::PARAMETER;
                 parameter = object_of(*origin);
                 const at::Tensor grad = at::Tensor(origin).grad();
-                const bool has = grad.defined() && has_memory(*grad.unsafeGetTensorImpl());
+                const bool has = grad.defined() && has_memory(*grad.unsafeGetTensorImpl()) &&
+                                 !is_husk(*grad.storage().unsafeGetStorageImpl());
                 gradient = has ? grad.const_data_ptr() : nullptr;
             }
         }

@@ -57,6 +57,10 @@ void fill_husk(c10::StorageImpl& home, c10::StorageImpl& from) {
     home.set_data_ptr_noswap(std::move(from._mutable_data_ptr_no_checks()));
 }
 
+bool is_husk(const c10::StorageImpl& home) noexcept {
+    return token_of(const_cast<c10::StorageImpl&>(home)._mutable_data_ptr_no_checks()) != nullptr;
+}
+
 const void* token_of(const c10::DataPtr& data) noexcept {
     return data.get_deleter() == &tell_and_forget_token ? data.get_context() : nullptr;
 }

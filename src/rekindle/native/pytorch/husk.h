@@ -16,6 +16,8 @@ bool there_are_husks() noexcept;
 void become_husk(c10::StorageImpl& home);
 // What is in `from`, which has nothing then, is in `home`.
 void fill_husk(c10::StorageImpl& home, c10::StorageImpl& from);
+// What it is.
+bool is_husk(const c10::StorageImpl& home) noexcept;
 // What is nobody else's as long as `home` is a husk; null: it is none.
 const void* token_of(const c10::DataPtr& data) noexcept;
 

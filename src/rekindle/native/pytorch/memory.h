@@ -65,6 +65,7 @@ struct Record final : Storage {
     Record* held_before = nullptr;  // among what the program may hold
     Record* held_after = nullptr;
     std::int32_t depth = 0;            // how many calls hang on each other, where somebody counts
+    std::uint16_t chain = 0;           // likewise, with grad mode off
     std::uint8_t flags = 0;            // of its content
     bool maybe_held : 1 = false;       // among what the program may hold
     bool parameter : 1 = false;        // a leaf that requires a gradient

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "anything.h"
 #include "around_steps.h"
 #include "conversions.h"
 #include "counting.h"
@@ -160,6 +161,7 @@ PyObject* to_tensor(PyObject* arguments, F&& act) {
     const c10::TensorImpl& tensor = tensor_of(object);
     rekindle::in_words(driver, [&] {
         Locked lock;
+        rekindle::about_to_let_go(driver, lock);
         driver.settle();
         if (rekindle::has_memory(tensor)) {
             act(driver, lock, tensor);
@@ -221,7 +223,8 @@ PyObject* about_to_resize(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     auto* home = reinterpret_cast<c10::StorageImpl*>(address);
     const bool known = rekindle::in_words(driver, [&] {
-        const Locked lock;
+        Locked lock;
+        rekindle::about_to_let_go(driver, lock);
         driver.settle();
         return driver.about_to_resize(*home, bytes);
     });
@@ -236,7 +239,8 @@ PyObject* give_away(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     auto* home = reinterpret_cast<c10::StorageImpl*>(address);
     rekindle::in_words(driver, [&] {
-        const Locked lock;
+        Locked lock;
+        rekindle::about_to_let_go(driver, lock);
         driver.give_away(*home);
     });
     return nothing();
@@ -382,6 +386,11 @@ PyMethodDef methods[] = {
     method<give_away>("give_away"),
     method<bring_back>("bring_back"),
     method<keep_there>("keep_there"),
+    method<rekindle::let_go_of_anything>("let_go_of_anything"),
+    method<rekindle::husks>("husks"),
+    method<rekindle::record_without_grad>("record_without_grad"),
+    method<rekindle::lock_there>("lock_there"),
+    method<rekindle::unlock_there>("unlock_there"),
     method<rekindle::forget_sources>("forget_sources"),
     method<rekindle::teach>("teach"),
     method<rekindle::know>("know"),

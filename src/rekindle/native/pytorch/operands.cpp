@@ -21,6 +21,7 @@ void Operation::bring_inputs() {
 }
 
 void Operation::let_go_for_tests() {
+    about_to_let_go(driver_, lock_);
     driver_.let_go_now();
     lending(driver_, lock_, [&] { driver_.let_go_now(); }, [](Homes&) {});
 }
@@ -46,7 +47,7 @@ void Operation::know_inputs() {
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
-            static_cast<Record*>(each.get())->returnable = false;
+            driver_.stays(record_of(*each));
         }
     }
 }

@@ -17,14 +17,25 @@ void Operation::run() {
     driver_.about_to_run();
     invocation_.take(stack_);
     invocation_.signature = signature_of(op_, invocation_, stack_);
-    recording_ = (c10::GradMode::is_enabled() || facts_.differentiated) && !invocation_.opaque &&
-                 !facts_.opaque && driver_.never_recompute == 0 && !may_differ();
+    const bool without_grad = driver_.any_time && driver_.any_time->records_without_grad();
+    recording_ = (c10::GradMode::is_enabled() || facts_.differentiated || without_grad) &&
+                 !invocation_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&
+                 !may_differ();
     if (driver_.let_go_of_everything) {
         let_go_for_tests();
+    }
+    if (driver_.any_time && driver_.any_time->open) {
+        run_touching();
+        return;
     }
     if (driver_.husks != 0) {
         bring_inputs();
     }
+    run_with_inputs();
+}
+
+// What it reads is there.
+void Operation::run_with_inputs() {
     if (!recording_ && may_only_count()) {
         only_count();
         return;
@@ -56,6 +67,7 @@ void Operation::run() {
 // It made more than anybody could know: others go for that.
 void Operation::make_good() {
     if (driver_.engine.memory > driver_.engine.budget) {
+        about_to_let_go(driver_, lock_);
         driver_.make_room(0, facts_.name.c_str());
     }
 }
@@ -212,6 +224,7 @@ c10::Device Operation::where() const {
 void Operation::register_results() {
     c10::SmallVector<Made, 4> made;
     bool exotic = false;
+    bool quantized = false;
     bool foreign = false;  // PyTorch did not allocate it
     Bytes nbytes = 0;
     Parts parts;
@@ -225,6 +238,7 @@ void Operation::register_results() {
             if (!known && std::none_of(made.begin(), made.end(), same)) {
                 made.push_back({position, tensor.unsafeGetTensorImpl(), home});
                 exotic = exotic || !all || !is_plain(*tensor.unsafeGetTensorImpl());
+                quantized = quantized || tensor.is_quantized();
                 if (!all) {
                     parts.push_back(tensor);  // until it is registered
                 }
@@ -257,7 +271,9 @@ void Operation::register_results() {
         recording_ = false;  // not the same as last time: it does not depend on arguments alone
     }
     recording_ = recording_ && !exotic && !foreign;
-    if (exotic) {  // it may go on reading its inputs: a quantized tensor has scales in them
+    // It may go on reading its inputs: a quantized tensor has scales in them. What a sparse one is
+    // made of is seen, and at any time brought back.
+    if (driver_.any_time ? quantized : exotic) {
         keep_inputs_there();
     }
     if (!made.empty()) {
@@ -300,7 +316,8 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
             record.pinned = true;  // R8
         }
-        record.returnable = recording_ && is_returnable(*each.tensor);
+        const auto suitable = driver_.any_time ? &AnyTime::is_returnable : &is_returnable;
+        record.returnable = recording_ && suitable(*each.tensor);
         driver_.settle_in(record, Home::reclaim_copy(each.home));
     }
     driver_.admit(call, invocation_.signature->workspace);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "any_time.h"
 #include "driver.h"
 #include "held.h"
 #include "invocation.h"
@@ -54,6 +55,10 @@ private:
         c10::StorageImpl* home;
     };
 
+    void run_with_inputs();
+    void run_touching();
+    bool may_let_go();
+    void let_results_return();
     void bring_inputs();
     void let_go_for_tests();
 
@@ -61,6 +66,10 @@ private:
     // this operator is about to read stays.
     template <class Step>
     void or_lending(Step&& step) {
+        if (driver_.any_time) {  // that it may let go was said before
+            driver_.any_time->attempt(step);
+            return;
+        }
         rekindle::or_lending(driver_, lock_, step, [&](Homes& read) { note_read(read); });
     }
 

@@ -3,7 +3,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <optional>
+
 #include "../base/slab.h"
+#include "any_time.h"
 #include "driver.h"
 #include "held.h"
 #include "operation.h"
@@ -21,11 +24,17 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 }
 
 // What `set_` looks at is there, where it was and where it goes.
-void bring_operands(Driver& driver, const Facts& facts, torch::jit::Stack& stack, Locked& lock) {
-    if (driver.husks == 0) {
+void bring_operands(
+    Driver& driver,
+    const Facts& facts,
+    torch::jit::Stack& stack,
+    Locked& lock,
+    std::optional<Touched>& touched
+) {
+    if (driver.husks == 0 && !driver.any_time) {
         return;
     }
-    c10::SmallVector<c10::StorageImpl*, 2> homes;
+    Homes homes;
     for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
         if (value.isTensor() && has_memory(*value.toTensor().unsafeGetTensorImpl())) {
             homes.push_back(
@@ -33,8 +42,12 @@ void bring_operands(Driver& driver, const Facts& facts, torch::jit::Stack& stack
             );
         }
     }
+    if (driver.any_time) {
+        touched.emplace(driver, homes, lock);
+        return;
+    }
     const auto reads = [&](Homes& read) { read.insert(read.end(), homes.begin(), homes.end()); };
-    for (c10::StorageImpl* home : homes) {
+    for (const c10::StorageImpl* home : homes) {
         or_lending(driver, lock, [&] { driver.bring_back(*home); }, reads);
     }
 }
@@ -49,7 +62,8 @@ void set_memory(
     Locked& lock
 ) {
     driver.settle();
-    bring_operands(driver, facts, *stack, lock);
+    std::optional<Touched> touched;
+    bring_operands(driver, facts, *stack, lock, touched);
     const at::Tensor target = torch::jit::last(*stack, facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
@@ -79,7 +93,7 @@ void view(
 ) {
     const auto given = torch::jit::last(*stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
-        meet_whole(driver, *given[0].toTensor().unsafeGetTensorImpl());
+        meet_whole(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
     }
     const bool tells = facts.marks && driver.tell_ranges;
     lock.unlock();

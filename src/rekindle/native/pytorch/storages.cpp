@@ -120,7 +120,7 @@ void Driver::note_memory() {
     samples_due = samples.full();
 }
 
-Driver::Resident* Driver::resident_at(c10::StorageImpl& home) noexcept {
+Driver::Resident* Driver::resident_at(const c10::StorageImpl& home) noexcept {
     const void* address = address_of(home);
     return address == nullptr ? nullptr : table_.find(address);
 }
@@ -362,8 +362,9 @@ void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
     if (!record->resident) {
         use(*record);
     }
+    const bool returned = record->returns;
     perform([&] { engine.let_return(*record, false); });
-    if (may_forget(*record)) {
+    if (may_forget(*record) && !(recorded && returned)) {  // it may have been computed again before
         seal(*record);
     }
 }

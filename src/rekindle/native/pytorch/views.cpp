@@ -20,6 +20,7 @@
 #include <string>
 #include <utility>
 
+#include "any_time.h"
 #include "mutex.h"
 #include "python.h"
 #include "signature.h"
@@ -27,9 +28,13 @@
 
 namespace rekindle {
 
-void meet_whole(Driver& driver, const c10::TensorImpl& whole) {
+void meet_whole(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
     if (has_memory(whole)) {
         driver.settle_if_needed();
+        if (driver.any_time &&
+            driver.resident_at(*whole.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
+            about_to_let_go(driver, lock);
+        }
         driver.meet(whole);
     }
 }
@@ -48,8 +53,8 @@ struct View<redispatch> final {
     static Result run(c10::DispatchKeySet keys, const at::Tensor& whole, Rest... rest) {
         if (const c10::intrusive_ptr<Driver> driver = seeing(keys)) {
             in_words(*driver, [&] {
-                const Locked lock;
-                meet_whole(*driver, *whole.unsafeGetTensorImpl());
+                Locked lock;
+                meet_whole(*driver, lock, *whole.unsafeGetTensorImpl());
             });
             tell(*driver);
         }

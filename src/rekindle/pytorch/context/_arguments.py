@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import torch
 
@@ -56,13 +56,21 @@ class Arguments:
 
     def _check_evict(self) -> None:
         if self.evict == "anything":
-            _check_anything(self.record, self.asks_to_learn, self.swap)
+            self._check_anything()
         elif self.evict not in ("auto", "saved"):
             raise InvalidArgument(
                 f'rekindle.budget(..., evict={self.evict!r}): write evict="auto", which lets go of '
                 'what your variables hold when nothing else is left, evict="saved", which never '
                 'does, or evict="anything"'
             )
+
+    def _check_anything(self) -> None:
+        if self.swap is not None:
+            raise Unsupported(
+                'rekindle.budget(..., evict="anything", swap=...): what the program holds comes '
+                'back by being computed again. Leave out swap, or write evict="saved"'
+            )
+        flag_of_reading()
 
     @property
     def asks_to_learn(self) -> bool:
@@ -95,27 +103,9 @@ class Arguments:
 
     def core_on(self, device: torch.device) -> Chosen:
         """The core that runs this. Raises if the native one is asked for in vain."""
-        needs_python = {
-            "swap": self.swap is not None,
-            'evict="anything"': self.evict == "anything",
-        }
+        needs_python = {"swap": self.swap is not None}
         return chosen_core(self.core, policy_of(self.policy), device, needs_python)
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""
         return host_memory(self.swap, self.swap_directory, device)
-
-
-def _check_anything(record: bool, learn: bool, swap: Any) -> None:
-    if swap is not None:
-        raise Unsupported(
-            'rekindle.budget(..., evict="anything", swap=...): what the program holds comes back '
-            'by being computed again. Leave out swap, or write evict="saved"'
-        )
-    if record or learn:
-        name = "record" if record else "learn"
-        raise Unsupported(
-            f'rekindle.budget(..., evict="anything", {name}={True}): traces know values that the '
-            f'program holds as always there. Leave out {name}, or write evict="saved"'
-        )
-    flag_of_reading()

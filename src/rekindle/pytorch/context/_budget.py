@@ -34,7 +34,9 @@ from rekindle.pytorch.held import (
     Lending,
     Touching,
     anything,
+    anything_natively,
     escapes_seen,
+    known_natively,
     last_resort,
 )
 from rekindle.pytorch.learned import Learner, NativeLearner, lessons_for
@@ -182,14 +184,13 @@ class budget:
         would be `OutOfBudget`; it is brought back when an operator reads it, and all of it is back
         at the end, when the budget is over. Not while a thread runs that might read it unseen, nor
         with `swap`. "saved" never lets go of what variables hold. "anything" lets go of it like of
-        everything else, with and without autograd: not with `record`, `learn` or `swap`. Without
-        torch 2.12 "auto" is "saved", and "anything" is refused.
+        everything else, with and without autograd: not with `swap`. Without torch 2.12 "auto" is
+        "saved", and "anything" is refused.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, without `swap` and `evict="anything"`. It is compiled on first use, which takes
-        a minute, or before by `rekindle build`. "python" takes 20 to 40 microseconds an operator.
-        "auto" is the native one on a CPU wherever it can be had. `run.report()` says which one ran,
-        and why.
+        and on CUDA, without `swap`. It is compiled on first use, which takes a minute, or before by
+        `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the native one
+        on a CPU wherever it can be had. `run.report()` says which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
@@ -328,8 +329,10 @@ class budget:
         given, amount = self._arguments, self._budget
         patient = given.learns_by_itself
         learns = (patient or given.asks_to_learn) and amount is not None
-        lends = given.lends
-        driver: Any = NativeDriver(module, amount, device, given.device is None, learns, lends)
+        lends, anything = given.lends, given.evict == "anything"
+        driver: Any = NativeDriver(
+            module, amount, device, given.device is None, learns, lends, anything
+        )
         runtime = NativeRuntime(driver)
         run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
         if learns and amount is not None:
@@ -344,6 +347,8 @@ class budget:
             if lends:
                 driver.lending = Lending(driver)
                 stack.enter_context(escapes_seen(driver.lending))
+            elif anything:
+                stack.enter_context(anything_natively(driver))
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))
             stack.enter_context(trades_seen(driver.trading))
@@ -427,7 +432,7 @@ class budget:
         its_steps = steps.of_this_thread(None)
         self._over.append(its_steps.over)
         try:
-            with seen_in_thread(driver):
+            with known_natively(driver.lending), seen_in_thread(driver):
                 del driver, steps  # which this thread may outlive
                 yield
         finally:

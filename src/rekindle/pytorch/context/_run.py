@@ -124,16 +124,14 @@ class Run:
     def record(self) -> Record:
         """The run as data. With `budget(..., record=True)` it holds every action."""
         recorder = self._driver.recorded()
+        now = self.compute_ns, self.recompute_ns, self.evictions, self.recomputations
         return Record(
             tuple(recorder.actions),
             tuple(recorder.clock),
             tuple(recorder.memory),
             self.budget,
             self.peak,
-            self.compute_ns,
-            self.recompute_ns,
-            self.evictions,
-            self.recomputations,
+            *(self._driver.figures or now),
             repr(self.policy),
             *astuple(swapped_by(self._driver) or Swapped()),
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from rekindle.pytorch.held._shells import Shells
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import LONGEST_CHAIN, Driver, given_away, hand_out, may_forget
 from rekindle.pytorch.operators import Recipe
+from rekindle.pytorch.tensors import UNSEEN
 
 #: What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
 #: `pad_packed_sequence`) read it before any of them runs.
@@ -28,8 +30,11 @@ OPERATORS_BETWEEN_LOOKS = 16
 class AnyTime(Shells):
     """What the program holds may be let go at any time."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, record_without_grad: Callable[[bool], None]) -> None:
+        """`record_without_grad(False)`: one reason more that nothing is recorded with grad mode
+        off; `True`: one less."""
         super().__init__(driver)
+        self._record_without_grad = record_without_grad
         self.threads = Threads()
         self._unpacked: list[Storage] = []  # what autograd works with, and for which node
         self._node = 0
@@ -44,6 +49,17 @@ class AnyTime(Shells):
             self._keep_gradients()
         if self.threads.changed():
             self._pause(bool(self.threads.unknown))
+
+    @contextmanager
+    def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Likewise. A function of one's own may write by kernels that nobody sees, and moves the
+        version of what it wrote only when it is over: without autograd it leaves no recipes."""
+        self._record_without_grad(False)
+        try:
+            with self.present(tensors):
+                yield
+        finally:
+            self._record_without_grad(True)
 
     present_in_backward = Shells.present  # what autograd saved stays anyway (`stays`)
 
@@ -74,6 +90,8 @@ class AnyTime(Shells):
         for tensor in tensors:
             storage = self._storage_of(tensor)
             if storage is None or storage.returns or self._paused:
+                continue
+            if storage.payload.flags & UNSEEN:
                 continue
             if tensor.dtype in LENGTHS:
                 self._driver.pin(storage)
@@ -111,7 +129,7 @@ class AnyTime(Shells):
         self._gradients.clear()
         driver.engine.reserve.clear()
         for storage in left:
-            if may_forget(storage):
+            if may_forget(storage) and driver.whole is None:
                 driver.seal(storage)
         self._look_after()
 
@@ -131,7 +149,8 @@ class AnyTime(Shells):
         if pause != self._paused:
             self._paused = pause
             for storage in self._driver.engine.storages:
-                if storage.replayable and storage.makers[0].payload is not None:
+                known = storage.replayable and not storage.payload.flags & UNSEEN
+                if known and storage.makers[0].payload is not None:
                     self._driver.engine.let_return(storage, not pause)
 
     @staticmethod
@@ -147,6 +166,8 @@ class AnyTime(Shells):
         From then on what was made from it is kept.
         """
         driver = self._driver
+        if driver.whole is not None:  # a trace cannot say until when others could be had again
+            return False
         with self.lock:
             before = driver.engine.memory
             for source in self._dead_sources():
@@ -186,6 +207,7 @@ class AnyTime(Shells):
         self.threads.assert_known()
 
     def _before_all_is_back(self) -> None:
+        self._driver.write_no_more()
         for storage in self._driver.engine.storages:
             if storage.returns and storage.resident:
                 self._driver.engine.let_return(storage, False)

@@ -29,7 +29,7 @@ from rekindle.pytorch.operators import EFFECTS, takes_itself_apart
 @contextmanager
 def anything(runtime: Runtime) -> Iterator[Anything]:
     """Inside, what the program holds may be let go; afterwards all of it is back."""
-    shells = runtime.driver.table.shells = AnyTime(runtime.driver)
+    shells = runtime.driver.table.shells = AnyTime(runtime.driver, runtime.record_without_grad)
     runtime.record_without_grad(True)
     with Touching(shells), escapes_seen(shells), _closing(shells):
         try:

@@ -32,6 +32,10 @@ class Keeper(Protocol):
         """Inside, the memory of `tensors` is there."""
         ...
 
+    def present_in_forward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """Likewise, and what a function of one's own makes and writes is its own affair."""
+        ...
+
     def present_in_backward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Likewise, and what the backward pass of a function of one's own asks for."""
         ...
@@ -75,6 +79,9 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
 
         return looked_at
 
+    def look_on(original: Any) -> Any:
+        return classmethod(look(_unbound(original), shells.present_in_forward))
+
     def look_back(original: Any) -> Any:
         return look(original, shells.present_in_backward)
 
@@ -90,7 +97,7 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
                 if hasattr(module, name):
                     replace(stack, module, name, hand_out)
         # Kernels of one's own, which are called with tensors and read them unseen.
-        replace(stack, Function, "apply", lambda apply: classmethod(look(_unbound(apply))))
+        replace(stack, Function, "apply", look_on)
         for name in ("apply", "apply_boxed"):
             if hasattr(BackwardCFunction, name):
                 replace(stack, BackwardCFunction, name, look_back)

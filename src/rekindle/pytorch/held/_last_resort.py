@@ -19,7 +19,7 @@ from rekindle.engine import Storage
 from rekindle.pytorch.held._lending import Lending
 from rekindle.pytorch.held._shells import Shells, tensors_within
 from rekindle.pytorch.online import Driver, given_away
-from rekindle.pytorch.tensors import FOREIGN, Memory, homes_of
+from rekindle.pytorch.tensors import FOREIGN, UNSEEN, Memory, homes_of
 
 Result = TypeVar("Result")
 
@@ -129,7 +129,7 @@ def _may_go(storage: Storage, stay: set[int], *, but_saved: bool) -> bool:
         memory.returnable
         and storage.replayable
         and not storage.pinned
-        and not memory.flags & FOREIGN
+        and not memory.flags & (FOREIGN | UNSEEN)
         and storage.nbytes > 0
         and not (but_saved and storage.references)
         and memory.watch is not None

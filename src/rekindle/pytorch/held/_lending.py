@@ -65,6 +65,8 @@ class Lending:
         finally:
             del self._read[id(read)]
 
+    present_in_forward = present  # with grad mode off there are no recipes
+
     @contextmanager
     def present_in_backward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
         """Likewise, for the backward pass of a function of one's own, which asks for more."""

@@ -157,6 +157,8 @@ class Shells(ABC):
             failure: Exception | None = None
             self._before_all_is_back()
             missing = [each for each in engine.storages if each.held and not each.resident]
+            if missing:
+                driver.write_no_more()
             for storage in missing:
                 engine.let_return(storage, False)
                 try:

@@ -27,6 +27,7 @@ from rekindle.pytorch.online import (
     PARAMETERS,
     PROGRAM,
     SAVED,
+    Figures,
     Holder,
     Owners,
     Places,
@@ -206,10 +207,15 @@ class NativeDriver:
         assumed: bool = False,
         learns: bool = False,
         lends: bool = False,
+        anything: bool = False,
     ) -> None:
         self.core = core
         amount = -1 if budget is None else budget
         self.handle = core.new(amount, str(device), assumed, learns, lends)
+        #: Whether anything may go, what is made with grad mode off as well.
+        self.anything = anything
+        if anything:
+            core.let_go_of_anything(self.handle)
         self.lending: WhatIsRead | None = None  #: knows what of the program's may not be let go
         self.watcher: Watcher | None = None  #: only of a driver that learns
         self.engine = NativeEngine(core, self.handle, budget)
@@ -219,6 +225,7 @@ class NativeDriver:
         self.alone = True  #: no other thread has been within the budget
         self.capture: NativeCapture | None = None  #: of a part of the run
         self.whole: NativeCapture | None = None  #: of the whole run, if it is asked for
+        self.figures: Figures | None = None  #: those of the record, if it is over
         self.places: Places | None = None
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self.owners = Owners()
@@ -323,6 +330,20 @@ class NativeDriver:
         """Likewise, and it stays as long as the program has it."""
         self.core.keep_there(self.handle, tensor)
 
+    def lock_there(self, tensors: list[Tensor]) -> int:
+        """The memory of `tensors` is there until `unlock_there` is called with what this gives."""
+        return self.core.lock_there(self.handle, tensors)
+
+    def unlock_there(self, number: int) -> None:
+        """The inverse of `lock_there`."""
+        self.core.unlock_there(self.handle, number)
+
+    def record_without_grad(self, record: bool) -> None:
+        """One reason less, or one more, that what is made with grad mode off has no recipe; it has
+        one only where anything may go."""
+        if self.anything:
+            self.core.record_without_grad(self.handle, -1 if record else 1)
+
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
         """What is in `home` is about to be cut off, or to grow. Returns what to call when it has
         been, if it is known."""
@@ -344,6 +365,8 @@ class NativeDriver:
         if self.watcher is not None:
             self.watcher.close()
             self.watcher = None
+        if self.anything or (self.lending is not None and self.core.husks(self.handle)):
+            self._write_no_more()
         self.lending = None
         self.core.leave(self.handle)
 
@@ -352,6 +375,15 @@ class NativeDriver:
         self.whole = NativeCapture(self.core, self.handle, whole=True)
         self.places = Places()
         self.core.note_places(self.handle, True)
+
+    def _write_no_more(self) -> None:
+        """The budget is over, and what comes back now may not fit: it is in no record."""
+        if self.whole is not None and self.figures is None:
+            now = self.engine.now()
+            self.figures = now.compute_ns, now.recompute_ns, now.evictions, now.recomputations
+        for capture in (self.whole, self.capture):
+            if capture is not None:
+                capture.end()
 
     @property
     def written_down(self) -> bool:

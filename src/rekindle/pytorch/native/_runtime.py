@@ -40,7 +40,8 @@ class NativeRuntime:
     # -- an optimizer's step (as `OptimizerSteps` asks for it) ----------------------------------
 
     def record_without_grad(self, record: bool) -> None:
-        """Here nothing is, ever."""
+        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        self.driver.record_without_grad(record)
 
     def not_of_the_program(self) -> AbstractContextManager[Any]:
         """Inside, operators pass: a mode of our own has what they do, which before torch 2.13 would
@@ -49,8 +50,12 @@ class NativeRuntime:
 
     def unseen(self, func: Any, *args: Tensor) -> Tensor:
         """Runs an operator of our own, whose result stays and counts."""
-        with torch.no_grad():
-            return func(*args)
+        self.never_recompute += 1
+        try:
+            with torch.no_grad():
+                return func(*args)
+        finally:
+            self.never_recompute -= 1
 
     def undo(self, optimizer: Any, *, copies: bool) -> Undo:
         """Puts back what a step of `optimizer` writes, if it fails."""

@@ -101,7 +101,8 @@ class NativeCapture:
         self._words: Transcript | None = None  # once it is over
 
     def end(self) -> None:
-        self._words = Transcript(*self._core.write_no_more(self._handle, self._number))
+        if self._words is None:
+            self._words = Transcript(*self._core.write_no_more(self._handle, self._number))
 
     def trace(self) -> Trace:
         trace, *_ = written_down(self._up_to_now())

@@ -59,6 +59,7 @@ from rekindle.pytorch.online._runtime import Runtime as Runtime
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
+from rekindle.pytorch.online._storages import Figures as Figures
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._too_small import too_small as too_small
 from rekindle.pytorch.online._trade import trades_seen as trades_seen

@@ -127,9 +127,10 @@ def keep_from_now_on(driver: Forgetful, homes: Iterable[torch.UntypedStorage]) -
         if storage is not None and storage.replayable:
             if not storage.resident:
                 driver.use(storage)
+            returned = storage.returns
             driver.engine.let_return(storage, False)
-            if may_forget(storage):
-                driver.seal(storage)
+            if may_forget(storage) and not (returned and _is_written_down(driver)):
+                driver.seal(storage)  # else it may have been computed again before
 
 
 def knowing(engine: Engine) -> Iterator[Storage]:

@@ -25,6 +25,7 @@ from rekindle.pytorch.tensors import (
     EXOTIC,
     FOREIGN,
     NOTICED,
+    UNSEEN,
     UNWRITTEN,
     ZEROED,
     Memory,
@@ -60,7 +61,7 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
         if flags & EXOTIC:
             may_record = False
             continue
-        if not flags & (UNWRITTEN | ZEROED):
+        if not flags & UNSEEN:
             continue
         written = position in invocation.written
         reads = not written or not invocation.operator.overwriting
@@ -69,7 +70,7 @@ def look_twice(driver: Driver, invocation: Invocation) -> bool:
             driver.seal(storage)  # what is in there came from where nobody saw it
         elif flags & ZEROED and not written:
             driver.seal(storage)
-        storage.payload.flags &= ~(UNWRITTEN | ZEROED)
+        storage.payload.flags &= ~UNSEEN
     return may_record
 
 

@@ -64,8 +64,7 @@ from rekindle.pytorch.tensors import (
     EXOTIC,
     FOREIGN,
     NOTICED,
-    UNWRITTEN,
-    ZEROED,
+    UNSEEN,
     Memory,
     geometry_of,
     privately,
@@ -364,9 +363,9 @@ class Runtime:
             if memory.flags:
                 if memory.flags & EXOTIC:
                     return kept(tensor)
-                if memory.flags & (UNWRITTEN | ZEROED):
+                if memory.flags & UNSEEN:
                     self.driver.seal(storage)
-                    memory.flags &= ~(UNWRITTEN | ZEROED)
+                    memory.flags &= ~UNSEEN
             geometry = geometry_of(tensor)
             if memory.owned is None:
                 memory.owned = tensor.untyped_storage()

@@ -31,6 +31,8 @@ from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
 Result = TypeVar("Result")
+#: Time in operators, and lost to recomputation; evictions and recomputations.
+Figures = tuple[Nanoseconds, Nanoseconds, int, int]
 
 
 class Resort(Protocol):
@@ -64,6 +66,8 @@ class Storages(ABC):
         self.recomputations = 0
         self._rescues = 0  #: how often the device had less than the budget says
         self.recorder: Recorder | None = None
+        self._record: Recorder | None = None  # the same, also when it is over
+        self.figures: Figures | None = None  #: those of the record, if it is over
         self.capture: Capture | Captures | None = None
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
         self.audit: Audit | None = None
@@ -98,7 +102,7 @@ class Storages(ABC):
 
     def write_down(self) -> None:
         """All that happens from now on, and where in the program each operator is."""
-        self.recorder = Recorder()
+        self.recorder = self._record = Recorder()
         self.whole = self.capture = Capture()
         self.places = Places()
 
@@ -109,19 +113,33 @@ class Storages(ABC):
 
     def recorded(self) -> Recorder:
         """Every action, if the whole run is written down."""
-        return self.recorder or Recorder()
+        return self._record or Recorder()
+
+    def write_no_more(self) -> None:
+        """The budget is over, and what comes back now may not fit: it is in no record."""
+        if self.recorder is not None:
+            engine = self.engine
+            times = engine.compute_ns, engine.recompute_ns
+            self.figures = *times, self.evictions, self.recomputations
+        self.recorder = self.capture = None
 
     def also_capture(self) -> Capture:
         """What happens from now on, until `capture_no_more`."""
         watches = self.table.watches.values()
         counted = [(id(watch), watch.nbytes) for watch in watches if watch.storage is None]
         part = Capture(self.engine.storages, counted, self.storages_made)
-        self.capture = part if self.whole is None else Captures(self.whole, part)
+        whole = self._written
+        self.capture = part if whole is None else Captures(whole, part)
         return part
 
     def capture_no_more(self) -> None:
         """The end of what was begun by `also_capture`."""
-        self.capture = self.whole
+        self.capture = self._written
+
+    @property
+    def _written(self) -> Capture | None:
+        """Of the whole run, unless that is over."""
+        return None if self.recorder is None else self.whole
 
     # -- storages -------------------------------------------------------------------------------
 

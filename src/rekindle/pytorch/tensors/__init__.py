@@ -16,6 +16,7 @@ from rekindle.pytorch.tensors._memory import COUNTERS as COUNTERS
 from rekindle.pytorch.tensors._memory import EXOTIC as EXOTIC
 from rekindle.pytorch.tensors._memory import FOREIGN as FOREIGN
 from rekindle.pytorch.tensors._memory import NOTICED as NOTICED
+from rekindle.pytorch.tensors._memory import UNSEEN as UNSEEN
 from rekindle.pytorch.tensors._memory import UNWRITTEN as UNWRITTEN
 from rekindle.pytorch.tensors._memory import ZEROED as ZEROED
 from rekindle.pytorch.tensors._memory import Died as Died

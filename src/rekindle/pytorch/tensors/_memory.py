@@ -27,6 +27,8 @@ use_count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[at
 EXOTIC = 1  #: quantized, without memory, ...: an alias cannot be rebuilt from its geometry
 UNWRITTEN = 2  #: made by `empty`, and no operator has written to it
 ZEROED = 4  #: made by `zeros`, and no operator has written to it
+#: Either: kernels that nobody saw may have written to it all the same (R4).
+UNSEEN = UNWRITTEN | ZEROED
 COUNTERS = (
     8  #: its aliases have version counters of their own, as the parts that `unsafe_chunk` makes
 )

@@ -1,0 +1,14 @@
+// What Python asks of a core that lets go of anything (`evict="anything"`).
+#pragma once
+
+struct _object;
+
+namespace rekindle {
+
+_object* let_go_of_anything(_object* arguments);
+_object* husks(_object* arguments);
+_object* record_without_grad(_object* arguments);
+_object* lock_there(_object* arguments);
+_object* unlock_there(_object* arguments);
+
+}  // namespace rekindle

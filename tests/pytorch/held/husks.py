@@ -1,0 +1,39 @@
+"""Looking at what was let go of, without bringing it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rekindle.pytorch.native._higher import hidden
+from tests.pytorch import cores
+
+#: What no budget sees: who asks for an address or a storage otherwise is noticed, and keeps the
+#: memory.
+ADDRESS: Callable[[Tensor], int] = torch._C.TensorBase.data_ptr
+HOME: Callable[[Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
+#: What reading it says then, by the core in Python and by the native one.
+UNREADABLE = "evicted by rekindle|Cannot access data pointer"
+
+
+def is_empty(tensor: Tensor) -> bool:
+    """Whether its memory was let go."""
+    try:
+        ADDRESS(tensor)
+    except RuntimeError:
+        return True
+    return False
+
+
+def empty(tensors: Iterable[Tensor]) -> int:
+    """How many are."""
+    return sum(map(is_empty, tensors))
+
+
+def unseen_by_the_core() -> AbstractContextManager[Any]:
+    """Inside, the native core does not see operators of this thread."""
+    return hidden() if cores.native() else nullcontext()
