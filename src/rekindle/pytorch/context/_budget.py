@@ -64,6 +64,7 @@ from rekindle.pytorch.online import (
     unwatched,
 )
 from rekindle.pytorch.operators import Operator, operator, regions_shown, takes_itself_apart
+from rekindle.pytorch.swap import HostMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -183,10 +184,10 @@ class budget:
         torch 2.12 "auto" is "saved", and "anything" is refused.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, without `swap` and `evict="anything"`. It is compiled on first use, which takes
-        a minute, or before by `rekindle build`. "python" takes 20 to 40 microseconds an operator.
-        "auto" is the native one on a CPU wherever it can be had. `run.report()` says which one ran,
-        and why.
+        and on CUDA (there without `swap`), without `evict="anything"`. It is compiled on first use,
+        which takes a minute, or before by `rekindle build`. "python" takes 20 to 40 microseconds an
+        operator. "auto" is the native one on a CPU wherever it can be had. `run.report()` says
+        which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
@@ -271,7 +272,7 @@ class budget:
         host, policy = given.host(device), policy_of(given.policy)
         core = given.core_on(device)
         if core.native:
-            return self._enter_native(device, core)
+            return self._enter_native(device, core, host)
         chosen = Advised(policy) if given.learn else policy
         if host is None:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
@@ -317,7 +318,7 @@ class budget:
         self._runtime = runtime
         return run
 
-    def _enter_native(self, device: torch.device, core: Chosen) -> Run:
+    def _enter_native(self, device: torch.device, core: Chosen, host: HostMemory | None) -> Run:
         module = native_core()
         assert module is not None, "a core that was chosen is there"
         if device.type == "cpu":
@@ -325,7 +326,10 @@ class budget:
         given, amount = self._arguments, self._budget
         learns = bool(given.learn) and amount is not None
         lends = given.lends
-        driver: Any = NativeDriver(module, amount, device, given.device is None, learns, lends)
+        swaps = None if host is None else host.copies(amount)
+        driver: Any = NativeDriver(
+            module, amount, device, given.device is None, learns, lends, swaps
+        )
         runtime = NativeRuntime(driver)
         run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
         if learns and amount is not None:
