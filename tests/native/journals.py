@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from rekindle.engine import Call, Engine, NoRoom, Storage, Value
-from rekindle.policies import Advised, Policy
-from rekindle.schedule import Action, Compute, Free
+from rekindle.policies import Advised, Policy, Swap
+from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 KINDS = (
     "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
     "spoil account resize require make_room shrink let_return lock unlock mark unmark clear listen "
-    "uncounted compute free"
+    "uncounted ahead prefetch discards measured swap_out_failed swap_in_failed copy_lost "
+    "compute free swap_out swap_in discard"
 )
 REPLAYABLE, HELD = 1, 2
+ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
+AMID = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")  # also amid other events
 
 
 class Entry(NamedTuple):
@@ -39,30 +43,81 @@ class Replay:
     things to storages by itself."""
 
     def __init__(
-        self, budget: int | None, policy: Policy, *, advised: bool = False, driven: bool = False
+        self,
+        budget: int | None,
+        policy: Policy,
+        *,
+        advised: bool = False,
+        driven: bool = False,
+        swap: Swap | None = None,
     ) -> None:
-        self.engine = Engine(budget, Advised(policy) if advised else policy)
+        self.engine = Engine(budget, Advised(policy) if advised else policy, swap=swap)
         self.driven = driven
         self.storages: dict[int, Storage] = {}
         self.told: list[Entry] = []  # of the call that is to come
-        self.acted: list[Entry] = []
+        self.going_on: Iterator[Action] = iter(())  # of the event that was told last
+        self.instead: list[Action] = []  # of what the driver does where a copy failed
 
     def compare(self, words: Iterable[int]) -> int:
         """Asserts that each action is the same, at the same clock and memory. Returns how many."""
         compared = 0
-        waiting: list[Entry] = []
         for entry in entries(words):
-            if entry.kind in ("compute", "free"):
-                assert waiting, f"only the native engine did {entry}"
-                expected = waiting.pop(0)
-                assert entry == expected
+            if entry.kind in ACTIONS:
+                assert entry == self.action(), "the engine in Python does something else"
                 compared += 1
+            elif entry.kind in AMID:
+                if not entry.flags:  # not amid an event
+                    self.end()
+                self.copied(entry)
             else:
-                assert not waiting, f"only the engine in Python did {waiting[0]}"
-                self.acted = waiting
+                self.end()
                 self.event(entry)
-        assert not waiting, f"only the engine in Python did {waiting[0]}"
+        self.end()
         return compared
+
+    def action(self) -> Entry | None:
+        """What the engine in Python does next, amid the event that was told last."""
+        engine = self.engine
+        action = self.instead.pop() if self.instead else self.next()
+        match action:
+            case None:
+                return None
+            case Compute(op, in_place):
+                told = ("compute", op, 0, int(in_place))
+            case SwapOut(storage, keep):
+                told = ("swap_out", storage, 0, int(keep))
+            case Free(storage):
+                told = ("free", storage, 0, 0)
+            case SwapIn(storage):
+                told = ("swap_in", storage, 0, 0)
+            case Discard(storage):
+                told = ("discard", storage, 0, 0)
+        return Entry(*told, engine.clock, engine.memory)
+
+    def next(self) -> Action | None:
+        with suppress(
+            NoRoom
+        ):  # the native engine had none either, or its journal goes on otherwise
+            return next(self.going_on, None)
+        return None
+
+    def end(self) -> None:
+        """The event that was told last is over."""
+        left = self.action()
+        assert left is None, f"only the engine in Python did {left}"
+        self.engine.idle.clear()
+
+    def copied(self, entry: Entry) -> None:
+        """A copy failed, or took long: amid an action, or between two."""
+        if entry.kind == "measured":
+            assert self.engine.host is not None
+            rates = {"out_bytes_per_s": entry.id, "in_bytes_per_s": entry.number}
+            self.engine.host.measured(**rates)
+            return
+        storage = self.storages[entry.id]
+        stays = getattr(self.engine, entry.kind)(storage)
+        if entry.kind == "swap_out_failed" and not stays:
+            self.instead.append(Free(storage.id))
 
     def event(self, entry: Entry) -> None:
         if entry.kind in ("reads", "makes", "views", "overwrites", "takes"):
@@ -82,6 +137,12 @@ class Replay:
                 engine.account(entry.id, entry.number, entry.flags)
             case "resize":
                 engine.resize(self.storages[entry.id], entry.number)
+            case "prefetch":
+                self.perform(
+                    engine.prefetch(entry.number if entry.number < 2**62 else float("inf"))
+                )
+            case "ahead" | "discards":
+                self.perform(getattr(engine, entry.kind)())
             case "make_room" | "shrink":
                 self.perform(getattr(engine, entry.kind)(entry.number))
             case "let_return":
@@ -97,7 +158,6 @@ class Replay:
                 engine.listen()
             case _:
                 self.perform(getattr(engine, entry.kind)(self.storages[entry.id]) or ())
-        engine.idle.clear()
 
     def call(self, entry: Entry) -> None:
         told, self.told = self.told, []
@@ -137,14 +197,4 @@ class Replay:
         return self.storages[entry.id].values[entry.number]
 
     def perform(self, actions: Iterable[Action]) -> None:
-        try:
-            for action in actions:
-                engine = self.engine
-                if isinstance(action, Compute):
-                    told = ("compute", action.op, 0, int(action.in_place))
-                else:
-                    assert isinstance(action, Free)
-                    told = ("free", action.storage, 0, 0)
-                self.acted.append(Entry(*told, engine.clock, engine.memory))
-        except NoRoom:
-            pass  # the native engine had none either, or its journal goes on otherwise
+        self.going_on = iter(actions)

@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Iterable
 
 from rekindle.engine import Call, Engine, NoRoom, Rules, Storage, Value
-from rekindle.policies import Policy
-from rekindle.schedule import Action, Compute, Free
+from rekindle.policies import Policy, Swap
+from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 from rekindle.simulator._native import HELD, REPLAYABLE
 
 ADMITTED = 4
@@ -37,6 +37,12 @@ WORDS = [
     "listen",
     "clear_reserve",
     "let",
+    "ahead",
+    "prefetch",
+    "discards",
+    "measured",
+    "copy_lost",
+    "fail",
 ]
 EVENTS = [
     *("call",) * 30,
@@ -45,16 +51,38 @@ EVENTS = [
     *("retain", "pin", "require", "gone", "forget", "seal", "account", "resize"),
     *("shrink", "make_room", "let_return", "spoil", "listen", "let"),
 ]
+SWAPPING = [
+    *EVENTS,
+    *("ahead",) * 12,
+    *("prefetch",) * 3,
+    *("discards", "measured", "copy_lost", "fail"),
+]
+RATES = [2 * 10**8, 10**9, 5 * 10**9]  # a byte takes 5 ns, 1 ns, or less
 
 MOST = 20_000  # actions
+
+
+def some_swap(rng: random.Random) -> Swap:
+    """Ways about as quick as the operators of a stream, and little room."""
+    host = rng.choice([None, None, 0, 8, 20, 60])
+    return Swap(host, rng.choice(RATES), rng.choice(RATES), only=rng.random() < 0.2)
 
 
 class Stream:
     """The words of one stream, and what the engine in Python did with them."""
 
-    def __init__(self, rng: random.Random, budget: int | None, policy: Policy, rules: Rules):
+    def __init__(
+        self,
+        rng: random.Random,
+        budget: int | None,
+        policy: Policy,
+        rules: Rules,
+        swap: Swap | None = None,
+    ):
         self.rng = rng
-        self.engine = Engine(budget, policy, rules)
+        self.engine = Engine(budget, policy, rules, swap)
+        self.drawn_from = EVENTS if swap is None else SWAPPING
+        self.fail_in = -1  # copies until one fails
         self.words = array("q")
         self.actions: list[Action] = []
         self.clock: list[int] = []
@@ -77,6 +105,7 @@ class Stream:
         try:
             for action in actions:
                 self.acted(action)
+                self.may_fail(action)
         except NoRoom:
             room = False
         self.note(room)
@@ -88,6 +117,25 @@ class Stream:
         self.clock.append(self.engine.clock)
         self.memory.append(self.engine.memory)
 
+    def may_fail(self, action: Action) -> None:
+        """As a driver would tell of it."""
+        engine, storage = self.engine, self.engine.subject
+        match action:
+            case SwapOut() if self.fails():
+                assert isinstance(storage, Storage)
+                if not engine.swap_out_failed(storage):
+                    self.acted(Free(storage.id))
+            case SwapIn():
+                assert isinstance(storage, Storage)
+                if storage.replayable and self.fails():
+                    engine.swap_in_failed(storage)
+            case _:
+                pass
+
+    def fails(self) -> bool:
+        self.fail_in -= self.fail_in >= 0
+        return self.fail_in == 0
+
     def note(self, room: bool) -> None:
         self.engine.idle.clear()
         done = len(self.actions)
@@ -97,7 +145,7 @@ class Stream:
 
     def draw(self, length: int, *, checked: bool = True) -> None:
         for _ in range(length):
-            self.one(self.rng.choice(EVENTS))
+            self.one(self.rng.choice(self.drawn_from))
             if checked:
                 self.engine.check()
 
@@ -106,6 +154,8 @@ class Stream:
             self.draw_call(admitted=name == "admit")
         elif name in ("shrink", "make_room", "account", "listen", "clear_reserve"):
             self.draw_global(name)
+        elif name in ("ahead", "prefetch", "discards", "measured", "fail"):
+            self.draw_copying(name)
         else:
             fitting = [n for n, value in self.values.items() if self.may(name, value)]
             if fitting:
@@ -122,6 +172,8 @@ class Stream:
         if name == "spoil":
             useful = storage.replayable and bool(storage.consumers)
             return storage.dead and storage.resident and useful
+        if name == "copy_lost":
+            return storage.on_host and (storage.replayable or storage.resident)
         if not self.wanted(value):
             return False
         match name:
@@ -139,11 +191,15 @@ class Stream:
                 return all(each.resident for each in made)  # else what is not would be lost
             case "resize":
                 again = any(call.replayable for call in storage.makers)
-                return storage.held and storage.resident and not again
+                return storage.held and storage.resident and not again and not self.may_go(storage)
             case "let_return":
                 return storage.resident
             case _:
                 return True
+
+    def may_go(self, storage: Storage) -> bool:
+        """To the host, though the program holds it: then it cannot be resized."""
+        return self.engine.host is not None and (storage.on_host or storage.returns)
 
     def draw_about(self, name: str, number: int) -> None:
         value, engine = self.values[number], self.engine
@@ -156,7 +212,8 @@ class Stream:
                 self.event(name, number, 0, [Free(s.id) for s in engine.gone(storage)])
             case "resize":
                 nbytes = self.rng.randint(0, 9)
-                if self.make_room(max(0, nbytes - storage.nbytes)) and storage.resident:
+                room = self.make_room(max(0, nbytes - storage.nbytes))
+                if room and storage.resident and not self.may_go(storage):
                     engine.resize(storage, nbytes)
                     self.event(name, number, nbytes)
             case "let_return":
@@ -165,6 +222,9 @@ class Stream:
                 self.event(name, number, how)
             case "let":
                 del self.values[number]
+                self.event(name, number, 0)
+            case "copy_lost":
+                engine.copy_lost(storage)
                 self.event(name, number, 0)
             case "use" | "pin" | "require":
                 self.event(name, number, 0, getattr(engine, name)(value))
@@ -190,6 +250,24 @@ class Stream:
                     cost = self.rng.randint(0, 9)
                     engine.account(cost, nbytes)
                     self.event(name, cost, nbytes)
+
+    def draw_copying(self, name: str) -> None:
+        engine, rng = self.engine, self.rng
+        match name:
+            case "prefetch":
+                room = rng.choice([-1, rng.randint(0, 30)])
+                actions = engine.prefetch(float("inf") if room < 0 else room)
+                self.event(name, room, 0, actions)
+            case "measured":
+                assert engine.host is not None
+                out, back = (rng.choice([0, *RATES]) for _ in range(2))
+                engine.host.measured(out_bytes_per_s=out, in_bytes_per_s=back)
+                self.event(name, out, back)
+            case "fail":
+                self.fail_in = rng.randint(1, 6)
+                self.event(name, self.fail_in, 0)
+            case _:
+                self.event(name, 0, 0, getattr(engine, name)())
 
     def make_room(self, nbytes: int) -> bool:
         return self.event("make_room", nbytes, 0, self.engine.make_room(nbytes))
@@ -285,7 +363,18 @@ class Stream:
 
 def told(actions: Iterable[Action]) -> list[int]:
     """As the native engine tells them."""
-    return [
-        4 * a.op + 1 + 2 * a.in_place if isinstance(a, Compute) else 4 * a.storage  # type: ignore[union-attr]
-        for a in actions
-    ]
+    return [_word(action) for action in actions]
+
+
+def _word(action: Action) -> int:
+    match action:
+        case Free(storage):
+            return 8 * storage
+        case Compute(op, in_place):
+            return 8 * op + 1 + in_place
+        case SwapOut(storage, keep):
+            return 8 * storage + 3 + keep
+        case SwapIn(storage):
+            return 8 * storage + 5
+        case Discard(storage):
+            return 8 * storage + 6

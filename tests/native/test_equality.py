@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rekindle import native
 from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Thrifty
+from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Swap, Thrifty
 from rekindle.simulator import Run
 from rekindle.simulator._native import PASSED, play
 from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
-from tests.native.streams import EVENTS, Stream, told
+from tests.native.streams import EVENTS, SWAPPING, Stream, some_swap, told
 
 MODULE = native.engine()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not(native.ENGINE))
@@ -85,12 +85,20 @@ def test_a_deep_chain(policy: Policy, rules: Rules, share: float) -> None:
     assert runs[0] == runs[1]
 
 
-def _compare(seed: int, length: int, budget: int | None, policy: Policy, rules: Rules) -> Stream:
-    stream = Stream(random.Random(seed), budget, policy, rules)
+def _compare(
+    seed: int,
+    length: int,
+    budget: int | None,
+    policy: Policy,
+    rules: Rules,
+    swap: Swap | None = None,
+) -> Stream:
+    stream = Stream(random.Random(seed), budget, policy, rules, swap)
     stream.draw(length)
     assert MODULE is not None
+    watch = CHECK | FORGIVE
     played = play(
-        MODULE, stream.words, budget=budget, policy=policy, rules=rules, watch=CHECK | FORGIVE
+        MODULE, stream.words, budget=budget, policy=policy, rules=rules, swap=swap, watch=watch
     )
     assert played is not None
     assert (played.status, played.numbers[4]) == (PASSED, ""), played.numbers
@@ -106,6 +114,29 @@ def _compare(seed: int, length: int, budget: int | None, policy: Policy, rules: 
 @settings(max_examples=25, deadline=None)
 def test_the_same_answer_to_any_event(policy: Policy, seed: int, length: int, budget: int) -> None:
     _compare(seed, length, budget, policy, Rules())
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@given(seed=st.integers(0, 2**32), length=st.integers(1, 200), budget=st.integers(4, 40))
+@settings(max_examples=25, deadline=None)
+def test_the_same_answer_to_any_event_where_values_are_swapped(
+    policy: Policy, seed: int, length: int, budget: int
+) -> None:
+    _compare(seed, length, budget, policy, Rules(), some_swap(random.Random(seed)))
+
+
+def test_the_streams_that_swap_have_all_events_and_actions() -> None:
+    seen, done, failed = set[str](), set[str](), 0
+    for seed in range(60):
+        swap = some_swap(random.Random(seed))
+        stream = Stream(random.Random(seed), 20, Thrifty(), Rules(), swap)
+        stream.draw(200)
+        seen |= stream.seen
+        done |= {repr(type(action)) + str(getattr(action, "keep", "")) for action in stream.actions}
+        failed += stream.fail_in == 0
+    assert seen == {*SWAPPING}
+    assert len(done) == 6  # `Compute`, `Free`, `SwapOut` of both kinds, `SwapIn`, `Discard`
+    assert failed > 5
 
 
 def test_the_streams_have_all_events_and_little_room() -> None:

@@ -14,7 +14,7 @@ from rekindle.simulator import replay
 from rekindle.simulator._native import Played, encode, play
 from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
 from tests.native.journals import Replay
-from tests.native.streams import Stream
+from tests.native.streams import Stream, some_swap
 
 MODULE = native.engine()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not(native.ENGINE))
@@ -37,6 +37,20 @@ def test_a_journal_of_any_events(policy: Policy) -> None:
         played = _played(stream.words, 20, policy, watch=FORGIVE, journal=10**5)
         compared += Replay(20, policy).compare(played.journal())
     assert compared > 2000
+
+
+def test_a_journal_of_copies_that_also_fail() -> None:
+    compared, copied = 0, 0
+    for seed in range(60):
+        swap = some_swap(random.Random(seed))
+        stream = Stream(random.Random(seed), 20, Thrifty(), Rules(), swap)
+        stream.draw(150)
+        played = _played(stream.words, 20, Thrifty(), swap=swap, watch=FORGIVE, journal=10**5)
+        compared += Replay(20, Thrifty(), swap=swap).compare(played.journal())
+        assert stream.engine.host is not None
+        copied += stream.engine.host.swapped_in
+    assert compared > 2000
+    assert copied > 1000
 
 
 def test_a_journal_that_is_changed_is_found_out() -> None:

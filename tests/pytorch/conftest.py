@@ -25,12 +25,12 @@ _FOR_BOTH = (
     "test_rules_", "test_invertible", "test_kinds_of_tensors", "test_trade", "test_collectives",
     "test_optimizers", "test_positions", "test_threads", "test_warm_optimizers", "test_workspaces",
     "test_learned", "test_loops", "test_shelf", "test_places", "test_capture", "test_one_engine",
-    "test_only_counted",
+    "test_only_counted", "test_swap",
 )  # fmt: skip
 #: These as well, on the core in Python slowly.
 _LONG_FOR_BOTH = ("test_models", "test_rules_leaks", "test_steps_are_whole")
 #: Those of these folders and modules run once: they ask for a core, or for what one alone does.
-_FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned", "swap",
+_FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned",
             "tensors", "test_distributed", "test_hunt")  # fmt: skip
 #: All others run on the core that users have; if that is the native one, slowly on both.
 #: `REKINDLE_TEST_CORE=python` runs these, and those for one, on that alone.

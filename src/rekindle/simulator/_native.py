@@ -20,8 +20,8 @@ from rekindle import trace as t
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Route, Rules
-from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Thrifty
-from rekindle.schedule import Action, Compute, Free
+from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Swap, Thrifty
+from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 Core = Literal["auto", "native", "python"]
 """Which engine: "auto" is the native one where it can be had, and the result is the same."""
@@ -63,10 +63,18 @@ class Played:
     def actions(self) -> Iterable[Action]:
         """In the order in which they were to be performed."""
         for word in words_of(self._arrays[0]):
-            if word & 3:
-                yield Compute(OpId(word >> 2), in_place=word & 2 != 0)
-            else:
-                yield Free(StorageId(word >> 2))
+            number, kind = word >> 3, word & 7
+            match kind:
+                case 0:
+                    yield Free(StorageId(number))
+                case 1 | 2:
+                    yield Compute(OpId(number), in_place=kind == 2)
+                case 3 | 4:
+                    yield SwapOut(StorageId(number), keep=kind == 4)
+                case 5:
+                    yield SwapIn(StorageId(number))
+                case _:
+                    yield Discard(StorageId(number))
 
     def clock(self) -> array[int]:
         """As each action began."""
@@ -127,6 +135,7 @@ def play(
     policy: Policy,
     rules: Rules,
     route: Route | None = None,
+    swap: Swap | None = None,
     watch: int = 0,
     journal: int = 0,
 ) -> Played | None:
@@ -141,6 +150,7 @@ def play(
     limit = -1 if rules.recompute_limit is None else min(max(rules.recompute_limit, 0), 2**62)
     most = -1 if budget is None or budget >= 2**62 else budget
     settings = (most, *score, _DEAD[rules.dead], limit, rules.quirks, watch, journal)
+    settings += numbers_of(swap)
     way = None if route is None else _numbers_of(route)
     played = Played(module.replay(words, array("q", settings), way))
     return played if played.totals.clock < _EXACT else None
@@ -166,6 +176,14 @@ def score_of(policy: Policy) -> tuple[int, bool, bool, bool] | None:
             return _COSTS[policy.cost], policy.size, policy.staleness, False
         case _:
             return None
+
+
+def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:
+    """As the native engine has it: whether anything is swapped, the host's bytes, the ways."""
+    if swap is None:
+        return 0, 0, 1, 1, False
+    host = -1 if swap.host is None else min(swap.host, 2**62)
+    return 1, host, swap.out_bytes_per_s, swap.in_bytes_per_s, swap.only
 
 
 def _numbers_of(route: Route) -> tuple[array[int], ...]:

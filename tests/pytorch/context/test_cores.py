@@ -14,7 +14,7 @@ import torch
 
 import rekindle
 from rekindle.policies import DEFAULT, DTR, Thrifty
-from rekindle.pytorch.context import _cores
+from rekindle.pytorch.context import _arguments, _cores
 from tests.pytorch import cores
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,9 @@ def chosen(**settings: Any) -> rekindle.Run:
 
 
 @pytest.mark.usefixtures("_preferred")
-@pytest.mark.parametrize("settings", [{}, {"evict": "anything", "learn": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"swap": "1MiB"}, {"evict": "anything", "learn": True}], ids=str
+)
 def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) -> None:
     run = chosen(**settings)
     assert str(run.core) == "native, the default"
@@ -57,7 +59,6 @@ def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"swap": "1MiB"}, "it does not do swap"),
         ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),
         ({"policy": "lru"}, "it knows no policy but Thrifty(), and LRU"),
         ({"core": "python"}, "as asked for"),
@@ -69,6 +70,14 @@ def test_python_where_something_else_is_asked_for(settings: dict[str, Any], reas
     assert str(run.core).startswith(f"python, {reason}")
     assert f"core: python, {reason}" in repr(run)
     assert f"core            python, {reason}" in str(run.report())
+
+
+def test_python_where_values_of_a_device_are_swapped() -> None:
+    asked_for = _arguments.Arguments("1GiB", None, None, False, False, "1MiB", None, "auto")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_arguments, "is_accelerator", lambda device: True)
+        core = asked_for.core_on(torch.device("cpu"))
+    assert str(core).startswith("python, it does not do swap on a device")
 
 
 @pytest.mark.usefixtures("_preferred")

@@ -51,7 +51,6 @@ def numbers(run: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"swap": "1MiB"}, "swap"),
         ({"policy": DTR()}, "no policy but Thrifty"),
     ],
 )

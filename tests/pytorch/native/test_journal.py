@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn, optim
 
 import rekindle
-from rekindle.policies import Thrifty
+from rekindle.policies import Swap, Thrifty
 from tests.native.journals import KINDS, Replay
 from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
@@ -114,11 +115,9 @@ def _without_grad() -> Step:
     return step
 
 
-def _journal(
-    step: Step, budget: int | None, evict: Literal["auto", "anything"] = "auto"
-) -> tuple[list[int], rekindle.Run]:
+def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int], rekindle.Run]:
     """What two steps were to the core, as numbers."""
-    with rekindle.budget(budget, core="native", evict=evict) as run:
+    with rekindle.budget(budget, core="native", **options) as run:
         driver: Any = run._driver
         driver.core.open_journal(driver.handle, MOST)
         step()
@@ -152,9 +151,28 @@ def test_it_acts_the_same_where_anything_may_go(program: Callable[[], Step], par
     step = program()
     _, roomy = _journal(step, None)
     budget = int(part * roomy.peak)
-    words, run = _journal(step, budget, "anything")
+    words, run = _journal(step, budget, evict="anything")
     kinds = KINDS.split()
     let_go = [word for word in words[::6] if kinds[word] == "let_return"]
     assert let_go, "nothing of what the program holds could go: this tests nothing"
     compared = Replay(budget, Thrifty(), driven=True).compare(words)
     assert compared >= run.recomputations > 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("only", [True, False])
+def test_the_engine_in_python_swaps_the_same(
+    program: Callable[[], Step], only: bool, tmp_path: Path
+) -> None:
+    """Where all that goes is copied, and where that is about as quick as to compute it again."""
+    torch.manual_seed(20)
+    step = program()
+    _, roomy = _journal(step, None)
+    budget = int(0.6 * roomy.peak)
+    swap = Swap(1 << 30, out_bytes_per_s=10**10, in_bytes_per_s=10**10, only=only)
+    words, run = _journal(step, budget, swap=swap, swap_directory=tmp_path)
+    compared = Replay(budget, Thrifty(), driven=True, swap=swap).compare(words)
+    swapped = run.report().swapped
+    assert swapped is not None
+    assert compared >= run.recomputations + run.evictions > 0
+    assert swapped.back > 0 or not only

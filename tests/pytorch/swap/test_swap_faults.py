@@ -23,14 +23,11 @@ from torch import Tensor
 
 import rekindle
 from rekindle.policies import Swap
-from rekindle.pytorch import Run
 from rekindle.pytorch.swap import _host_memory
 from rekindle.pytorch.swap._bandwidth import WATCHED, Pace
-from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.pytorch.swap._store import Bandwidth, Store
-from rekindle.pytorch.swap._swapping_driver import SwappingDriver
 from tests.pytorch.harsh import WIDTH, vector
-from tests.pytorch.swap.test_swap import ONLY, VECTOR, check, gradient, hoard, swapped
+from tests.pytorch.swap.test_swap import ONLY, VECTOR, check, gradient, hoard, store_of, swapped
 from tests.pytorch.swap.test_swap import swapping as _swapping
 from tests.pytorch.tracker import Tracker
 
@@ -64,13 +61,6 @@ def warned(part: str) -> Iterator[None]:
     assert len(messages) == 1, messages
     assert messages[0].startswith("swapping: ")
     assert part in messages[0]
-
-
-def store_of(run: Run) -> FileStore:
-    assert isinstance(run._driver, SwappingDriver)
-    store = run._driver.swapper.store
-    assert isinstance(store, FileStore)
-    return store
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 20])

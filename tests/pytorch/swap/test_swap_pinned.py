@@ -19,6 +19,8 @@ from rekindle.pytorch.swap import host_memory
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
 
+pytestmark = pytest.mark.python_core  # on a device the native core does not swap
+
 CPU = torch.device("cpu")  # the stand-in's memory
 
 

@@ -29,6 +29,8 @@ public:
     void remove(Storage& storage) override;
     Storage* choose(Nanoseconds now) override;
 
+    Nanoseconds recompute_ns(Storage& storage) override { return chooser_->recompute_ns(storage); }
+
     void expected(Storage& storage) override { chooser_->expected(storage); }
 
     void evicted(Storage& storage) override { chooser_->evicted(storage); }

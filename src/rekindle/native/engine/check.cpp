@@ -5,7 +5,11 @@
 namespace rekindle {
 
 const char* Ledger::fault_of(Storage& storage) const {
-    if (storage.locks != 0) {
+    std::int32_t ahead = 0;
+    if (host != nullptr) {
+        ahead = (host->saving.has(storage) ? 1 : 0) + (host->coming.has(storage) ? 1 : 0);
+    }
+    if (storage.locks != ahead) {
         return "is still locked";
     }
     if ((storage.order >= 0) != is_candidate(storage)) {
@@ -38,6 +42,33 @@ const char* Ledger::fault_of(Storage& storage) const {
     return complete ? nullptr : "needs what is gone";
 }
 
+std::optional<Fault> Ledger::fault_of_host() const {
+    std::size_t copies = host == nullptr ? 0 : host->discarded.size();
+    for (const Storage* storage = first_; storage != nullptr; storage = storage->next) {
+        copies += storage->on_host ? 1 : 0;
+    }
+    if (host == nullptr) {
+        return copies == 0 ? std::nullopt : std::optional(Fault{"copies without a host", -1});
+    }
+    Bytes nbytes = 0;
+    for (const Storage* storage : host->copies) {
+        nbytes += storage->nbytes;
+        if (!storage->on_host) {
+            return Fault{"has no copy", storage->id};
+        }
+    }
+    if (copies != host->copies.size()) {
+        return Fault{"copies are lost", -1};
+    }
+    if (nbytes != host->nbytes) {
+        return Fault{"copies are miscounted", -1};
+    }
+    if (host->lacks(0) > 0) {
+        return Fault{"the host's limit is passed", -1};
+    }
+    return std::nullopt;
+}
+
 std::optional<Fault> Ledger::check() {
     Bytes resident = 0;
     std::size_t n_storages = 0;
@@ -63,7 +94,7 @@ std::optional<Fault> Ledger::check() {
     if (!freed_.empty() || !unneeded_.empty() || depth_ != 0) {
         return Fault{"an event has not ended", -1};
     }
-    return std::nullopt;
+    return fault_of_host();
 }
 
 }  // namespace rekindle

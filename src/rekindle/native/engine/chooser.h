@@ -29,6 +29,9 @@ public:
     // The storage to let go at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
 
+    // The time that it would take to compute `storage` again, as far as the policy knows.
+    virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
+
     // Quirk: a call in progress will make `storage`, which counts as evicted until then.
     virtual void expected(Storage& /*storage*/) {}
 

@@ -80,7 +80,7 @@ void Engine::link(Call& call) {
             Storage& storage = *value->storage;
             if (storage.mark != mark && storage.root.call != &call) {
                 storage.mark = mark;
-                storage.cost += call.cost;
+                storage.cost += storage.on_host ? 0 : call.cost;
                 storage.replayable = storage.replayable && call.replayable;
                 chooser_->repriced(storage);
             }
@@ -88,6 +88,14 @@ void Engine::link(Call& call) {
     }
     if (call.replayable) {
         graph.consume(call);
+    } else if (host != nullptr) {
+        const std::uint64_t mark = graph.new_mark();
+        for (Value* value : call.outputs()) {
+            if (value->storage->mark != mark) {
+                value->storage->mark = mark;
+                renew(*value->storage);
+            }
+        }
     }
 }
 
@@ -95,6 +103,9 @@ void Engine::link(Call& call) {
 
 void Engine::require_quietly(Value& value) {
     touch(*value.storage);
+    if (copies(value)) {
+        swap_in(*value.storage);
+    }
     if (!value.defined) {
         materialize(*value.call, &value, false);
     }
@@ -139,6 +150,8 @@ public:
 
     bool done() const noexcept { return engine_.frames_.size() == base_; }
 
+    std::size_t first() const noexcept { return base_; }
+
     void pop() {
         const Frame frame = engine_.frames_.back();
         engine_.frames_.pop_back();
@@ -156,12 +169,27 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     open(call, wanted, locks);
     while (!progress.done()) {
         Value* missing = next_missing();
-        if (missing != nullptr) {
+        const bool comes = missing != nullptr && copies(*missing);
+        if (missing != nullptr && !comes) {
             open(*missing->call, missing, locks);
             continue;
         }
         const Frame frame = frames_.back();
-        run(frame, held);
+        try {
+            if (comes) {
+                swap_in(*missing->storage);
+            } else {
+                run(frame, held);
+            }
+        } catch (const NoRoom&) {
+            if (locks == Locks::early || host == nullptr || !give_up(progress.first())) {
+                throw;
+            }
+            continue;
+        }
+        if (comes) {
+            continue;
+        }
         progress.pop();
         for (std::uint32_t i = 0; i < frame.call->n_inputs; ++i) {
             prune(*frame.call->edges[i].value->storage);
@@ -246,9 +274,22 @@ void Engine::run(const Frame& frame, bool held) {
     if (!call.ran) {
         enter(call, held);
         free_all();
-    } else {
-        readmit(frame, in_place);
-        drop_unasked(call);
+        return;
+    }
+    std::vector<Storage*> copied;  // what comes beside what is wanted, while its copy stays
+    for (const Value* value : call.outputs()) {
+        Storage& storage = *value->storage;
+        const bool wanted = frame.wanted != nullptr && frame.wanted->storage == &storage;
+        if (storage.on_host && !storage.resident && is_root(*value) && !wanted) {
+            copied.push_back(&storage);
+        }
+    }
+    readmit(frame, in_place);
+    drop_unasked(call);
+    for (Storage* storage : copied) {
+        if (storage->listed) {
+            evict(*storage);
+        }
     }
 }
 
@@ -311,7 +352,7 @@ Bytes Engine::take_over(const Overwrite& overwrite) {
     made.pinned = old.pinned;
     old.pinned = false;
     vanish(old);
-    if (old.replayable) {
+    if (old.restorable()) {
         chooser_->evicted(old);
     }
     return old.nbytes;

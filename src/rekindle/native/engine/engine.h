@@ -63,6 +63,22 @@ public:
     // `value` is brought back if need be, for whoever will ask for it.
     void require(Value& value);
 
+    // -- copies on the host, where there is one -------------------------------------------------
+
+    // The performer could not do the `swap_in` of `storage` that it just got: its copy is
+    // forgotten. Returns whether it will be computed again; else it is lost, and the performer
+    // should throw.
+    bool swap_in_failed(Storage& storage);
+    // A copy that the performer had reported as made never arrived. Between any two actions. What
+    // is not in memory has to be computed again. As after `swap_out_failed`, as much as is on the
+    // host now is all that may be there from now on.
+    void copy_lost(Storage& storage);
+    // Brings back what is on the host while there is room for it, what was used last first. After
+    // an operator of a backward pass: what was saved last is wanted first. Takes no more than
+    // `room` bytes, nothing has to go for it, and some room is left for what comes next. What came
+    // stays until it is used, unless nothing else is left to let go.
+    void prefetch(Bytes room = UNLIMITED);
+
 private:
     enum class Locks : std::uint8_t { early, late };
 
@@ -84,6 +100,12 @@ private:
     void run(const Frame& frame, bool held);
     void readmit(const Frame& frame, bool in_place);
     void drop_unasked(Call& call);
+    bool copies(const Value& value) const;
+    Nanoseconds climb_ns(const Value& value, Nanoseconds limit) const;
+    void swap_in(Storage& storage);
+    bool forget_copy(Storage& storage);
+    std::vector<Storage*> open_anew(std::size_t at);
+    bool give_up(std::size_t first);
     bool may_consume(const Frame& frame) const;
     Bytes take_over(const Overwrite& overwrite);
     template <class F>

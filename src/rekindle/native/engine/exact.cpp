@@ -75,10 +75,14 @@ Nanoseconds Exact::walk(Way way, Nanoseconds most) {
 
 Nanoseconds Exact::cost(Storage& storage) {
     ++asked_;
+    const Nanoseconds total = again(storage);
+    return descendants_ == Costs::ancestors ? total : total + cost_below(storage);
+}
+
+Nanoseconds Exact::again(Storage& storage) {
     begin_walk();
     walk_parents(storage);
-    const Nanoseconds total = storage.cost + walk(Way::up);
-    return descendants_ == Costs::ancestors ? total : total + cost_below(storage);
+    return storage.cost + walk(Way::up);
 }
 
 Nanoseconds Exact::cost_below(Storage& storage) {

@@ -52,6 +52,7 @@ public:
     ~Exact() override;
 
     Nanoseconds cost(Storage& storage) override;
+    Nanoseconds again(Storage& storage) override;
     void fallen(std::vector<Fallen>& found) override;
     void expected(Storage& storage) override;
     void evicted(Storage& storage) override;

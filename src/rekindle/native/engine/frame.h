@@ -29,6 +29,7 @@ struct Frame final {
     Value* wanted;  // null: all outputs, for the first time
     std::size_t pending;
     std::size_t locked;
+    bool gave_up = false;  // what it had locked, to make room for an input, in vain or not
 };
 
 }  // namespace rekindle

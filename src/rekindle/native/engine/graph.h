@@ -1,5 +1,5 @@
 // The engine's picture of the program: storages, values in them, and the calls that made them.
-// Twin of rekindle.engine._graph, without copies on the host.
+// Twin of rekindle.engine._graph.
 //
 // A storage knows the calls that read it (`consumers`), a call the values it reads: once a call is
 // linked the graph holds itself together by counted references in both directions, and `Ledger`
@@ -63,7 +63,7 @@ struct Storage : Counted<Storage> {
     std::int32_t locks = 0;  // calls in progress that read it
     StorageId id;
     Bytes nbytes;
-    Nanoseconds cost = 0;  // of all calls that made it, views included
+    Nanoseconds cost = 0;  // of all calls that made it, views included, or of a copy
     Nanoseconds last_access = 0;
     std::int64_t order = -1;      // when it became a candidate; negative: it is none
     std::int32_t references = 0;  // references that permit eviction
@@ -72,6 +72,7 @@ struct Storage : Counted<Storage> {
     bool reserved = false;        // not even then, unless nothing else is left to let go
     bool pinned = false;          // must stay as long as anybody needs it
     bool resident = false;
+    bool on_host = false;            // a copy is there, from which it can be had without its calls
     bool replayable = true;          // every call that made it can be run again
     bool listed = false;             // in the graph
     bool dissolved = false;          // it was, and never will be again
@@ -87,6 +88,9 @@ struct Storage : Counted<Storage> {
     Value* first_value() noexcept { return dissolved ? nullptr : &root; }
 
     bool consumed() const noexcept { return first_consumer != nullptr; }
+
+    // It can be had again once it is let go.
+    bool restorable() const noexcept { return replayable || on_host; }
 
     // Nobody can ask for it any more; it may still be needed to recompute others.
     bool dead() const noexcept { return references == 0 && !held; }
@@ -217,9 +221,20 @@ void each_maker(Storage& storage, F&& visit) {
     }
 }
 
-// What must be resident to compute `storage` again; one of them may come more than once.
+// The cost of the calls of `storage`, whether or not there is a copy of it.
+inline Nanoseconds recipe_ns(Storage& storage) {
+    Nanoseconds total = 0;
+    each_maker(storage, [&](const Call& call) { total += call.cost; });
+    return total;
+}
+
+// What must be resident to compute `storage` again, nothing if there is a copy of it; one of them
+// may come more than once.
 template <class F>
 void each_parent(Storage& storage, F&& visit) {
+    if (storage.on_host) {
+        return;
+    }
     each_maker(storage, [&](Call& call) {
         for (const Edge& edge : call.inputs()) {
             if (edge.value->storage != &storage) {
@@ -234,8 +249,9 @@ template <class F>
 void each_child(Storage& storage, F&& visit) {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
         for (Value* value : edge->call->outputs()) {
-            if (value->storage != &storage && !value->storage->dissolved) {
-                visit(*value->storage);
+            Storage& child = *value->storage;
+            if (&child != &storage && !child.dissolved && !child.on_host) {
+                visit(child);
             }
         }
     }

@@ -48,13 +48,26 @@ struct Entry final {
         clear,   // of all marks
         listen,
         uncounted,  // memory in no storage, of a driver that is written down; number: bytes
+        // events of copies on the host; what has flags may come amid another event
+        ahead,
+        prefetch,         // number: bytes
+        discards,         //
+        measured,         // id, number: bytes in a second out and in; 0: nothing new; flags
+        swap_out_failed,  // flags
+        swap_in_failed,   // flags
+        copy_lost,        // flags
         // actions
         compute,  // id: the operator; flags: in place
         free,
+        swap_out,  // flags: whether it also stays
+        swap_in,
+        discard,
     };
 
     static constexpr std::int64_t REPLAYABLE = 1;
     static constexpr std::int64_t HELD = 2;
+    static constexpr std::int64_t KEPT = 1;
+    static constexpr std::int64_t AMID = 1;  // another event
 
     Kind kind;
     std::int64_t id;

@@ -33,6 +33,7 @@ Ledger::~Ledger() {
     policy_.reset();
     idle.clear();
     bereft_.clear();
+    host.reset();
     while (first_ != nullptr) {
         Storage& storage = *first_;
         each_maker(storage, [&](Call& call) { graph.dissolve(call); });
@@ -87,6 +88,10 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
 void Ledger::shrink(Bytes nbytes) {
     note_event(Entry::Kind::shrink, -1, nbytes);
     const Event event(*this);
+    if (host != nullptr) {
+        send_until(nbytes);
+        return;
+    }
     while (memory > nbytes) {
         Storage* victim = choose();
         if (victim == nullptr) {
@@ -122,7 +127,7 @@ void Ledger::listen() {
     for (Storage* storage = first_; storage != nullptr; storage = storage->next) {
         if (storage->order >= 0) {
             candidates.push_back(storage);
-        } else if (storage->replayable && !storage->resident) {
+        } else if (storage->restorable() && !storage->resident) {
             chooser_->evicted(*storage);
         }
     }
@@ -236,7 +241,7 @@ void Ledger::vanish(Storage& storage) {
 void Ledger::let_go(Storage& storage) {
     const bool useful = storage.consumed() || rules.quirks;
     const bool free = storage.resident && storage.locks == 0 && !storage.pinned;
-    if (useful && free && storage.replayable && rules.dead == Dead::evict) {
+    if (useful && free && storage.restorable() && rules.dead == Dead::evict) {
         evict(storage);
     } else {
         prune(storage);
@@ -266,7 +271,7 @@ void Ledger::prune(Storage& start) {
             }
             continue;
         }
-        if (storage.locks != 0) {
+        if (storage.locks != 0 && !abandon_copy(storage)) {
             continue;
         }
         if (storage.resident) {
@@ -277,11 +282,12 @@ void Ledger::prune(Storage& start) {
 }
 
 void Ledger::leave_graph(Storage& storage, std::vector<Storage*>& unneeded) {
+    left(storage);
     unlist(storage);
     if (storage.resident) {
         memory -= storage.nbytes;
         vanish(storage);
-    } else if (storage.replayable) {
+    } else if (storage.restorable()) {
         chooser_->forgotten(storage);
     }
     each_maker(storage, [&](Call& call) {
@@ -379,7 +385,7 @@ void Ledger::lose_recipe(Call& start) {
         Call& call = *lost.back();
         lost.pop_back();
         for (Storage* storage : disown(call)) {
-            if (storage->resident) {
+            if (storage->resident || storage->on_host) {
                 bereft_.emplace_back(storage);
             } else {
                 for (const Edge* edge = storage->first_consumer; edge != nullptr;
@@ -391,7 +397,7 @@ void Ledger::lose_recipe(Call& start) {
                 }
             }
             storage->replayable = false;
-            classify(*storage);
+            renew(*storage);
             prune(*storage);
         }
         for (std::uint32_t i = 0; i < call.n_inputs; ++i) {
@@ -432,7 +438,7 @@ void Ledger::hold_by_program(Storage& storage) {
 }
 
 bool Ledger::is_candidate(const Storage& storage) const noexcept {
-    return storage.resident && storage.replayable && storage.locks == 0 &&
+    return storage.resident && (storage.replayable || swappable(storage)) && storage.locks == 0 &&
            (!storage.held || (storage.returns && !storage.reserved)) && !storage.pinned &&
            (storage.nbytes > 0 || rules.quirks);  // the authors' let go nothing, too
 }

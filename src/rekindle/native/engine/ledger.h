@@ -1,5 +1,5 @@
 // What is in memory, what may be let go, and what leaves the graph for good. Twin of
-// rekindle.engine._ledger, without copies on the host.
+// rekindle.engine._ledger and ._exchange.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "chooser.h"
 #include "frame.h"
 #include "graph.h"
+#include "host_memory.h"
 #include "journal.h"
 #include "performer.h"
 #include "rules.h"
@@ -27,7 +28,8 @@ struct Fault final {
     StorageId storage;  // negative: none in particular
 };
 
-// Counts memory and lets go of it. `Engine` is the other half, which brings back.
+// Counts memory, and lets go of it or sends it to the host. `Engine` is the other half, which
+// brings back.
 //
 // Whoever calls must keep other threads away. Nothing here runs twice at a time, but performing may
 // ask for room again (`shrink`).
@@ -47,7 +49,8 @@ public:
     Nanoseconds compute_ns = 0;    // first executions
     Nanoseconds recompute_ns = 0;  // all others
     Graph graph;
-    std::vector<Ref<Storage>> idle;  // held, but nothing that was made from them remains
+    std::unique_ptr<HostMemory> host;  // null: nothing is swapped
+    std::vector<Ref<Storage>> idle;    // held, but nothing that was made from them remains
     Journal journal;
 
     // Every storage that is resident or may be recomputed, from here by `Storage::next`.
@@ -85,6 +88,23 @@ public:
     void lock(Storage& storage);
     // The inverse of `lock`; what died meanwhile is let go.
     void unlock(Storage& storage);
+
+    // -- copies on the host, where there is one -------------------------------------------------
+
+    // From now on what has to go may go to the host; before anything is there.
+    void swap_with(const Swap& swap);
+    // What copies really take, as the driver measured it; 0: nothing new is known.
+    void measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s);
+    // Copies what will have to go next to the host while the way there is idle. After an operator:
+    // what is let go later then need not wait for its copy. While less than half of the budget is
+    // in use nothing happens: nothing may ever have to go.
+    void ahead();
+    // Lets go of copies that nobody needs; before a copy needs the room it happens anyway.
+    void discards();
+    // The performer could not do a `swap_out` of `storage`, where it said that it would (a full
+    // disk). Returns whether its memory must stay: it cannot be computed again, or was not to go
+    // yet. As much as is on the host now is all that may be there from now on.
+    bool swap_out_failed(Storage& storage);
 
     // -- advice, for an engine that is advised --------------------------------------------------
 
@@ -124,6 +144,7 @@ protected:
     // -- letting go -----------------------------------------------------------------------------
 
     void evict(Storage& storage);
+    void swap_out(Storage& storage);
     void free(Storage& storage);
     // Frees what `prune` and its like put into `freed_`.
     void free_all();
@@ -146,6 +167,10 @@ protected:
     bool is_candidate(const Storage& storage) const noexcept;
     // Brings the policy's view of `storage` up to date.
     void classify(Storage& storage);
+    void renew(Storage& storage);
+    void reprice(Storage& storage);
+    static void appear(Storage& storage);
+    void arrived(bool all_of_them);
 
     void note(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
@@ -173,11 +198,30 @@ protected:
 
     Performer& performer_;
     Chooser* chooser_;
-    std::vector<Ref<Storage>> bereft_;  // in memory, and their recipe is lost
+    std::vector<Ref<Storage>> bereft_;  // in memory or on the host, and their recipe is lost
     std::vector<Storage*> freed_;
+    int depth_ = 0;  // of events in progress
 
 private:
     Storage* choose();
+    void send_until(Bytes nbytes);
+    void send(Storage& victim);
+    bool pays(Storage& victim);
+    void make_host_room(Bytes nbytes);
+    void copy(Storage& storage, bool keep);
+    void refuse(Storage& storage);
+    Storage* worthiest() const noexcept;
+    void land(bool all_of_them);
+    void discard_all();
+    void discard(Storage& storage);
+    bool abandon_copy(Storage& storage);
+    void left(Storage& storage);
+
+    // Whether `storage`, which has no recipe, can be had again.
+    bool swappable(const Storage& storage) const noexcept {
+        return host != nullptr && (storage.on_host || !host->refuses(storage));
+    }
+
     void give_up_reserve();
     void banish(Storage& start);
     bool needed_by_evicted(Storage& storage) const noexcept;
@@ -188,6 +232,7 @@ private:
     void unlist(Storage& storage) noexcept;
     void dispose() noexcept;
     const char* fault_of(Storage& storage) const;
+    std::optional<Fault> fault_of_host() const;
 
     std::unique_ptr<Chooser> policy_;
     std::unique_ptr<Chooser> asleep_;  // hears nothing, until the first choice
@@ -198,7 +243,6 @@ private:
     Storage* first_ = nullptr;
     Storage* last_ = nullptr;
     std::size_t n_storages_ = 0;
-    int depth_ = 0;
 };
 
 }  // namespace rekindle

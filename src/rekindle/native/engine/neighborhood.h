@@ -33,6 +33,9 @@ public:
     // The cost (ns) of letting go the resident `storage` now.
     virtual Nanoseconds cost(Storage& storage) = 0;
 
+    // The time (ns) that it would take to have `storage` again, as far as is known.
+    virtual Nanoseconds again(Storage& storage) { return storage.cost; }
+
     // A quick lower bound of `cost(storage)`.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 

@@ -26,6 +26,16 @@ public:
     // nothing of the engine.
     virtual void free(Storage& storage) = 0;
 
+    // Begins to copy `storage` to the host; its memory goes, unless it is to `keep` it. Returns
+    // whether it did.
+    virtual bool swap_out(Storage& storage, bool keep) = 0;
+
+    // Brings `storage` back from its copy, or tells the engine that this failed.
+    virtual void swap_in(Storage& storage) = 0;
+
+    // Nobody needs the copy of `storage` any more. Asks nothing of the engine.
+    virtual void discard(Storage& storage) = 0;
+
     // What `call`, which has a workspace, takes beside its outputs while it runs, and gives back.
     virtual Bytes workspace(const Call& call) const noexcept = 0;
 

@@ -25,6 +25,9 @@ public:
 
     void remove(Storage& storage) override;
     Storage* choose(Nanoseconds now) override;
+
+    Nanoseconds recompute_ns(Storage& storage) override { return neighborhood_->again(storage); }
+
     void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;

@@ -13,6 +13,7 @@
 
 #include "driver.h"
 #include "mutex.h"
+#include "parked.h"
 
 namespace rekindle {
 
@@ -66,7 +67,7 @@ inline Driver& driver_of(PyObject* capsule) {
 
 inline void release_driver(PyObject* capsule) {
     if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
-        c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found));
+        let_go(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));
     }
 }
 

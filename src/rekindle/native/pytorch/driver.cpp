@@ -8,6 +8,7 @@
 #include "any_time.h"
 #include "learner.h"
 #include "python.h"
+#include "swapper.h"
 
 namespace rekindle {
 
@@ -83,6 +84,7 @@ Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)
 
 Driver::~Driver() {
     tell_gone(number());
+    swapper.reset();
     const bool mine = Mutex::mine();
     if (!mine) {
         the_mutex().lock();
@@ -109,6 +111,14 @@ Driver::~Driver() {
 // -- memory ---------------------------------------------------------------------------------------
 
 void Driver::make_room(Bytes needed, const char* who) {
+    if (swapper == nullptr) {
+        let_go_for(needed, who);
+    } else {
+        make_room_and_wait(needed, who);
+    }
+}
+
+void Driver::let_go_for(Bytes needed, const char* who) {
     poll();
     try {
         perform([&] { engine.make_room(needed + in_flight); }, who);
@@ -159,7 +169,7 @@ void Driver::look_at_all() {
 void Driver::poll_held() {
     for (Record* record = first_held_; record != nullptr;) {
         Record* next = record->held_after;
-        if (record->references != 0 && !record->is_held()) {
+        if (may_drop(*record) && !record->is_held()) {
             not_held(*record);
             perform([&] { engine.drop(*record); });
         }
@@ -290,6 +300,9 @@ void Driver::settle() {
     if (std::exchange(heard_late_, false)) {
         ask_allocator();  // which did not count them any more when it was asked before
     }
+    if (has_discarded()) {
+        perform([&] { engine.discards(); });
+    }
 }
 
 // The memory of `record` is free: the program alone held it. Or it is elsewhere now.
@@ -379,6 +392,9 @@ void Driver::free(Storage& storage) {
     if (!leave_a_husk(record_of(storage))) {
         not_held(record_of(storage));
         vacate(record_of(storage));
+        if (swapper != nullptr) {
+            swapper->gone(record_of(storage));
+        }
     }
 }
 
@@ -409,7 +425,7 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
     TORCH_CHECK(!now, "interrupted after a replay");
 }
 
-void Driver::compute(Call& call, bool in_place) {
+void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     c10::SmallVector<Home, 2> homes;
     try {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -38,6 +39,7 @@ namespace rekindle {
 
 class AnyTime;
 class Learner;
+class Swapper;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
 
@@ -166,6 +168,7 @@ public:
 
     std::unique_ptr<AnyTime> any_time;  // null: not what variables hold, or only as a last resort
     std::unique_ptr<Learner> learner;   // null: nobody knows the program's steps
+    std::unique_ptr<Swapper> swapper;   // null: nothing is swapped
     Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
     std::map<std::int64_t, Transcript> transcripts;  // those that Python began
     bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say
@@ -180,6 +183,11 @@ public:
 
     // Which one of the process it is, from 1: no other ever is.
     const std::uint64_t ordinal;
+
+    // From now on values may go to the host, as `copies` of Python's makes them.
+    void swap_with(const Swap& swap, struct _object* copies);
+    // `record`, which was away, is in `home` from now on.
+    void hang(Record& record, const Home& home);
 
     // -- storages -------------------------------------------------------------------------------
 
@@ -311,7 +319,8 @@ public:
 
     void settle_if_needed() {
         const bool collected = !dead_handles_.empty() || !gone_.empty() || uncounted_ != 0;
-        const bool more = !back_.empty() || unheard_.size() > look_at_unheard_at_;
+        const bool more =
+            !back_.empty() || unheard_.size() > look_at_unheard_at_ || has_discarded();
         if (deaths.any() || collected || more) {
             settle();
         }
@@ -360,6 +369,9 @@ public:
     void bring(F&& events);
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
+    bool swap_out(Storage& storage, bool keep) override;
+    void swap_in(Storage& storage) override;
+    void discard(Storage& storage) override;
     Bytes workspace(const Call& call) const noexcept override;
     void dispose(Storage& storage) noexcept override;
     void dispose(Call& call) noexcept override;
@@ -368,6 +380,18 @@ private:
     // Those that were made or met last: most of what dies is among them.
     static constexpr std::size_t YOUNGEST = 64;
 
+    // Whether there are copies on the host that nobody needs.
+    bool has_discarded() const noexcept {
+        return engine.host != nullptr && !engine.host->discarded.empty();
+    }
+
+    // Runs `events`, amid which the engine takes every transfer for done.
+    void act(c10::function_ref<void()> events);
+    void let_go_for(Bytes needed, const char* who);
+    void make_room_and_wait(Bytes needed, const char* who);
+    void wait_for_room(Call& call, bool in_place);
+    void compute_now(Call& call, bool in_place);
+    bool may_drop(const Record& record) const;
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
     void poll_held();
     bool ask_allocator();
@@ -426,7 +450,7 @@ void Driver::rescue(Bytes needed, F&& again) {
 template <class F>
 void Driver::perform(F&& events, const char* who) {
     try {
-        events();
+        act(events);
     } catch (const NoRoom& shortage) {
         const bool nobody = *who == '\0' && shortage.call;
         throw Shortage{

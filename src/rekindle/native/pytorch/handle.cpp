@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "held.h"
+#include "parked.h"
 #include "python.h"
 
 namespace rekindle {
@@ -37,6 +38,7 @@ Handle::~Handle() {
             settle_late();
         }
     }
+    let_go(std::move(driver_));
 }
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {

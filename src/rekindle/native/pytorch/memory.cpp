@@ -19,11 +19,12 @@ bool Record::is_held() const noexcept {
         return true;
     }
     const c10::impl::PyObjectSlot& python = *owned->pyobj_slot();
+    const std::size_t ours = leaving ? 3 : 1;  // the swapper's, and what it lent to Python
     if (python.load_pyobj() == nullptr) {
-        return owned.use_count() > 1;
+        return owned.use_count() > ours;
     }
     // The object of Python's refers to it as well, and lives as long as it does.
-    return owned.use_count() > 2 || !python.has_unique_reference();
+    return owned.use_count() > ours + 1 || !python.has_unique_reference();
 }
 
 bool Record::origin_is_at(const Home& there) const {

@@ -71,6 +71,7 @@ struct Record final : Storage {
     bool parameter : 1 = false;        // a leaf that requires a gradient
     bool unheard : 1 = false;          // not the allocator's: nobody tells when its memory goes
     bool returnable : 1 = false;       // numbers that nothing reads but operators
+    bool leaving : 1 = false;          // on its way to the host
     bool husk : 1 = false;             // evicted while the program holds it: `home` is empty
     std::unique_ptr<Foreign> foreign;  // null: nobody but PyTorch writes there
 

@@ -17,6 +17,8 @@
 #include "proxy.h"
 #include "python.h"
 #include "runtime.h"
+#include "swapped.h"
+#include "swapper.h"
 #include "telling.h"
 #include "transcripts.h"
 #include "versions.h"
@@ -102,6 +104,7 @@ PyObject* make(PyObject* arguments) {
     int learns = 0;
     int lends = 0;
     parse(arguments, "Lsppp", &budget, &device, &assumed, &learns, &lends);
+    rekindle::let_parked_go();
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
     auto driver = c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0);
@@ -149,6 +152,7 @@ PyObject* leave(PyObject* arguments) {
         const Locked lock;
         driver_of(driver).close();
     });
+    rekindle::let_parked_go();
     return nothing();
 }
 
@@ -296,6 +300,11 @@ PyObject* check(PyObject* arguments) {
         PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
         Object::throw_error();
     }
+    const char* fault = driver.swapper != nullptr ? driver.swapper->fault() : nullptr;
+    if (fault != nullptr) {
+        PyErr_SetString(PyExc_AssertionError, fault);
+        Object::throw_error();
+    }
     return nothing();
 }
 
@@ -405,6 +414,8 @@ PyMethodDef methods[] = {
     method<step_back>("step_back"),
     method<follow_again>("follow_again"),
     method<never_recompute>("never_recompute"),
+    method<rekindle::swap>("swap"),
+    method<rekindle::swapped>("swapped"),
     method<check>("check"),
     method<rekindle::seen>("seen"),
     method<rekindle::set_flag<&Driver::let_go_of_everything>>("let_go_of_everything"),

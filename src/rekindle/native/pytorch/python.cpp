@@ -5,6 +5,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "gil.h"
+#include "swapper.h"
+
 namespace rekindle {
 
 namespace {
@@ -19,21 +22,6 @@ Python& python() noexcept {
     static Python made;
     return made;
 }
-
-class Gil final {
-public:
-    Gil() : state_(PyGILState_Ensure()) {}
-
-    Gil(const Gil&) = delete;
-    Gil& operator=(const Gil&) = delete;
-    Gil(Gil&&) = delete;
-    Gil& operator=(Gil&&) = delete;
-
-    ~Gil() { PyGILState_Release(state_); }
-
-private:
-    PyGILState_STATE state_;
-};
 
 // Raises the exception that the method `name` of Python's returns.
 template <class... Numbers>
@@ -165,6 +153,13 @@ void tell_owners(Driver& driver) {
     ask("owners", "n", driver.number());
 }
 
+void tell_complaint(Driver& driver) {
+    driver.swapper->complaint_due = false;
+    if (Py_IsInitialized() != 0) {
+        driver.swapper->copies.complain();
+    }
+}
+
 void tell_places(Driver& driver) {
     driver.places_due = false;
     ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
@@ -293,6 +288,10 @@ void raise(Driver& driver, const Elsewhere& device) {
 
 void raise(Driver& /*driver*/, const InAGraph& value) {
     raise_what("recomputed_in_a_graph", "s", value.site);
+}
+
+void raise(Driver& driver, const CopyLost& value) {
+    raise_what("swap_failed", "ns", driver.number(), value.site.c_str());
 }
 
 void raise(Driver& /*driver*/, const Unseen& unseen) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "swapper.h"
 
 // As Python.h has it.
 struct _object;
@@ -53,6 +54,8 @@ void tell_samples(Driver& driver);
 void tell_owners(Driver& driver);
 // Operators ran within the budget since this was told last: where the program is now.
 void tell_places(Driver& driver);
+// A copy on the host failed: Python warns of it.
+void tell_complaint(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
 void tell_range(Driver& driver, bool ends);
 
@@ -69,6 +72,9 @@ inline void tell(Driver& driver) {
     }
     if (driver.places_due) {
         tell_places(driver);
+    }
+    if (driver.swapper != nullptr && driver.swapper->complaint_due) {
+        tell_complaint(driver);
     }
 }
 
@@ -100,6 +106,7 @@ bool has_attributes(const c10::TensorImpl& tensor);
 [[noreturn]] void raise(Driver& driver, const Full& device);
 [[noreturn]] void raise(Driver& driver, const Elsewhere& device);
 [[noreturn]] void raise(Driver& driver, const InAGraph& value);
+[[noreturn]] void raise(Driver& driver, const CopyLost& value);
 
 // Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
 template <class F>
@@ -123,6 +130,8 @@ auto in_words(Driver& driver, F&& f) {
     } catch (const Elsewhere& error) {
         raise(driver, error);
     } catch (const InAGraph& error) {
+        raise(driver, error);
+    } catch (const CopyLost& error) {
         raise(driver, error);
     }
 }

@@ -7,6 +7,7 @@
 
 #include "driver.h"
 #include "learner.h"
+#include "swapper.h"
 
 namespace rekindle {
 
@@ -89,7 +90,7 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     }
     perform([&] { engine.admit(call, true); });
     for (Value* value : call.outputs()) {
-        if (value->storage->replayable) {
+        if (value->storage->replayable || swapper != nullptr) {
             maybe_held(record_of(*value->storage));
         }
     }
@@ -302,6 +303,9 @@ void Driver::use(Record& record) {
     });
     if (record.listed) {
         maybe_held(record);
+        if (swapper != nullptr) {
+            swapper->settle(record);
+        }
     }
 }
 

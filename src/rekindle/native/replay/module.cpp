@@ -41,6 +41,11 @@ enum class Setting : std::uint8_t {
     quirks,
     watch,    // bits, as `Player` has them
     journal,  // entries
+    swap,     // whether anything is swapped
+    host,     // bytes; negative: no limit
+    out_bytes_per_s,
+    in_bytes_per_s,
+    swap_only,
     count,
 };
 
@@ -94,6 +99,15 @@ rekindle::Rules rules_of(Words settings) {
         static_cast<rekindle::Dead>(at(settings, Setting::dead)),
         or_most(at(settings, Setting::recompute_limit)),
         at(settings, Setting::quirks) != 0
+    };
+}
+
+rekindle::Swap swap_of(Words settings) {
+    return {
+        or_most(at(settings, Setting::host)),
+        at(settings, Setting::out_bytes_per_s),
+        at(settings, Setting::in_bytes_per_s),
+        at(settings, Setting::swap_only) != 0
     };
 }
 
@@ -191,11 +205,13 @@ PyObject* replay_given(PyObject* stream, PyObject* given, PyObject* given_route)
     }
     const Words chosen = settings.words();
     const std::int64_t watch = at(chosen, Setting::watch);
+    const rekindle::Swap swap = swap_of(chosen);
     Player player(
         or_most(at(chosen, Setting::budget)),
         policy_of(chosen),
         rules_of(chosen),
         given_route != Py_None ? &route : nullptr,
+        at(chosen, Setting::swap) != 0 ? &swap : nullptr,
         watch
     );
     player.engine().journal.open(static_cast<std::size_t>(at(chosen, Setting::journal)));

@@ -5,9 +5,17 @@
 namespace rekindle {
 
 Player::Player(
-    Bytes budget, const Policy& policy, const Rules& rules, const Route* route, std::int64_t watch
+    Bytes budget,
+    const Policy& policy,
+    const Rules& rules,
+    const Route* route,
+    const Swap* swap,
+    std::int64_t watch
 )
     : watch_(watch), engine_(budget, *this, policy, route != nullptr, rules) {
+    if (swap != nullptr) {
+        engine_.swap_with(*swap);
+    }
     if (route != nullptr) {
         follower_.emplace(engine_, *route, *this);
     }
@@ -15,18 +23,43 @@ Player::Player(
 
 // -- performing -----------------------------------------------------------------------------------
 
-void Player::compute(Call& call, bool in_place) {
-    recomputations += call.ran ? 1 : 0;
-    actions.push_back(4 * call.id + COMPUTE + (in_place ? IN_PLACE : 0));
+void Player::acted(std::int64_t number, Action action) {
+    actions.push_back(actions_end * number + action);
     clock.push_back(engine_.clock);
     memory.push_back(engine_.memory);
 }
 
+void Player::compute(Call& call, bool in_place) {
+    recomputations += call.ran ? 1 : 0;
+    acted(call.id, in_place ? computed_in_place : computed);
+}
+
 void Player::free(Storage& storage) {
     ++evictions;
-    actions.push_back(4 * storage.id);
-    clock.push_back(engine_.clock);
-    memory.push_back(engine_.memory);
+    acted(storage.id, freed);
+}
+
+// Whether the copy that is to be made now is the one that fails.
+bool Player::fails() noexcept {
+    fail_in_ -= fail_in_ >= 0 ? 1 : 0;
+    return fail_in_ == 0;
+}
+
+bool Player::swap_out(Storage& storage, bool keep) {
+    evictions += keep ? 0 : 1;
+    acted(storage.id, keep ? swapped_out_and_kept : swapped_out);
+    return !fails();
+}
+
+void Player::swap_in(Storage& storage) {
+    acted(storage.id, swapped_in);
+    if (storage.replayable && fails()) {
+        engine_.swap_in_failed(storage);
+    }
+}
+
+void Player::discard(Storage& storage) {
+    acted(storage.id, discarded);
 }
 
 void Player::dispose(Storage& storage) noexcept {
@@ -117,6 +150,21 @@ void Player::event(Word word) {
         case Word::clear_reserve:
             engine_.clear_reserve();
             return;
+        case Word::ahead:
+            engine_.ahead();
+            return;
+        case Word::prefetch:
+            engine_.prefetch(first < 0 ? UNLIMITED : first);
+            return;
+        case Word::discards:
+            engine_.discards();
+            return;
+        case Word::measured:
+            engine_.measured(first, second);
+            return;
+        case Word::fail:
+            fail_in_ = first;
+            return;
         default:
             event_about(word, known(first), second);
     }
@@ -156,6 +204,8 @@ void Player::event_about(Word word, Known& about, std::int64_t number) {
             return engine_.lock(storage);
         case Word::unlock:
             return engine_.unlock(storage);
+        case Word::copy_lost:
+            return engine_.copy_lost(storage);
         case Word::let:
             about = Known();
             return;

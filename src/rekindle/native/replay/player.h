@@ -42,6 +42,12 @@ enum class Word : std::int64_t {
     listen,
     clear_reserve,
     let,  // value: it is not named any more
+    ahead,
+    prefetch,   // bytes; negative: as much as there is room for
+    discards,   //
+    measured,   // bytes in a second out and in; 0: nothing new
+    copy_lost,  // value
+    fail,       // how many copies there and back until one fails, that can
 };
 
 // A stream that cannot be read; where.
@@ -68,15 +74,24 @@ public:
 
     enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
 
-    // Actions are told as 4 * storage for `Free`, 4 * operator + 1 for `Compute`, + 2 in place.
-    static constexpr std::int64_t COMPUTE = 1;
-    static constexpr std::int64_t IN_PLACE = 2;
+    // Actions are told as 8 * the storage, or the operator of a `Compute`, + one of these.
+    enum Action : std::int64_t {
+        freed,
+        computed,
+        computed_in_place,
+        swapped_out,
+        swapped_out_and_kept,
+        swapped_in,
+        discarded,
+        actions_end = 8
+    };
 
     Player(
         Bytes budget,
         const Policy& policy,
         const Rules& rules,
         const Route* route,
+        const Swap* swap,
         std::int64_t watch
     );
     Player(const Player&) = delete;
@@ -108,6 +123,9 @@ public:
 
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
+    bool swap_out(Storage& storage, bool keep) override;
+    void swap_in(Storage& storage) override;
+    void discard(Storage& storage) override;
 
     Bytes workspace(const Call& call) const noexcept override {
         return static_cast<const PlainCall&>(call).workspace;
@@ -130,6 +148,8 @@ private:
         Value* value = nullptr;
     };
 
+    void acted(std::int64_t number, Action action);
+    bool fails() noexcept;
     std::int64_t next();
     Known& known(std::int64_t value);
     // Whether there was room.
@@ -147,6 +167,7 @@ private:
     Engine engine_;
     std::optional<Follower> follower_;
     std::vector<Known> known_;
+    std::int64_t fail_in_ = -1;   // copies until one fails; negative: none does
     std::int64_t following_ = 0;  // the next operator to run for the first time
     std::span<const std::int64_t> words_;
     std::size_t position_ = 0;

@@ -66,6 +66,7 @@ from rekindle.pytorch.online import (
     unwatched,
 )
 from rekindle.pytorch.operators import Operator, operator, regions_shown, takes_itself_apart
+from rekindle.pytorch.swap import HostMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -188,9 +189,9 @@ class budget:
         "saved", and "anything" is refused.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, without `swap`. It is compiled on first use, which takes a minute, or before by
-        `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the native one
-        on a CPU wherever it can be had. `run.report()` says which one ran, and why.
+        and on CUDA, there without `swap`. It is compiled on first use, which takes a minute, or
+        before by `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
+        native one on a CPU wherever it can be had. `run.report()` says which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
@@ -275,7 +276,7 @@ class budget:
         host, policy = given.host(device), policy_of(given.policy)
         core = given.core_on(device)
         if core.native:
-            return self._enter_native(device, core)
+            return self._enter_native(device, core, host)
         chosen = Advised(policy) if given.asks_to_learn else policy
         if host is None:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
@@ -321,7 +322,7 @@ class budget:
         self._runtime = runtime
         return run
 
-    def _enter_native(self, device: torch.device, core: Chosen) -> Run:
+    def _enter_native(self, device: torch.device, core: Chosen, host: HostMemory | None) -> Run:
         module = native_core()
         assert module is not None, "a core that was chosen is there"
         if device.type == "cpu":
@@ -329,9 +330,15 @@ class budget:
         given, amount = self._arguments, self._budget
         patient = given.learns_by_itself
         learns = (patient or given.asks_to_learn) and amount is not None
-        lends, anything = given.lends, given.evict == "anything"
         driver: Any = NativeDriver(
-            module, amount, device, given.device is None, learns, lends, anything
+            module,
+            amount,
+            device,
+            given.device is None,
+            learns,
+            given.lends,
+            given.evict == "anything",
+            None if host is None else host.copies(amount),
         )
         runtime = NativeRuntime(driver)
         run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
@@ -344,10 +351,10 @@ class budget:
                 driver.places.watch(stack)
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))
-            if lends:
+            if given.lends:
                 driver.lending = Lending(driver)
                 stack.enter_context(escapes_seen(driver.lending))
-            elif anything:
+            elif driver.anything:
                 stack.enter_context(anything_natively(driver))
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))

@@ -21,7 +21,6 @@ from rekindle.pytorch.online import (
     Snapshot,
     Steps,
 )
-from rekindle.pytorch.swap import SwappingDriver
 from rekindle.report._data import Holders, Swapped, Timeline
 from rekindle.report._report import Report
 from rekindle.schedule import Record
@@ -68,12 +67,11 @@ def _sampled(steps: Steps) -> Timeline:
 
 def swapped_by(driver: Driver) -> Swapped | None:
     """What went to the host and came back so far; None without swapping."""
-    host = driver.engine.host
-    if host is None or not isinstance(driver, SwappingDriver):
+    host, transfers = driver.engine.host, driver.transfers
+    if host is None or transfers is None:
         return None
-    swapper = driver.swapper
     return Swapped(
-        host.swapped_out, host.swapped_in, host.peak, swapper.transfer_ns, swapper.waiting_ns
+        host.swapped_out, host.swapped_in, host.peak, transfers.transfer_ns, transfers.waiting_ns
     )
 
 

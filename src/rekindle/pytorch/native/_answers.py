@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from rekindle._errors import OutOfBudget, Unsupported
+from rekindle._errors import OutOfBudget, SwapFailed, Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import NoRoom
 from rekindle.pytorch.native._higher import shown_name
@@ -55,6 +55,8 @@ class Answers:
             )
         error = out_of_budget(shortage, driver.snapshot(), who)
         error.__cause__ = None  # as raised from nothing
+        if driver.transfers is not None:
+            driver.transfers.add_note_to(error)
         driver.refused = (driver.operators_run, str(error), dict(vars(error)))
         return error
 
@@ -74,6 +76,13 @@ class Answers:
 
     def recomputed_in_a_graph(self, made_by: str) -> Unsupported:
         return recomputed_in_a_graph(made_by)
+
+    def swap_failed(self, number: int, site: str) -> RuntimeError:
+        driver = drivers.get(number)
+        transfers = None if driver is None else driver.transfers
+        if transfers is None:
+            return SwapFailed(f"{site} could not be read back, nor can it be computed again")
+        return transfers.lost(site)
 
     def changed_size(self, name: str, now: Bytes, before: Bytes) -> Unsupported:
         return changed_size(name, now, before)

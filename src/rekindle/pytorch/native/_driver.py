@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle.policies import Swap
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.native._transcript import NativeCapture
@@ -33,6 +34,7 @@ from rekindle.pytorch.online import (
     Places,
     Snapshot,
     Steps,
+    TransfersOnHost,
     Undo,
     elsewhere,
     leaves,
@@ -74,6 +76,19 @@ class WhatIsRead(Protocol):
         ...
 
 
+class CopiesOnHost(Protocol):
+    """Who makes them."""
+
+    @property
+    def transfers(self) -> TransfersOnHost:
+        """Those that are over."""
+        ...
+
+    def complain(self) -> None:
+        """Warns of what went wrong."""
+        ...
+
+
 class _Numbers(NamedTuple):
     """As the core gives them."""
 
@@ -88,6 +103,14 @@ class _Numbers(NamedTuple):
     storages: int
     alive: int
     bookkeeping: Bytes
+
+
+class NativeHost(NamedTuple):
+    """Bytes that went to the host, and that came back, in all; most at once."""
+
+    swapped_out: Bytes
+    swapped_in: Bytes
+    peak: Bytes
 
 
 class _Holder(NamedTuple):
@@ -107,10 +130,11 @@ class _Holder(NamedTuple):
 class NativeEngine:
     """What may be asked of an engine."""
 
-    host = None  #: nothing is swapped
-
-    def __init__(self, core: ModuleType, handle: Any, budget: Bytes | None) -> None:
+    def __init__(
+        self, core: ModuleType, handle: Any, budget: Bytes | None, *, swaps: bool = False
+    ) -> None:
         self._core = core
+        self._swaps = swaps
         self._handle = handle
         self._budget: Bytes | float = float("inf") if budget is None else budget
 
@@ -122,6 +146,11 @@ class NativeEngine:
     def budget(self, nbytes: Bytes | float) -> None:
         self._budget = nbytes
         self._core.set_budget(self._handle, -1 if nbytes == float("inf") else nbytes)
+
+    @property
+    def host(self) -> NativeHost | None:
+        """What went to the host so far; None: nothing is swapped."""
+        return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
 
     def now(self) -> _Numbers:
         return _Numbers(*self._core.numbers(self._handle))
@@ -208,6 +237,7 @@ class NativeDriver:
         learns: bool = False,
         lends: bool = False,
         anything: bool = False,
+        swaps: tuple[CopiesOnHost, Swap] | None = None,
     ) -> None:
         self.core = core
         amount = -1 if budget is None else budget
@@ -218,7 +248,16 @@ class NativeDriver:
             core.let_go_of_anything(self.handle)
         self.lending: WhatIsRead | None = None  #: knows what of the program's may not be let go
         self.watcher: Watcher | None = None  #: only of a driver that learns
-        self.engine = NativeEngine(core, self.handle, budget)
+        self.copies: CopiesOnHost | None = None
+        self.transfers: TransfersOnHost | None = None
+        if swaps is not None:
+            self.copies, swap = swaps
+            self.transfers = self.copies.transfers
+            core.swap(
+                self.handle, self.copies, -1 if swap.host is None else swap.host,
+                swap.out_bytes_per_s, swap.in_bytes_per_s, swap.only,
+            )  # fmt: skip
+        self.engine = NativeEngine(core, self.handle, budget, swaps=swaps is not None)
         self.device = device
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
         self.busy = False
@@ -369,6 +408,8 @@ class NativeDriver:
             self._write_no_more()
         self.lending = None
         self.core.leave(self.handle)
+        if self.copies is not None:
+            self.copies.complain()
 
     def write_down(self) -> None:
         """All that happens from now on, and where in the program each operator is."""

@@ -15,14 +15,15 @@ from typing import Any, Final, NamedTuple, final
 
 from rekindle._types import Bytes, OpId, StorageId, ValueId
 from rekindle.pytorch.native._higher import shown_name
-from rekindle.schedule import Compute, Free, Recorder
+from rekindle.schedule import Compute, Discard, Free, Recorder, SwapIn, SwapOut
 from rekindle.trace import Trace, TraceBuilder
 
 KINDS: Final = (
     "reads", "makes", "views", "overwrites", "takes", "call", "admit", "use", "pin", "retain",
     "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize", "require",
     "make_room", "shrink", "let_return", "lock", "unlock", "mark", "unmark", "clear", "listen",
-    "uncounted", "compute", "free",
+    "uncounted", "ahead", "prefetch", "discards", "measured", "swap_out_failed", "swap_in_failed",
+    "copy_lost", "compute", "free", "swap_out", "swap_in", "discard",
 )  # fmt: skip
 """As in native/engine/journal.h."""
 _REPLAYABLE: Final = 1
@@ -84,6 +85,12 @@ def acted(words: Transcript) -> Recorder:
                 recorder.acted(Compute(OpId(number), in_place=bool(flags)), clock, memory)
             case "free":
                 recorder.acted(Free(StorageId(number)), clock, memory)
+            case "swap_out":
+                recorder.acted(SwapOut(StorageId(number), keep=bool(flags)), clock, memory)
+            case "swap_in":
+                recorder.acted(SwapIn(StorageId(number)), clock, memory)
+            case "discard":
+                recorder.acted(Discard(StorageId(number)), clock, memory)
             case _:
                 pass
     return recorder

@@ -45,6 +45,7 @@ from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
 from rekindle.pytorch.online._leaves import leaves as leaves
+from rekindle.pytorch.online._on_host import TransfersOnHost as TransfersOnHost
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
 from rekindle.pytorch.online._out_of_memory import short_form as short_form

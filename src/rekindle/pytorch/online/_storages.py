@@ -18,6 +18,7 @@ from rekindle.pytorch.online._beneath import Work
 from rekindle.pytorch.online._capture import Capture, Captures
 from rekindle.pytorch.online._device import elsewhere, same_device
 from rekindle.pytorch.online._explain import Snapshot, snapshot
+from rekindle.pytorch.online._on_host import TransfersOnHost
 from rekindle.pytorch.online._owners import Owners, is_weight, memory_of
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
@@ -72,6 +73,7 @@ class Storages(ABC):
         self.whole: Capture | None = None  #: of the whole run, if it is asked for
         self.audit: Audit | None = None
         self.watcher: Watcher | None = None
+        self.transfers: TransfersOnHost | None = None  #: if values go to the host
         self.resort: Resort | None = None  #: if what variables hold may go as well
         self.owners = Owners()
         self.warm = warm_optimizers()  #: those with a state from before, by their parameters

@@ -19,9 +19,10 @@ from rekindle.policies import Policy, Swap
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap._bandwidth import bandwidth_of
+from rekindle.pytorch.swap._copies import Copies
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.pytorch.swap._pinned_store import PinnedStore
-from rekindle.pytorch.swap._store import Store
+from rekindle.pytorch.swap._store import Bandwidth, Store
 from rekindle.pytorch.swap._swapping_driver import SwappingDriver
 
 
@@ -77,14 +78,22 @@ class HostMemory:
 
     def driver(self, budget: Bytes | None, policy: Policy) -> SwappingDriver:
         """Opens the store. Raises `Unsupported` where it cannot be."""
+        store, swap, believed = self._measured(budget)
+        return SwappingDriver(budget, policy, self._device, swap, store, believed)
+
+    def copies(self, budget: Bytes | None) -> tuple[Copies, Swap]:
+        """Likewise, for the native core: who makes the copies, and what the engine believes."""
+        store, swap, believed = self._measured(budget)
+        return Copies(store, believed), swap
+
+    def _measured(self, budget: Bytes | None) -> tuple[Store, Swap, Bandwidth | None]:
         store, place = self._open()
         swap, believed = self._swap, None
         if not isinstance(swap, Swap):
             most = store.limit if budget is None else budget // 8
             believed = bandwidth_of(store, place, most)
             swap = Swap(store.limit, believed.out, believed.back)
-        swap = replace(swap, host=store.limit)
-        return SwappingDriver(budget, policy, self._device, swap, store, believed)
+        return store, replace(swap, host=store.limit), believed
 
     def _open(self) -> tuple[Store, Hashable]:
         limit = ANY if self._limit is None else self._limit  # the host itself says when it is full

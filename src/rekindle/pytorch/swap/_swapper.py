@@ -16,7 +16,6 @@ where the bandwidth was measured and not given, the engine hears if it falls.
 from __future__ import annotations
 
 import sys
-import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,20 +23,15 @@ from typing import NamedTuple, final
 
 import torch
 
-from rekindle._types import Bytes, Nanoseconds
-from rekindle._units import format_bytes
+from rekindle._types import Bytes
 from rekindle.engine import Engine, Storage
 from rekindle.pytorch.devices import accelerator, is_full
-from rekindle.pytorch.swap._bandwidth import Pace
 from rekindle.pytorch.swap._store import Bandwidth, Lost, Store, Transfer
+from rekindle.pytorch.swap._transfers import Transfers
 from rekindle.pytorch.tensors import Memory, Table, site
 
 READS_AHEAD = 2
 """Begun before they are asked for, at once: one arrives while the one before is computed with."""
-
-
-MOST_NOT_ADDED = 100
-"""Transfers whose times are not yet added up: on a device they are not known at once."""
 
 
 class _Moving(NamedTuple):
@@ -45,14 +39,6 @@ class _Moving(NamedTuple):
 
     home: torch.UntypedStorage
     way: Transfer
-
-
-class _Moved(NamedTuple):
-    """A transfer that was waited for, and by what its way is judged, if it is."""
-
-    nbytes: Bytes
-    way: Transfer
-    pace: Pace | None
 
 
 @final
@@ -64,8 +50,8 @@ class Swapper:
     ) -> None:
         """The engine hears when a way becomes much slower than `believed`; None: it is not told."""
         self.store = store
-        self._out = None if believed is None else Pace(believed.out, store.latency_ns)
-        self._back = None if believed is None else Pace(believed.back, store.latency_ns)
+        assert engine.host is not None
+        self.transfers = Transfers(store, believed, engine.host.measured)
         self._engine = engine
         self._table = table
         self._keys: dict[Storage, object] = {}  # of copies that are there, or on their way
@@ -75,56 +61,6 @@ class Swapper:
         self._wanted: Storage | None = None  # what came back last
         self._amid = False  # an event is being acted on
         self._counted: Bytes = 0  # by the engine for us, between events
-        self._moved: list[_Moved] = []  # waited for, not yet added up
-        self._transfer_ns: Nanoseconds = 0
-        self._waiting_ns: Nanoseconds = 0
-        self._complaint = ""  # the first
-        self._told = False
-
-    # -- figures --------------------------------------------------------------------------------
-
-    @property
-    def transfer_ns(self) -> Nanoseconds:
-        """Time of the transfers that have ended, hidden behind computation or not."""
-        self._add_up()
-        return self._transfer_ns
-
-    @property
-    def waiting_ns(self) -> Nanoseconds:
-        """Time that the program waited for them."""
-        self._add_up()
-        return self._waiting_ns
-
-    def _add_up(self) -> None:
-        under_way: list[_Moved] = []
-        for moved in self._moved:
-            if moved.way.ended():
-                self._transfer_ns += moved.way.ns
-                self._waiting_ns += moved.way.waiting_ns
-                self._watch(moved)
-            else:
-                under_way.append(moved)
-        self._moved = under_way
-
-    def _watch(self, moved: _Moved) -> None:
-        """What became slow is used less: the engine decides by what transfers take now."""
-        nbytes, way, pace = moved
-        host = self._engine.host
-        slower = pace.slower(nbytes, way.ns) if pace is not None and way.ns else None
-        if slower is not None and host is not None:
-            if pace is self._out:
-                host.measured(out_bytes_per_s=slower)
-            else:
-                host.measured(in_bytes_per_s=slower)
-
-    def _wait(self, moving: _Moving, pace: Pace | None) -> None:
-        """Raises `Lost`."""
-        self._moved.append(_Moved(moving.home.nbytes(), moving.way, pace))
-        try:
-            moving.way.wait()
-        finally:
-            if pace is not None or len(self._moved) > MOST_NOT_ADDED:
-                self._add_up()
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -143,7 +79,7 @@ class Swapper:
         finally:
             self._amid = False
             self._count(self._in_flight())
-        self._complain()
+        self.transfers.complain()
 
     def has_room(self, nbytes: Bytes) -> bool:
         """Whether the room that the engine has for `nbytes` more is there; waits for it, first."""
@@ -218,7 +154,7 @@ class Swapper:
         """Waits for the write of `storage`; whether the copy is good."""
         moving = self._leaving.pop(storage)
         try:
-            self._wait(moving, self._out)
+            self.transfers.wait(moving.way, moving.home.nbytes(), out=True)
         except Lost as lost:
             self._forget(storage, f"written: {lost}")
             return False
@@ -241,7 +177,7 @@ class Swapper:
                 self.wait_for(storage.nbytes)
                 self._read_now(storage)
             moving = self._coming.pop(storage)
-            self._wait(moving, self._back)
+            self.transfers.wait(moving.way, moving.home.nbytes(), out=False)
         except Lost as lost:
             self._forget(storage, f"read back: {lost}")
             return None
@@ -312,7 +248,7 @@ class Swapper:
         """What was read ahead makes room: it will be read again."""
         moving = self._coming.pop(storage)
         try:
-            self._wait(moving, self._back)
+            self.transfers.wait(moving.way, moving.home.nbytes(), out=False)
         except Lost:  # likewise
             return
 
@@ -330,24 +266,7 @@ class Swapper:
         """The copy of `storage` is not there."""
         self._leave_away(storage)
         self.store.release(self._keys.pop(storage))
-        if not self._complaint:
-            size = format_bytes(storage.nbytes)
-            self._complaint = f"{size} of {site(storage)} could not be {why}"
-
-    def complaint(self) -> str:
-        """What went wrong first, if nobody was told yet: from now on somebody is."""
-        told, self._told = self._told, self._told or bool(self._complaint)
-        return "" if told else self._complaint
-
-    def _complain(self) -> None:
-        complaint = self.complaint()
-        if complaint:
-            warnings.warn(
-                f"swapping: {complaint}. Nothing is lost: what cannot be swapped is recomputed, or "
-                "stays in memory",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        self.transfers.failed(storage.nbytes, site(storage), why)
 
 
 def _id(storage: Storage) -> int:

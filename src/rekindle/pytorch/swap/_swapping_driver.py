@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from rekindle._errors import OutOfBudget, SwapFailed
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle.engine import Call, Engine, Storage
 from rekindle.policies import Policy, Swap
@@ -39,6 +39,7 @@ class SwappingDriver(Driver):
         if isinstance(store, PinnedStore):
             self.streams = store.streams
         self.swapper = Swapper(self.engine, self.table, store, believed)
+        self.transfers = self.swapper.transfers
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -96,8 +97,7 @@ class SwappingDriver(Driver):
             ):
                 super().perform(others, who)
         except OutOfBudget as out:
-            if complaint := self.swapper.complaint():
-                out.add_note(f"Swapping did not help: {complaint}")
+            self.swapper.transfers.add_note_to(out)
             raise
 
     def _others(self, actions: Iterable[Action]) -> Generator[Action]:
@@ -148,11 +148,7 @@ class SwappingDriver(Driver):
             self.engine.swap_in_failed(storage)
             if storage.replayable:
                 return
-            raise SwapFailed(
-                f"{self.swapper.complaint() or site(storage)}, nor can it be computed again. "
-                "Weights and optimizer state are as they were: run this step again, with "
-                "swap_directory= on another disk, or without swap="
-            )
+            raise self.swapper.transfers.lost(site(storage))
         self.swapper.hang(storage, home)
         self._did(SwapIn(storage.id))
 

@@ -1,0 +1,284 @@
+// The half of `Ledger` that sends to the host what has to go, where there is one. Twin of
+// rekindle.engine._exchange.
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "../base/assert.h"
+#include "ledger.h"
+
+namespace rekindle {
+
+void Ledger::swap_with(const Swap& swap) {
+    REKINDLE_ASSERT(rules.dead == Dead::evict && !rules.quirks);
+    host = std::make_unique<HostMemory>(swap);
+}
+
+void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s) {
+    const std::int64_t flags = depth_ != 0 ? Entry::AMID : 0;
+    note(Entry::Kind::measured, out_bytes_per_s, in_bytes_per_s, flags);
+    host->ways.measured(out_bytes_per_s, in_bytes_per_s);
+}
+
+// -- out ------------------------------------------------------------------------------------------
+
+void Ledger::send_until(Bytes nbytes) {
+    while (memory > nbytes) {
+        if (Storage* victim = choose(); victim != nullptr) {
+            send(*victim);
+        } else if (!host->saving.empty() || !host->coming.empty()) {  // all the rest is in use
+            land(true);
+            arrived(true);
+        } else {
+            return;
+        }
+    }
+}
+
+// Lets go of `victim` by the cheaper way, or by the only one that there is.
+void Ledger::send(Storage& victim) {
+    if (!victim.on_host && pays(victim)) {
+        make_host_room(victim.nbytes);
+        if (host->lacks(victim.nbytes) <= 0) {
+            swap_out(victim);
+            return;
+        }
+    }
+    if (victim.restorable()) {
+        evict(victim);
+    } else {
+        refuse(victim);
+    }
+}
+
+// Whether swapping `victim` out is better than computing it again.
+bool Ledger::pays(Storage& victim) {
+    if (host->only || !victim.replayable) {
+        return true;
+    }
+    return host->waiting(victim, clock) < chooser_->recompute_ns(victim);
+}
+
+// Discards what is on the host in vain, if then `nbytes` more fit there.
+void Ledger::make_host_room(Bytes nbytes) {
+    discard_all();
+    std::vector<Storage*> spare;
+    host->spare(nbytes, spare);
+    for (Storage* storage : spare) {
+        host->drop(*storage);
+        renew(*storage);
+        discard(*storage);
+    }
+}
+
+void Ledger::swap_out(Storage& storage) {
+    memory -= storage.nbytes;
+    vanish(storage);
+    host->take(storage);
+    host->ways.send(storage.nbytes, clock);
+    reprice(storage);
+    chooser_->evicted(storage);
+    copy(storage, false);
+}
+
+void Ledger::copy(Storage& storage, bool keep) {
+    note(Entry::Kind::swap_out, storage.id, 0, keep ? Entry::KEPT : 0);
+    if (!performer_.swap_out(storage, keep) && !swap_out_failed(storage)) {
+        free(storage);
+    }
+}
+
+bool Ledger::swap_out_failed(Storage& storage) {
+    note(Entry::Kind::swap_out_failed, storage.id, 0, depth_ != 0 ? Entry::AMID : 0);
+    if (storage.resident) {  // it was not to go yet
+        host->saving.take(storage);
+        host->failed(storage);
+        reprice(storage);
+        unlock_quietly(storage);
+        return true;
+    }
+    chooser_->returned(storage);
+    host->failed(storage);
+    reprice(storage);
+    if (storage.replayable) {
+        chooser_->evicted(storage);
+        return false;
+    }
+    memory += storage.nbytes;
+    appear(storage);
+    refuse(storage);
+    return true;
+}
+
+// `storage` can only be swapped, and cannot be until there is more room on the host.
+void Ledger::refuse(Storage& storage) {
+    if (!host->refuses(storage)) {
+        host->refused.push_back(&storage);
+    }
+    classify(storage);
+}
+
+// -- ahead ----------------------------------------------------------------------------------------
+
+void Ledger::ahead() {
+    if (host == nullptr) {
+        return;
+    }
+    note_event(Entry::Kind::ahead, -1);
+    const Event event(*this);
+    land(false);
+    while (budget != UNLIMITED && memory > budget / 2 && host->ways.idle_out(clock)) {
+        Storage* victim = worthiest();
+        if (victim == nullptr) {
+            break;
+        }
+        make_host_room(victim->nbytes);
+        if (host->lacks(victim->nbytes) > 0) {
+            break;
+        }
+        lock_quietly(*victim);
+        host->take(*victim);
+        host->saving.put(*victim, host->ways.send(victim->nbytes, clock));
+        reprice(*victim);
+        copy(*victim, true);
+    }
+    host->ways.asked(clock);
+    host->turn = clock;
+}
+
+// What a copy on the host saves most of, for its bytes: what is dearest to compute.
+Storage* Ledger::worthiest() const noexcept {
+    const auto worth = [](const Storage& storage) {
+        return static_cast<double>(storage.cost) / static_cast<double>(storage.nbytes);
+    };
+    Storage* found = nullptr;
+    for (Storage* each = first_; each != nullptr; each = each->next) {
+        if (each->order < 0 || !host->worth_copying(*each, clock)) {
+            continue;
+        }
+        const bool better = found == nullptr || (host->only ? each->last_access < found->last_access
+                                                            : worth(*each) > worth(*found));
+        found = better ? each : found;
+    }
+    return found;
+}
+
+// What copies were made of ahead may be let go once these have ended.
+void Ledger::land(bool all_of_them) {
+    std::vector<Storage*> landed;
+    for (const auto& [storage, end] : host->saving) {
+        if (all_of_them || end <= clock) {
+            landed.push_back(storage);
+        }
+    }
+    for (Storage* storage : landed) {
+        host->saving.take(*storage);
+        unlock_quietly(*storage);
+        if (storage->dead()) {
+            let_go(*storage);
+        }
+    }
+}
+
+// What came ahead and was used may be let go like everything else.
+void Ledger::arrived(bool all_of_them) {
+    std::vector<Storage*> used;
+    for (const auto& [storage, since] : host->coming) {
+        if (all_of_them || storage->last_access > since || storage->dead()) {
+            used.push_back(storage);
+        }
+    }
+    for (Storage* storage : used) {
+        host->coming.take(*storage);
+        unlock_quietly(*storage);
+        if (storage->dead()) {
+            let_go(*storage);
+        }
+    }
+}
+
+// -- copies that nobody needs ---------------------------------------------------------------------
+
+void Ledger::discards() {
+    if (host != nullptr && !host->discarded.empty()) {
+        note_event(Entry::Kind::discards, -1);
+        const Event event(*this);
+        discard_all();
+    }
+}
+
+void Ledger::discard_all() {
+    if (host->discarded.empty()) {
+        return;
+    }
+    while (!host->discarded.empty()) {
+        const Ref<Storage> storage = std::move(host->discarded.back());
+        host->discarded.pop_back();
+        host->drop(*storage);
+        discard(*storage);
+    }
+    for (Storage* storage : std::exchange(host->refused, {})) {
+        classify(*storage);
+    }
+}
+
+void Ledger::discard(Storage& storage) {
+    note(Entry::Kind::discard, storage.id);
+    performer_.discard(storage);
+}
+
+// The cost of `storage` is that of its copy if there is one, or nothing else.
+void Ledger::reprice(Storage& storage) {
+    const bool copied = storage.on_host || !storage.replayable;
+    storage.cost = copied ? host->cost(storage) : recipe_ns(storage);
+    if (storage.resident) {
+        chooser_->repriced(storage);
+    }
+}
+
+// All that `storage` held is in memory again.
+void Ledger::appear(Storage& storage) {
+    storage.resident = true;
+    for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
+        value->defined = value->call->ran;
+    }
+}
+
+// -- asked by the rest of the ledger --------------------------------------------------------------
+
+// Unlocks `storage` if a copy in progress locks it. Returns whether nothing else does.
+bool Ledger::abandon_copy(Storage& storage) {
+    if (host == nullptr) {
+        return false;
+    }
+    for (Moves* moves : {&host->saving, &host->coming}) {
+        if (moves->take(storage)) {
+            unlock_quietly(storage);
+        }
+    }
+    return storage.locks == 0;
+}
+
+// `storage` is out of the graph.
+void Ledger::left(Storage& storage) {
+    if (host != nullptr) {
+        std::erase(host->refused, &storage);
+        if (storage.on_host) {
+            host->discarded.emplace_back(&storage);
+        }
+    }
+}
+
+// Its cost may have fallen: the policy sees it anew.
+void Ledger::renew(Storage& storage) {
+    if (host != nullptr) {
+        reprice(storage);
+        if (storage.order >= 0) {
+            storage.order = -1;
+            chooser_->remove(storage);
+        }
+    }
+    classify(storage);
+}
+
+}  // namespace rekindle

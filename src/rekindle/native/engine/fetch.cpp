@@ -1,0 +1,189 @@
+// The half of `Engine` that brings back what is on the host.
+#include <algorithm>
+#include <cstddef>
+
+#include "engine.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr double LEFT_FREE = 1.0 / 16;  // of the budget, beside what is brought back ahead
+
+}  // namespace
+
+// Whether `value`, which is missing, comes back by a copy: not if computing is quicker.
+bool Engine::copies(const Value& value) const {
+    const Storage& storage = *value.storage;
+    if (host == nullptr || !storage.on_host || storage.resident) {
+        return false;
+    }
+    if (host->only || !storage.replayable) {
+        return true;
+    }
+    const Nanoseconds waiting = host->ways.waiting_now(storage.nbytes, clock);
+    return waiting <= climb_ns(value, waiting);
+}
+
+// What it takes to compute `value`, and at least copies of what that reads; not beyond `limit`.
+Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
+    Nanoseconds total = value.call->cost;
+    std::vector<const Call*> calls{value.call};
+    std::vector<const Call*> stack{value.call};
+    while (!stack.empty() && total < limit) {
+        const Call& call = *stack.back();
+        stack.pop_back();
+        for (const Edge& edge : call.inputs()) {
+            const Value& source = *edge.value;
+            if (source.defined || std::ranges::find(calls, source.call) != calls.end()) {
+                continue;
+            }
+            calls.push_back(source.call);
+            if (source.storage->on_host) {
+                total += host->ways.in_ns(source.storage->nbytes);
+            } else {
+                total += source.call->cost;
+                stack.push_back(source.call);
+            }
+        }
+    }
+    return total;
+}
+
+// Brings `storage` back from the host; if the driver cannot, it is as good as evicted.
+void Engine::swap_in(Storage& storage) {
+    make_room(storage.nbytes, storage.root.call);
+    note(Entry::Kind::swap_in, storage.id);
+    performer_.swap_in(storage);
+    if (!storage.on_host) {
+        return;
+    }
+    host->swapped_in += storage.nbytes;
+    host->ways.fetch(storage.nbytes, clock);
+    memory += storage.nbytes;
+    raise_peak();
+    appear(storage);
+    chooser_->returned(storage);
+    classify(storage);
+}
+
+bool Engine::swap_in_failed(Storage& storage) {
+    note(Entry::Kind::swap_in_failed, storage.id, 0, Entry::AMID);
+    return forget_copy(storage);
+}
+
+// Returns whether it will be computed again.
+bool Engine::forget_copy(Storage& storage) {
+    chooser_->returned(storage);
+    host->drop(storage);
+    if (!storage.replayable) {
+        return false;
+    }
+    reprice(storage);
+    chooser_->evicted(storage);
+    return true;
+}
+
+void Engine::copy_lost(Storage& storage) {
+    if (host == nullptr || !storage.on_host) {
+        return;
+    }
+    note(Entry::Kind::copy_lost, storage.id, 0, depth_ != 0 ? Entry::AMID : 0);
+    const Event event(*this);
+    if (host->saving.take(storage)) {
+        unlock_quietly(storage);
+    }
+    const auto is_it = [&](const Ref<Storage>& each) { return each.get() == &storage; };
+    if (std::ranges::any_of(host->discarded, is_it)) {
+        host->drop(storage);
+        std::erase_if(host->discarded, is_it);
+    } else if (storage.resident) {
+        host->drop(storage);
+        renew(storage);
+    } else {
+        forget_copy(storage);
+    }
+    host->limit = host->nbytes;
+}
+
+void Engine::prefetch(Bytes room) {
+    if (host == nullptr) {
+        return;
+    }
+    note_event(Entry::Kind::prefetch, -1, room);
+    const Event event(*this);
+    arrived(false);
+    while (host->ways.idle_in(clock)) {
+        Storage* storage = host->next_back(clock);
+        if (storage == nullptr) {
+            return;
+        }
+        if (budget != UNLIMITED) {
+            room = std::min(room, budget - memory);
+            const double most = static_cast<double>(room) - static_cast<double>(budget) * LEFT_FREE;
+            if (static_cast<double>(storage->nbytes) > most) {
+                return;
+            }
+            room -= storage->nbytes;
+        } else if (room != UNLIMITED) {  // of no budget there is no part to leave free
+            return;
+        }
+        touch(*storage);
+        swap_in(*storage);
+        if (storage->resident) {
+            lock_quietly(*storage);
+            host->coming.put(*storage, storage->last_access);
+        }
+    }
+}
+
+// The call in progress at `at`, which is not the last, has yet to gather all its inputs. Returns
+// what it had locked.
+std::vector<Storage*> Engine::open_anew(std::size_t at) {
+    const auto place = [](auto& stack, std::size_t index) {
+        return stack.begin() + static_cast<std::ptrdiff_t>(index);
+    };
+    Frame& frame = frames_[at];
+    const Frame& above = frames_[at + 1];
+    std::vector<Storage*> locked(place(locked_, frame.locked), place(locked_, above.locked));
+    std::vector<Value*> inputs;
+    for (const Edge& edge : frame.call->inputs()) {
+        inputs.push_back(edge.value);
+    }
+    const std::size_t pending = above.pending - frame.pending;
+    locked_.erase(place(locked_, frame.locked), place(locked_, above.locked));
+    pending_.erase(place(pending_, frame.pending), place(pending_, above.pending));
+    pending_.insert(place(pending_, frame.pending), inputs.rbegin(), inputs.rend());
+    for (std::size_t i = at + 1; i < frames_.size(); ++i) {
+        frames_[i].pending = frames_[i].pending + inputs.size() - pending;
+        frames_[i].locked -= locked.size();
+    }
+    return locked;
+}
+
+// What calls in progress wait with goes to the host, to make room for what they wait for: those
+// from `first` on, but for the last. Each does so once: when it is its turn again it gathers its
+// inputs for good. Returns whether there was such a call.
+bool Engine::give_up(std::size_t first) {
+    std::vector<std::size_t> outer;
+    for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
+        if (!frames_[i].gave_up && frames_[i + 1].locked != frames_[i].locked) {
+            outer.push_back(i);
+        }
+    }
+    for (const std::size_t at : outer) {
+        frames_[at].gave_up = true;
+        const std::vector<Storage*> locked = open_anew(at);
+        for (Storage* storage : locked) {
+            unlock_quietly(*storage);
+        }
+        for (Storage* storage : locked) {  // one that comes twice is no candidate any more
+            if (storage->order >= 0 && !storage->on_host && host->lacks(storage->nbytes) <= 0) {
+                swap_out(*storage);
+            }
+        }
+    }
+    return !outer.empty();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,116 @@
+#include "host_memory.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace rekindle {
+
+namespace {
+
+// A copy is made ahead if it pays even when no more than this part of the way back is hidden.
+constexpr double MOST_HIDDEN = 0.9;
+
+// A backward pass takes so many times its forward pass: two products for each one.
+constexpr Nanoseconds BACKWARD = 2;
+
+}  // namespace
+
+bool Moves::take(const Storage& storage) noexcept {
+    return std::erase_if(moves_, [&](const Move& move) { return move.first == &storage; }) != 0;
+}
+
+bool Moves::has(const Storage& storage) const noexcept {
+    return std::ranges::any_of(moves_, [&](const Move& move) { return move.first == &storage; });
+}
+
+void HostMemory::take(Storage& storage) {
+    copies.push_back(&storage);
+    storage.on_host = true;
+    nbytes += storage.nbytes;
+    peak = std::max(peak, nbytes);
+    swapped_out += storage.nbytes;
+}
+
+void HostMemory::drop(Storage& storage) noexcept {
+    storage.on_host = false;
+    std::erase(copies, &storage);
+    nbytes -= storage.nbytes;
+}
+
+void HostMemory::failed(Storage& storage) noexcept {
+    drop(storage);
+    swapped_out -= storage.nbytes;
+    limit = nbytes;
+}
+
+bool HostMemory::refuses(const Storage& storage) const noexcept {
+    return std::ranges::find(refused, &storage) != refused.end();
+}
+
+void HostMemory::spare(Bytes more, std::vector<Storage*>& found) const {
+    Bytes lacking = lacks(more);
+    for (Storage* storage : copies) {
+        if (lacking <= 0) {
+            break;
+        }
+        if (storage->resident && !saving.has(*storage)) {
+            found.push_back(storage);
+            lacking -= storage->nbytes;
+        }
+    }
+    if (lacking > 0) {
+        found.clear();
+    }
+}
+
+Storage* HostMemory::next_back(Nanoseconds now) const noexcept {
+    const auto used = [](const Storage& storage) {
+        return std::tuple(storage.last_access, storage.id);
+    };
+    Storage* found = nullptr;
+    for (Storage* storage : copies) {
+        if (storage->resident || storage->dead()) {
+            continue;
+        }
+        const Nanoseconds wanted = turn + BACKWARD * (turn - storage->last_access);
+        const bool late = wanted < now + ways.in_ns(storage->nbytes);
+        if (late && storage->replayable && !only) {
+            continue;
+        }
+        if (found == nullptr || used(*storage) > used(*found)) {
+            found = storage;
+        }
+    }
+    return found;
+}
+
+Nanoseconds HostMemory::cost(Storage& storage) const noexcept {
+    const Nanoseconds back = ways.in_ns(storage.nbytes);
+    if (!storage.on_host) {
+        return back + ways.out_ns(storage.nbytes);
+    }
+    return storage.replayable ? std::min(back, recipe_ns(storage)) : back;
+}
+
+bool HostMemory::worth_copying(const Storage& storage, Nanoseconds now) const noexcept {
+    const Nanoseconds unused = now - storage.last_access;
+    if (storage.on_host || unused < ways.out_ns(storage.nbytes)) {
+        return false;
+    }
+    const auto back = static_cast<double>(ways.in_ns(storage.nbytes));
+    return only || !storage.replayable ||
+           back * (1 - MOST_HIDDEN) <= static_cast<double>(storage.cost);
+}
+
+Nanoseconds HostMemory::waiting(const Storage& storage, Nanoseconds now) const noexcept {
+    Bytes before = 0;
+    for (const Storage* other : copies) {
+        if (!other->resident && other->last_access > storage.last_access) {
+            before += other->nbytes;
+        }
+    }
+    return ways.waiting_in(storage.nbytes, before, now - storage.last_access) +
+           ways.waiting_out(storage.nbytes, now);
+}
+
+}  // namespace rekindle

@@ -1,0 +1,23 @@
+// Python's own lock.
+#pragma once
+
+#include <Python.h>
+
+namespace rekindle {
+
+class Gil final {
+public:
+    Gil() : state_(PyGILState_Ensure()) {}
+
+    Gil(const Gil&) = delete;
+    Gil& operator=(const Gil&) = delete;
+    Gil(Gil&&) = delete;
+    Gil& operator=(Gil&&) = delete;
+
+    ~Gil() { PyGILState_Release(state_); }
+
+private:
+    PyGILState_STATE state_;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,309 @@
+#include "swapper.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "driver.h"
+
+namespace rekindle {
+
+namespace {
+
+// Begun before they are asked for, at once: one arrives while the one before is computed with.
+constexpr std::size_t READS_AHEAD = 2;
+
+Home new_home(Bytes nbytes) {
+    c10::Allocator* allocator = c10::GetCPUAllocator();
+    const auto size = static_cast<std::size_t>(nbytes);
+    return c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), size, allocator->allocate(size), allocator, true
+    );
+}
+
+}  // namespace
+
+Swapper::Swapper(Driver& driver, _object* copies)
+    : copies(copies), driver_(driver), engine_(driver.engine) {}
+
+bool Swapper::has(const Moves& moves, const Record& record) noexcept {
+    return std::ranges::any_of(moves, [&](const Moving& each) { return each.record == &record; });
+}
+
+// Its memory; it is not under way any more. It must be.
+Home Swapper::take(Moves& moves, const Record& record) {
+    const auto found =
+        std::ranges::find_if(moves, [&](const Moving& each) { return each.record == &record; });
+    Home home = std::move(found->home);
+    moves.erase(found);
+    return home;
+}
+
+// -- time -----------------------------------------------------------------------------------------
+
+void Swapper::amid(c10::function_ref<void()> events) {
+    if (amid_) {
+        events();
+        return;
+    }
+    amid_ = true;
+    count(0);
+    try {
+        events();
+        read_ahead();
+    } catch (...) {
+        amid_ = false;
+        count(in_flight());
+        throw;
+    }
+    amid_ = false;
+    count(in_flight());
+}
+
+bool Swapper::has_room(Bytes nbytes) {
+    wait_for(nbytes);
+    if (!amid_) {
+        count(in_flight());
+    }
+    return engine_.budget == UNLIMITED || engine_.memory + nbytes <= engine_.budget;
+}
+
+void Swapper::wait_for(Bytes nbytes) {
+    while (!leaving_.empty() && copies.ended(leaving_.front().record->id)) {
+        arrive(*leaving_.front().record);
+    }
+    if (engine_.budget == UNLIMITED) {
+        return;
+    }
+    const Bytes most = engine_.budget - (engine_.memory - counted_) - nbytes;
+    while (!coming_.empty() && in_flight() > most) {
+        give_up(*coming_.back().record);
+    }
+    while (!leaving_.empty() && in_flight() > most) {
+        arrive(*leaving_.front().record);
+    }
+}
+
+// Bytes in memory that the engine takes for gone, or for not there yet.
+Bytes Swapper::in_flight() const noexcept {
+    Bytes nbytes = 0;
+    for (const Moving& each : leaving_) {
+        nbytes += each.record->resident ? 0 : each.record->nbytes;
+    }
+    for (const Moving& each : coming_) {
+        nbytes += each.record->nbytes;
+    }
+    return nbytes;
+}
+
+void Swapper::count(Bytes nbytes) {
+    if (nbytes != counted_) {
+        engine_.account(0, nbytes - counted_);
+        counted_ = nbytes;
+    }
+}
+
+// Returns why it failed, if it did.
+std::string Swapper::wait(const Record& record) {
+    Copies::End end = copies.wait(record.id);
+    if (end.out_bytes_per_s != 0 || end.in_bytes_per_s != 0) {
+        engine_.measured(end.out_bytes_per_s, end.in_bytes_per_s);
+    }
+    return std::move(end.why);
+}
+
+// -- out ------------------------------------------------------------------------------------------
+
+bool Swapper::begin(Record& record) {
+    const Home home = record.at();
+    if (!home || static_cast<Bytes>(home->nbytes()) != record.size ||
+        !copies.write(record.id, home)) {
+        return false;
+    }
+    there_.insert(&record);
+    leaving_.push_back({&record, home});
+    record.leaving = true;
+    return record.replayable || ended(record);
+}
+
+void Swapper::gone(Record& record) {
+    if (record.leaving && !amid_) {
+        count(in_flight());
+    }
+    if (there_.contains(&record) && !is_away(record)) {
+        away_.insert(place_of(record.id), &record);
+    }
+}
+
+void Swapper::settle(Record& record) {
+    if (record.leaving) {
+        arrive(record);
+    }
+}
+
+// Waits for the write of `record`, which the engine takes for done.
+void Swapper::arrive(Record& record) {
+    const auto is_it = [&](const Moving& each) { return each.record == &record; };
+    const Home home = std::ranges::find_if(leaving_, is_it)->home;
+    if (!ended(record)) {
+        not_written(record, home);
+    }
+}
+
+// There is no copy of what is still in `home`.
+void Swapper::not_written(Record& record, const Home& home) {
+    const bool gone = record.on_host && !record.resident;
+    if (gone && !record.replayable) {  // its recipe was lost meanwhile: it stays after all
+        engine_.swap_out_failed(record);
+        driver_.hang(record, home);
+    } else {
+        engine_.copy_lost(record);
+    }
+}
+
+// Waits for the write of `record`; whether the copy is good.
+bool Swapper::ended(Record& record) {
+    const Home home = take(leaving_, record);
+    record.leaving = false;
+    const std::string why = wait(record);
+    if (!why.empty()) {
+        forget(record, "written: " + why);
+    }
+    return why.empty();
+}
+
+// -- back -----------------------------------------------------------------------------------------
+
+Home Swapper::fetch(Record& record) {
+    leave_away(record);
+    wanted_ = record.id;
+    if (record.leaving) {  // it is still here
+        const auto is_it = [&](const Moving& each) { return each.record == &record; };
+        Home home = std::ranges::find_if(leaving_, is_it)->home;
+        if (ended(record)) {
+            return home;
+        }
+        not_written(record, home);
+        return {};
+    }
+    std::string why;
+    if (!has(coming_, record)) {
+        wait_for(record.nbytes);
+        why = read(record);
+    }
+    Home home;
+    if (why.empty()) {
+        home = take(coming_, record);
+        why = wait(record);
+    }
+    if (!why.empty()) {
+        forget(record, "read back: " + why);
+        return {};
+    }
+    return home;
+}
+
+void Swapper::returned(Record& record) {
+    leave_away(record);
+    settle(record);
+    if (has(coming_, record)) {
+        give_up(record);
+    }
+}
+
+void Swapper::discard(Record& record) {
+    returned(record);
+    if (there_.erase(&record) != 0) {  // else it never arrived
+        copies.release(record.id);
+    }
+}
+
+// Returns why it could not.
+std::string Swapper::read(Record& record) {
+    const Home home = new_home(record.size);
+    std::string why = copies.read(record.id, home);
+    if (why.empty()) {
+        coming_.push_back({&record, home});
+    }
+    return why;
+}
+
+// Begins to read what was saved before what came back last. Half of the room is left to the
+// operators that come first.
+void Swapper::read_ahead() {
+    if (!wanted_) {
+        return;
+    }
+    auto index = static_cast<std::size_t>(place_of(*wanted_) - away_.begin());
+    wanted_.reset();
+    while (index > 0 && coming_.size() < READS_AHEAD) {
+        Record& record = *away_[--index];
+        if (record.references == 0 || has(coming_, record) || record.leaving) {
+            continue;
+        }
+        if (engine_.budget != UNLIMITED &&
+            2 * record.nbytes > engine_.budget - engine_.memory - in_flight()) {
+            return;
+        }
+        if (!read(record).empty()) {  // who asks for it will be told
+            return;
+        }
+    }
+}
+
+// What was read ahead makes room: it will be read again.
+void Swapper::give_up(Record& record) {
+    const Home home = take(coming_, record);
+    wait(record);  // if it failed, so it will then
+}
+
+std::vector<Record*>::iterator Swapper::place_of(StorageId number) {
+    return std::ranges::lower_bound(away_, number, {}, [](const Record* each) { return each->id; });
+}
+
+bool Swapper::is_away(const Record& record) {
+    const auto place = place_of(record.id);
+    return place != away_.end() && *place == &record;
+}
+
+void Swapper::leave_away(const Record& record) {
+    if (is_away(record)) {
+        away_.erase(place_of(record.id));
+    }
+}
+
+// -- what goes wrong ------------------------------------------------------------------------------
+
+// The copy of `record` is not there.
+void Swapper::forget(Record& record, const std::string& why) {
+    leave_away(record);
+    there_.erase(&record);
+    complaint_due = true;
+    copies.complain_of(record.nbytes, record.site(), why);
+    copies.release(record.id);
+}
+
+const char* Swapper::fault() const {
+    std::size_t copied = 0;
+    std::size_t away = 0;
+    for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
+        const auto& record = record_of(*each);
+        if (record.on_host != there_.contains(&record)) {
+            return "a copy is not where the engine knows it";
+        }
+        if (record.leaving && !record.on_host) {
+            return "what is on its way to the host has no copy";
+        }
+        const bool gone = record.on_host && !record.resident;
+        if (gone != (std::ranges::find(away_, &record) != away_.end())) {
+            return "what can come back is not known";
+        }
+        copied += record.on_host ? 1 : 0;
+        away += gone ? 1 : 0;
+    }
+    return copied == there_.size() && away == away_.size() ? nullptr : "copies are lost";
+}
+
+}  // namespace rekindle

@@ -1,0 +1,100 @@
+// Moves values to the host and back while the program computes. Twin of
+// rekindle.pytorch.swap._swapper, where it is explained what the engine knows of it and what not.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "../engine/engine.h"
+#include "copies.h"
+#include "memory.h"
+
+namespace rekindle {
+
+class Driver;
+
+// What cannot be computed again could not be read back.
+struct CopyLost final {
+    std::string site;
+};
+
+// The copies on the host for one driver, and what is on its way there and back. With its lock.
+class Swapper final {
+public:
+    // The driver outlives it.
+    Swapper(Driver& driver, _object* copies);
+    Swapper(const Swapper&) = delete;
+    Swapper& operator=(const Swapper&) = delete;
+    Swapper(Swapper&&) = delete;
+    Swapper& operator=(Swapper&&) = delete;
+    ~Swapper() = default;
+
+    Copies copies;
+    bool complaint_due = false;  // something went wrong, and nobody was told
+
+    // Runs `events`, in which the engine decides as if every transfer were over. They do not nest:
+    // what is amid others is part of those.
+    void amid(c10::function_ref<void()> events);
+    // Whether the room that the engine has for `nbytes` more is there; waits for it, first.
+    bool has_room(Bytes nbytes);
+    // Until `nbytes` more fit, or nothing is under way: gives up what was read ahead first.
+    void wait_for(Bytes nbytes);
+
+    // Begins to copy the resident `record` to the host. False: it cannot be, or was not. What
+    // cannot be computed again is there when this returns.
+    bool begin(Record& record);
+    // The memory of `record` was let go. If it has a copy it can come back.
+    void gone(Record& record);
+    // Somebody may write where `record` is: its copy is made first.
+    void settle(Record& record);
+    // The content of `record` in memory, for which there is room; null: it has no copy.
+    Home fetch(Record& record);
+    // `record` was computed again, although there is a copy.
+    void returned(Record& record);
+    // Nobody needs the copy of `record` any more.
+    void discard(Record& record);
+
+    // The first invariant that does not hold; between events.
+    const char* fault() const;
+
+private:
+    // A write or a read that was begun, and the memory at its end.
+    struct Moving final {
+        Record* record;
+        Home home;
+    };
+
+    using Moves = std::vector<Moving>;
+
+    static bool has(const Moves& moves, const Record& record) noexcept;
+    static Home take(Moves& moves, const Record& record);
+    Bytes in_flight() const noexcept;
+    void count(Bytes nbytes);
+    std::string wait(const Record& record);
+    bool ended(Record& record);
+    void arrive(Record& record);
+    void not_written(Record& record, const Home& home);
+    std::string read(Record& record);
+    void read_ahead();
+    void give_up(Record& record);
+    std::vector<Record*>::iterator place_of(StorageId number);
+    bool is_away(const Record& record);
+    void leave_away(const Record& record);
+    void forget(Record& record, const std::string& why);
+
+    Driver& driver_;
+    Engine& engine_;
+    std::unordered_set<const Record*> there_;  // copies that are there, or on their way
+    Moves leaving_;                            // the oldest first
+    Moves coming_;
+    std::vector<Record*> away_;        // on the host alone, by id
+    std::optional<StorageId> wanted_;  // what came back last
+    bool amid_ = false;                // an event is being acted on
+    Bytes counted_ = 0;                // by the engine for us, between events
+};
+
+}  // namespace rekindle

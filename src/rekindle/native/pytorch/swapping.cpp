@@ -1,0 +1,96 @@
+// What a driver does where values are swapped. Twin of rekindle.pytorch.swap._swapping_driver.
+#include <utility>
+
+#include "driver.h"
+#include "swapper.h"
+
+namespace rekindle {
+
+void Driver::swap_with(const Swap& swap, _object* copies) {
+    engine.swap_with(swap);
+    swapper = std::make_unique<Swapper>(*this, copies);
+}
+
+void Driver::hang(Record& record, const Home& home) {
+    arrive(record, home, {});
+}
+
+void Driver::act(c10::function_ref<void()> events) {
+    if (swapper == nullptr) {
+        events();
+    } else {
+        swapper->amid(events);
+    }
+}
+
+// Whether the engine hears that the program has dropped `record`: something still asks for it. What
+// others may write never goes: plain PyTorch computes with what is there then.
+bool Driver::may_drop(const Record& record) const {
+    if (swapper == nullptr) {
+        return record.references != 0;
+    }
+    const bool wanted = !record.replayable && record.owned && record.consumed();
+    return (record.references != 0 || wanted) && !record.foreign;
+}
+
+// Lets go until `needed` bytes fit, and waits until they do.
+void Driver::make_room_and_wait(Bytes needed, const char* who) {
+    let_go_for(needed, who);
+    while (!swapper->has_room(needed + in_flight)) {  // a write failed, and something had to stay
+        let_go_for(needed, who);
+    }
+    perform([&] { engine.ahead(); });
+}
+
+bool Driver::swap_out(Storage& storage, bool keep) {
+    Record& record = record_of(storage);
+    if (!swapper->begin(record)) {
+        return false;
+    }
+    if (!keep) {
+        evictions += record.dead() ? 0 : 1;
+        not_held(record);
+        vacate(record);
+        swapper->gone(record);
+    }
+    return true;
+}
+
+void Driver::swap_in(Storage& storage) {
+    Record& record = record_of(storage);
+    if (const Home home = swapper->fetch(record); home) {
+        hang(record, home);
+    } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
+        throw CopyLost{record.site()};
+    }  // else it never left, or the engine knows that it has to be computed
+}
+
+void Driver::discard(Storage& storage) {
+    swapper->discard(record_of(storage));
+}
+
+// What `call` overwrites is not being copied, and the room that the engine made for it is there.
+void Driver::wait_for_room(Call& call, bool in_place) {
+    if (in_place) {
+        for (const Overwrite& pair : call.overwrites()) {
+            swapper->settle(record_of(*pair.source->storage));
+        }
+    }
+    swapper->wait_for(call.nbytes + engine.workspace_of(call));
+}
+
+void Driver::compute(Call& call, bool in_place) {
+    if (swapper == nullptr) {
+        compute_now(call, in_place);
+        return;
+    }
+    wait_for_room(call, in_place);
+    compute_now(call, in_place);
+    for (const Value* value : call.outputs()) {
+        if (is_root(*value)) {
+            swapper->returned(record_of(*value->storage));
+        }
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,127 @@
+"""Transfers that are over: how long they took, what they tell of their way, what went wrong."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Final, NamedTuple, Protocol, final
+
+from rekindle._errors import OutOfBudget, SwapFailed
+from rekindle._types import Bytes, Nanoseconds
+from rekindle._units import format_bytes
+from rekindle.pytorch.swap._bandwidth import Pace
+from rekindle.pytorch.swap._store import Bandwidth, Store, Transfer
+
+MOST_NOT_ADDED: Final = 100
+"""Transfers whose times are not yet added up: on a device they are not known at once."""
+
+
+class Slower(Protocol):
+    """Who hears that a way became much slower than was believed."""
+
+    def __call__(
+        self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
+    ) -> None: ...
+
+
+class _Moved(NamedTuple):
+    """A transfer that was waited for, and by what its way is judged, if it is."""
+
+    nbytes: Bytes
+    way: Transfer
+    pace: Pace | None
+
+
+@final
+class Transfers:
+    """Those of one store."""
+
+    def __init__(self, store: Store, believed: Bandwidth | None, slower: Slower) -> None:
+        """`slower` hears when a way becomes much slower than `believed`; None: it does not."""
+        self._out = None if believed is None else Pace(believed.out, store.latency_ns)
+        self._back = None if believed is None else Pace(believed.back, store.latency_ns)
+        self._slower = slower
+        self._moved: list[_Moved] = []  # waited for, not yet added up
+        self._transfer_ns: Nanoseconds = 0
+        self._waiting_ns: Nanoseconds = 0
+        self._complaint = ""  # the first
+        self._told = False
+
+    @property
+    def transfer_ns(self) -> Nanoseconds:
+        """Time of the transfers that have ended, hidden behind computation or not."""
+        self._add_up()
+        return self._transfer_ns
+
+    @property
+    def waiting_ns(self) -> Nanoseconds:
+        """Time that the program waited for them."""
+        self._add_up()
+        return self._waiting_ns
+
+    def wait(self, way: Transfer, nbytes: Bytes, *, out: bool) -> None:
+        """Until it has ended. Raises `Lost`."""
+        pace = self._out if out else self._back
+        self._moved.append(_Moved(nbytes, way, pace))
+        try:
+            way.wait()
+        finally:
+            if pace is not None or len(self._moved) > MOST_NOT_ADDED:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        under_way: list[_Moved] = []
+        for moved in self._moved:
+            if moved.way.ended():
+                self._transfer_ns += moved.way.ns
+                self._waiting_ns += moved.way.waiting_ns
+                self._watch(moved)
+            else:
+                under_way.append(moved)
+        self._moved = under_way
+
+    def _watch(self, moved: _Moved) -> None:
+        """What became slow is used less: the engine decides by what transfers take now."""
+        nbytes, way, pace = moved
+        slower = pace.slower(nbytes, way.ns) if pace is not None and way.ns else None
+        if slower is None:
+            return
+        if pace is self._out:
+            self._slower(out_bytes_per_s=slower)
+        else:
+            self._slower(in_bytes_per_s=slower)
+
+    # -- what goes wrong ------------------------------------------------------------------------
+
+    def failed(self, nbytes: Bytes, site: str, why: str) -> None:
+        """What an operator made could not be copied."""
+        if not self._complaint:
+            self._complaint = f"{format_bytes(nbytes)} of {site} could not be {why}"
+
+    def complaint(self) -> str:
+        """What went wrong first, if nobody was told yet: from now on somebody is."""
+        told, self._told = self._told, self._told or bool(self._complaint)
+        return "" if told else self._complaint
+
+    def add_note_to(self, out: OutOfBudget) -> None:
+        """It might have had room, had nothing gone wrong."""
+        if complaint := self.complaint():
+            out.add_note(f"Swapping did not help: {complaint}")
+
+    def lost(self, site: str) -> SwapFailed:
+        """What to raise: what an operator made cannot be had again."""
+        return SwapFailed(
+            f"{self.complaint() or site}, nor can it be computed again. "
+            "Weights and optimizer state are as they were: run this step again, with "
+            "swap_directory= on another disk, or without swap="
+        )
+
+    def complain(self) -> None:
+        """Warns of it, once."""
+        complaint = self.complaint()
+        if complaint:
+            warnings.warn(
+                f"swapping: {complaint}. Nothing is lost: what cannot be swapped is recomputed, or "
+                "stays in memory",
+                RuntimeWarning,
+                stacklevel=3,
+            )
