@@ -37,8 +37,8 @@ public:
     // Whether a result of an operator may be let go while the program holds it.
     static bool is_returnable(const c10::TensorImpl& tensor);
 
-    bool open = true;      // the budget is not over
-    int unrecorded = 0;    // for how many reasons what is made with grad mode off has no recipe
+    bool open = true;          // the budget is not over
+    int unrecorded = 0;        // for how many reasons what is made with grad mode off has no recipe
     int reading_anything = 0;  // operators that run now and may read anything
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
