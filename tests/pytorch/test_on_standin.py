@@ -11,7 +11,15 @@ import torch
 
 from tests.standin.process import asked, compiled
 
-MODES = ("online", "swap", "learned", "anything", "native", "native, learned")
+MODES = (
+    "online",
+    "swap",
+    "learned",
+    "anything",
+    "native",
+    "native, learned",
+    "native, anything",
+)
 STREAMS = ("prompt", "late", "side first", "side last")
 PROGRAMS = (
     "batches_of_the_host",

@@ -38,6 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
     "anything": {"evict": "anything"},
     "native": {"core": "native"},
     "native, learned": {"core": "native", "learn": "wait"},
+    "native, anything": {"core": "native", "evict": "anything"},
     "native, full": {"core": "native"},  # the device has less than the budget says
     "online, full": {"core": "python"},
     "oldest, full": {"policy": rekindle.policies.LRU()},
@@ -47,7 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
 FRACTION = 0.6
 WIDTH = 1000
 #: Of what is evicted there, gradients of convolutions are not: they may differ when they run again.
-MORE = {"convolutions, anything": 0.85}
+MORE = {"convolutions, anything": 0.85, "convolutions, native, anything": 0.85}
 
 #: Which streams run only what somebody waits for: the default one, all others.
 SCHEDULES = {

@@ -113,7 +113,7 @@ void AnyTime::made(Record& record) {
         return;
     }
     const bool without_grad = !c10::GradMode::is_enabled();
-    if (record.returns || paused_ || !is_let_go(record)) {
+    if (record.returns || paused_ || !may_go_now(record)) {
         return;
     }
     if (without_grad && hangs_on_too_much(record)) {
@@ -152,14 +152,14 @@ void AnyTime::node_changes() {
     unpacked_.erase(over, unpacked_.end());
     for (const Unpacked& each : left) {
         const Record& record = record_of(*each.storage);
-        if (!paused_ && is_let_go(record)) {
+        if (!paused_ && may_go_now(record)) {
             driver_.engine.let_return(*each.storage, true);
         }
     }
 }
 
 // Whether it may be, and autograd does not work with it now.
-bool AnyTime::is_let_go(const Record& record) const noexcept {
+bool AnyTime::may_go_now(const Record& record) const noexcept {
     return may_return(record) &&
            std::none_of(unpacked_.begin(), unpacked_.end(), [&](const Unpacked& each) {
                return each.storage.get() == &record;
@@ -199,7 +199,7 @@ void AnyTime::about_to_let_go(Locked& lock) {
     lock.lock();
     driver_.collect();
     if (open) {
-        pause(!known || others_write != 0);
+        pause(!known || reading_anything != 0);
     }
 }
 
@@ -210,7 +210,7 @@ void AnyTime::pause(bool pause) {
     }
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
         const Record& record = record_of(*each);
-        if (pause ? record.returns : is_let_go(record)) {
+        if (pause ? record.returns : may_go_now(record)) {
             driver_.engine.let_return(*each, !pause);
         }
     }

@@ -37,9 +37,9 @@ public:
     // Whether a result of an operator may be let go while the program holds it.
     static bool is_returnable(const c10::TensorImpl& tensor);
 
-    bool open = true;      // the budget is not over
-    int unrecorded = 0;    // for how many reasons what is made with grad mode off has no recipe
-    int others_write = 0;  // operators that run now and may read anything
+    bool open = true;          // the budget is not over
+    int unrecorded = 0;        // for how many reasons what is made with grad mode off has no recipe
+    int reading_anything = 0;  // operators that run now and may read anything
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
 
@@ -91,12 +91,13 @@ private:
         Ref<Storage> storage;
     };
 
-    bool is_let_go(const Record& record) const noexcept;
+    bool may_go_now(const Record& record) const noexcept;
     void node_changes();
     void keep_gradients();
     void pause(bool pause);
     bool hangs_on_too_much(Record& record) const;
     std::vector<Ref<Storage>> dead_sources();
+
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;

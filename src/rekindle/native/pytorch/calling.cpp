@@ -53,7 +53,7 @@ void Operation::call() {
     const std::uint64_t begun = ++driver_.begun;
     ++driver_.running;
     if (driver_.any_time && !facts_.name.starts_with("aten::")) {
-        ++driver_.any_time->others_write;
+        ++driver_.any_time->reading_anything;
     }
     driver_.in_flight += needed_ + inside_;
     lock_.unlock();
@@ -83,7 +83,7 @@ void Operation::ended() {
     lock_.lock();
     --driver_.running;
     if (driver_.any_time && !facts_.name.starts_with("aten::")) {
-        --driver_.any_time->others_write;
+        --driver_.any_time->reading_anything;
     }
     driver_.in_flight -= needed_ + inside_;
     driver_.collect();
