@@ -23,7 +23,8 @@ ALLOWED = {
 }
 # What is not the standard library, by the files that may include it.
 OUTSIDE = {
-    r"Python\.h": r"(replay|pytorch)/module\.cpp|pytorch/python\.cpp|pytorch/conversions\.h",
+    r"Python\.h": r"(replay|pytorch)/module\.cpp"
+    r"|pytorch/(python\.cpp|copies\.cpp|conversions\.h|gil\.h)",
     r"(torch|ATen|c10)/.*": r"pytorch/.*",
     r"pybind11/.*|torch/extension\.h": r"(?!)",
 }

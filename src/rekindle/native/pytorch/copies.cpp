@@ -17,7 +17,7 @@ namespace {
 constexpr const char* LENT = "rekindle.native.Lent";
 
 void give_back(PyObject* capsule) {
-    delete static_cast<Home*>(PyCapsule_GetPointer(capsule, LENT));
+    const std::unique_ptr<Home> kept(static_cast<Home*>(PyCapsule_GetPointer(capsule, LENT)));
 }
 
 // Keeps the memory of `home` as long as Python has it. Null: an error of Python's.

@@ -1,11 +1,11 @@
 // What Python asks of a driver that swaps.
 #pragma once
 
-#include <Python.h>
+struct _object;
 
 namespace rekindle {
 
-PyObject* swap(PyObject* arguments);
-PyObject* swapped(PyObject* arguments);
+_object* swap(_object* arguments);
+_object* swapped(_object* arguments);
 
 }  // namespace rekindle

@@ -77,7 +77,7 @@ class Answers:
     def recomputed_in_a_graph(self, made_by: str) -> Unsupported:
         return recomputed_in_a_graph(made_by)
 
-    def swap_failed(self, number: int, site: str) -> RuntimeError:
+    def swap_failed(self, number: int, site: str) -> SwapFailed:
         driver = drivers.get(number)
         transfers = None if driver is None else driver.transfers
         if transfers is None:

@@ -42,7 +42,8 @@ class Copies:
 
     def write(self, number: StorageId, memory: object, address: int, nbytes: Bytes) -> bool:
         """Begins to copy what is there. Returns whether it did: there may be no room."""
-        begun = self.store.write(Lent(memory, address, nbytes))
+        home: Any = Lent(memory, address, nbytes)  # all that a file wants of a storage
+        begun = self.store.write(home)
         if begun is None:
             return False
         self._keys[number], way = begun

@@ -1,0 +1,183 @@
+"""Swapping beyond one context: graphs that outlive it, threads, forks, and what is left."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import others_slow
+from tests.pytorch.harsh import deeper, vector
+from tests.pytorch.swap.test_swap import (
+    VECTOR,
+    check,
+    gradient,
+    store_of,
+    swapped,
+    swapping,
+    ways_out,
+)
+
+
+def test_backward_after_the_context(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+    assert swapped(run).out > 0
+    (got,) = torch.autograd.grad(loss, weight)
+    assert torch.equal(got, wanted)
+    check(run)
+
+
+def test_backward_twice_and_in_another_thread(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+        (once,) = torch.autograd.grad(loss, weight, retain_graph=True)
+        more = swapped(run).out
+        found: list[Tensor] = []
+        other = threading.Thread(
+            target=lambda: found.extend(torch.autograd.grad(loss, weight, retain_graph=True))
+        )
+        other.start()
+        other.join()
+        found += torch.autograd.grad(loss, weight)
+    assert all(torch.equal(got, wanted) for got in (once, *found))
+    assert swapped(run).out <= more + 2 * VECTOR  # copies stay as long as the graph: no new ones
+    check(run)
+
+
+def test_one_context_after_the_other_and_the_first_graph_last(tmp_path: Path) -> None:
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path):
+        loss = deeper(weight, 20).sum()
+    with swapping(tmp_path) as run:
+        got = gradient(weight)
+    assert torch.equal(got, wanted)
+    assert torch.equal(torch.autograd.grad(loss, weight)[0], wanted)
+    check(run)
+
+
+def test_an_earlier_budget_that_dies_while_a_copy_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector comes to it in the thread for which the program waits."""
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+    gc.disable()
+    try:
+        cycle: list[object] = [run, loss]
+        cycle.append(cycle)
+        del run, loss, cycle
+        write, collected = os.pwrite, list[int]()
+
+        def collecting(*arguments: Any) -> int:
+            if not collected:
+                collected.append(gc.collect())
+            return write(*arguments)
+
+        monkeypatch.setattr(os, "pwrite", collecting)
+        with swapping(tmp_path) as run:
+            assert torch.equal(gradient(weight), wanted)
+        assert collected
+        check(run)
+    finally:
+        gc.enable()
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing says which files are open")
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """No file is open, no thread runs, no copy stays: also after an exception and a lost graph."""
+
+    class Bang(Exception):
+        pass
+
+    def fail() -> None:
+        with swapping(tmp_path):
+            deeper(weight, 20).sum()
+            raise Bang
+
+    weight = vector(True)
+    gradient(weight)
+    gc.collect()
+    before, threads = _open_files(), threading.active_count()
+    for _ in range(3):
+        with swapping(tmp_path) as run:
+            gradient(weight)
+            assert swapped(run).out > 0
+            loss = deeper(weight, 20).sum()
+        assert store_of(run).used > 0
+        del loss
+        assert run.memory <= 3 * VECTOR
+        assert store_of(run).used == 0
+        check(run)
+        del run
+        with pytest.raises(Bang):
+            fail()
+        gc.collect()  # a traceback is a cycle
+        assert (_open_files(), threading.active_count()) == (before, threads)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("when", others_slow(["being written", "written", "just about to be done"]))
+def test_a_fork_goes_on_by_recomputing(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork has none of the threads, and a lock that one of them held there stays locked."""
+    write = os.pwrite
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.1)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    weight = vector(True)
+    wanted = gradient(weight)
+    with swapping(tmp_path) as run:
+        loss = deeper(weight, 20).sum()
+        assert swapped(run).out > 0
+        last = ways_out(run)[-1]
+        assert not last.ended()
+        condition = last._future._condition
+        while when == "written" and not last.ended():
+            time.sleep(0.01)
+        if when == "just about to be done":
+            thread = threading.Thread(target=condition.acquire)
+            thread.start()
+            thread.join()
+        child = os.fork()
+        if not child:
+            good = False
+            try:
+                faulthandler.dump_traceback_later(60, exit=True)  # a lock that nobody will open
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    (got,) = torch.autograd.grad(loss, weight)
+                told = any("before a fork" in str(each.message) for each in seen)
+                good = told and torch.equal(got, wanted)
+            finally:  # or the child would go on with the tests
+                os._exit(not good)
+        assert os.waitpid(child, 0)[1] == 0
+        if when == "just about to be done":
+            condition._lock._release_save()  # whoever holds it
+        (got,) = torch.autograd.grad(loss, weight)
+    assert torch.equal(got, wanted)
+    check(run)
