@@ -260,7 +260,7 @@ bool Ledger::abandon_copy(Storage& storage) {
 }
 
 // `storage` is out of the graph.
-void Ledger::left(Storage& storage) {
+void Ledger::left(Storage& storage) const {
     if (host != nullptr) {
         std::erase(host->refused, &storage);
         if (storage.on_host) {

@@ -143,7 +143,7 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {
         return stack.begin() + static_cast<std::ptrdiff_t>(index);
     };
-    Frame& frame = frames_[at];
+    const Frame& frame = frames_[at];
     const Frame& above = frames_[at + 1];
     std::vector<Storage*> locked(place(locked_, frame.locked), place(locked_, above.locked));
     std::vector<Value*> inputs;

@@ -215,7 +215,7 @@ private:
     void discard_all();
     void discard(Storage& storage);
     bool abandon_copy(Storage& storage);
-    void left(Storage& storage);
+    void left(Storage& storage) const;
 
     // Whether `storage`, which has no recipe, can be had again.
     bool swappable(const Storage& storage) const noexcept {

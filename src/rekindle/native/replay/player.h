@@ -76,13 +76,13 @@ public:
 
     // Actions are told as 8 * the storage, or the operator of a `Compute`, + one of these.
     enum Action : std::int64_t {
-        freed,
-        computed,
-        computed_in_place,
-        swapped_out,
-        swapped_out_and_kept,
-        swapped_in,
-        discarded,
+        freed = 0,
+        computed = 1,
+        computed_in_place = 2,
+        swapped_out = 3,
+        swapped_out_and_kept = 4,
+        swapped_in = 5,
+        discarded = 6,
         actions_end = 8
     };
 
