@@ -247,3 +247,23 @@ def test_what_nobody_could_know_is_told() -> None:
     with rekindle.budget(7 * VECTOR) as run:
         _curve(weight)
     assert "above the budget" not in str(run.report())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.ConvTranspose2d(8, 4, 2, stride=2)],
+    ids=["3x3", "1x1", "transposed"],
+)
+def test_what_libraries_allocate_without_a_tensor_counts(layer: nn.Module) -> None:
+    """oneDNN has images in a layout of its own: by the allocator's events, and in the trace."""
+    images = torch.rand(4, 8, 64, 64)
+    with torch.no_grad():
+        layer(images)
+        given_out = allocated(lambda: layer(images))
+        with rekindle.budget.unlimited(record=True) as run:
+            for _ in range(2):
+                layer(images)
+    trace = run.trace
+    made = 4 * layer(images).numel()
+    inside = [op.workspace for op in trace.ops if "convolution" in op.name]
+    assert inside == [given_out.peak - made] * 2

@@ -218,15 +218,15 @@ void Engine::open(Call& call, Value* wanted, Locks locks) {
 // the longest way down, where each call on the way waits with what it has already, and younger ones
 // need it or what lies beside it.
 void Engine::last_first(std::span<Value*> inputs) const {
-    std::reverse(inputs.begin(), inputs.end());
+    std::ranges::reverse(inputs);
     if (rules.quirks) {  // the authors go by the order of the arguments
         return;
     }
     const auto is_younger = [](const Value* one, const Value* other) {
         return one->call->id > other->call->id;
     };
-    if (!std::is_sorted(inputs.begin(), inputs.end(), is_younger)) {
-        std::stable_sort(inputs.begin(), inputs.end(), is_younger);
+    for (auto next = inputs.begin(); next != inputs.end(); ++next) {  // most are in order
+        std::rotate(std::upper_bound(inputs.begin(), next, *next, is_younger), next, next + 1);
     }
 }
 

@@ -69,14 +69,19 @@ public:
     c10::DataPtr allocate(std::size_t bytes) override {
         c10::DataPtr piece = counted_.allocate(bytes);
         if (the_watch().on.load(std::memory_order_relaxed) &&
-            piece.compare_exchange_deleter(counted_.raw_deleter(), &give_back)) {
+            piece.compare_exchange_deleter(own(), &give_back)) {
             the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
         }
         return piece;
     }
 
-    // Of all that is allocated while nobody watches.
-    c10::DeleterFnPtr raw_deleter() const override { return counted_.raw_deleter(); }
+    // Of all that is allocated while nobody watches. Libraries such as oneDNN, which allocate
+    // without a tensor (`raw_allocate`), ask for it when they free that.
+    c10::DeleterFnPtr raw_deleter() const override {
+        return the_watch().on.load(std::memory_order_relaxed) ? &give_back : own();
+    }
+
+    c10::DeleterFnPtr own() const { return counted_.raw_deleter(); }
 
     bool is_simple_data_ptr(const c10::DataPtr& piece) const override {
         return piece.get() == piece.get_context();
@@ -102,7 +107,7 @@ void Counting::give_back(void* piece) {
     if (the_watch().on.load(std::memory_order_relaxed)) {
         the_watch().gives_back(piece);
     }
-    the_counting()->raw_deleter()(piece);
+    the_counting()->own()(piece);
 }
 
 }  // namespace
@@ -121,7 +126,8 @@ bool allocations_are_counted() noexcept {
 }
 
 c10::DeleterFnPtr allocators_own() noexcept {
-    static const c10::DeleterFnPtr found = c10::GetCPUAllocator()->raw_deleter();
+    static const c10::DeleterFnPtr found =
+        allocations_are_counted() ? the_counting()->own() : c10::GetCPUAllocator()->raw_deleter();
     return found;
 }
 
