@@ -99,6 +99,10 @@ class Touching(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # as that of the budget
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # likewise: what is compiled stays so
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
