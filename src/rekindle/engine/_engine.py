@@ -18,7 +18,7 @@ How this differs from the authors' prototype and simulator:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
@@ -333,7 +333,7 @@ class Engine(Exchange):
     def _climb(
         self, call: Call, wanted: Value | None, held: bool, *, eager_locks: bool
     ) -> Iterator[Action]:
-        """Depth first over the inputs, the oldest first; a stack instead of recursion."""
+        """Depth first over the inputs, in their order; a stack instead of recursion."""
         frames = [Frame(call, wanted)]
         self._open(frames[0], eager_locks)
         try:
@@ -374,7 +374,7 @@ class Engine(Exchange):
         for frame in frames:
             frame.gave_up = True
             locked, frame.locked = frame.locked, []
-            frame.pending = self._last_first(frame.call.inputs)
+            frame.pending = [*reversed(frame.call.inputs)]
             for storage in locked:
                 self._unlock(storage)
             for storage in dict.fromkeys(locked):
@@ -390,18 +390,7 @@ class Engine(Exchange):
                 frame.locked.append(storage)
             else:
                 frame.pending.append(value)
-        frame.pending = self._last_first(frame.pending)
-
-    def _last_first(self, inputs: Sequence[Value]) -> list[Value]:
-        """`inputs`, the one to have first at the end.
-
-        That is the oldest: it takes the longest way down, where each call on the way waits with
-        what it has already, and younger ones need it or what lies beside it.
-        """
-        pending = [*reversed(inputs)]
-        if not self.rules.quirks:  # the authors go by the order of the arguments
-            pending.sort(key=lambda value: value.call.id, reverse=True)
-        return pending
+        frame.pending.reverse()
 
     def _next_missing(self, frame: Frame) -> Value | None:
         """Locks the inputs that are there, in order, up to the first that is not."""

@@ -40,12 +40,15 @@ def gpt(layers: int) -> Callable[[], None]:
 
 
 def check(profile: Profile, peak: int) -> None:
-    """The tables add up to the peak, and that is what the tracker saw, within 1 %."""
+    """The tables add up to the peak, and that is what the tracker saw, within 1 %; but for what an
+    operator takes inside itself, which nobody holds and no tracker sees: everybody looked where
+    there is most in use with that."""
     at_peak = profile.at_peak
-    assert at_peak.memory == pytest.approx(profile.peak, rel=0.02)
+    inside = max(op.workspace for op in profile.trace.ops)
+    assert 0.98 * at_peak.memory <= profile.peak <= 1.02 * (at_peak.memory + inside)
     for table in (at_peak.categories, at_peak.modules, at_peak.lines):
         assert sum(table.values()) == at_peak.memory
-    assert sum(at_peak.categories.values()) == pytest.approx(peak, rel=0.01)
+    assert 0.99 * peak - inside <= sum(at_peak.categories.values()) <= 1.01 * peak
 
 
 def test_the_demo_s_categories_add_up_to_the_tracked_peak() -> None:

@@ -19,7 +19,7 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
     while True:
         workload = case.build()
         try:
-            with rekindle.budget(budget, policy=policy, record=True) as run:
+            with rekindle.budget(budget, policy=policy, record=True, evict="saved") as run:
                 train(workload)
         except rekindle.OutOfBudget as error:
             budget = error.smallest_budget

@@ -211,23 +211,8 @@ void Engine::open(Call& call, Value* wanted, Locks locks) {
             pending_.push_back(edge.value);
         }
     }
-    last_first(std::span(pending_).subspan(frames_.back().pending));
-}
-
-// Turns `inputs` round, so that the one to have first is at the end. That is the oldest: it takes
-// the longest way down, where each call on the way waits with what it has already, and younger ones
-// need it or what lies beside it.
-void Engine::last_first(std::span<Value*> inputs) const {
-    std::ranges::reverse(inputs);
-    if (rules.quirks) {  // the authors go by the order of the arguments
-        return;
-    }
-    const auto is_younger = [](const Value* one, const Value* other) {
-        return one->call->id > other->call->id;
-    };
-    for (auto next = inputs.begin(); next != inputs.end(); ++next) {  // most are in order
-        std::rotate(std::upper_bound(inputs.begin(), next, *next, is_younger), next, next + 1);
-    }
+    const auto first = pending_.begin() + static_cast<std::ptrdiff_t>(frames_.back().pending);
+    std::reverse(first, pending_.end());
 }
 
 // Locks the inputs that are there, in order, up to the first that is not.

@@ -6,7 +6,6 @@
 // guards it.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "ledger.h"
@@ -96,7 +95,6 @@ private:
     void materialize(Call& call, Value* wanted, bool held);
     void climb(Call& call, Value* wanted, bool held, Locks locks);
     void open(Call& call, Value* wanted, Locks locks);
-    void last_first(std::span<Value*> inputs) const;
     Value* next_missing();
     void close(const Frame& frame);
     void run(const Frame& frame, bool held);

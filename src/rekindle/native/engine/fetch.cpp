@@ -153,8 +153,7 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const std::size_t pending = above.pending - frame.pending;
     locked_.erase(place(locked_, frame.locked), place(locked_, above.locked));
     pending_.erase(place(pending_, frame.pending), place(pending_, above.pending));
-    last_first(inputs);
-    pending_.insert(place(pending_, frame.pending), inputs.begin(), inputs.end());
+    pending_.insert(place(pending_, frame.pending), inputs.rbegin(), inputs.rend());
     for (std::size_t i = at + 1; i < frames_.size(); ++i) {
         frames_[i].pending = frames_[i].pending + inputs.size() - pending;
         frames_[i].locked -= locked.size();
