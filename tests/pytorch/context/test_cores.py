@@ -45,9 +45,7 @@ def chosen(**settings: Any) -> rekindle.Run:
 
 
 @pytest.mark.usefixtures("_preferred")
-@pytest.mark.parametrize(
-    "settings", [{}, {"swap": "1MiB"}, {"evict": "anything", "learn": True}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"swap": "1MiB"}], ids=str)
 def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) -> None:
     run = chosen(**settings)
     assert str(run.core) == "native, the default"
@@ -62,6 +60,7 @@ def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) ->
         ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),
         ({"policy": "lru"}, "it knows no policy but Thrifty(), and LRU"),
         ({"core": "python"}, "as asked for"),
+        ({"evict": "anything", "learn": True}, 'the default for now with evict="anything"'),
     ],
     ids=str,
 )
@@ -72,6 +71,7 @@ def test_python_where_something_else_is_asked_for(settings: dict[str, Any], reas
     assert f"core            python, {reason}" in str(run.report())
 
 
+@pytest.mark.usefixtures("_preferred")
 def test_python_where_values_of_a_device_are_swapped() -> None:
     asked_for = _arguments.Arguments("1GiB", None, None, False, False, "1MiB", None, "auto")
     with pytest.MonkeyPatch.context() as patch:

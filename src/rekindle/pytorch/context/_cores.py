@@ -20,6 +20,8 @@ Core = Literal["auto", "native", "python"]
 
 #: What "auto" takes on a CPU where both can be had.
 PREFERRED: Core = "native"
+#: And with `evict="anything"`.
+PREFERRED_FOR_ANYTHING: Core = "python"
 
 
 @final
@@ -39,9 +41,15 @@ class Chosen:
 
 
 def chosen_core(
-    asked: Core, policy: Policy, device: torch.device, needs_python: Mapping[str, bool]
+    asked: Core,
+    policy: Policy,
+    device: torch.device,
+    needs_python: Mapping[str, bool],
+    *,
+    anything: bool = False,
 ) -> Chosen:
-    """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
+    """The core for these options. Raises `Unsupported` if the native one is asked for in vain.
+    `anything`: with `evict="anything"`."""
     checks.one_of(asked, get_args(Core), "rekindle.budget(..., core={})")
     if asked == "python":
         return Chosen(False, "as asked for")
@@ -50,6 +58,8 @@ def chosen_core(
         return Chosen(False, "the default for now")
     if not obstacle and asked == "auto" and is_accelerator(device):
         obstacle = "the default for now on a device"
+    if not obstacle and asked == "auto" and anything and PREFERRED_FOR_ANYTHING == "python":
+        obstacle = 'the default for now with evict="anything"'
     if not obstacle and native_core() is None:
         obstacle = why_not()
     if not obstacle and asked == "auto":

@@ -8,6 +8,7 @@ but operators (`Memory.returnable`). Twin of native/pytorch/held.h.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, final
@@ -30,7 +31,7 @@ class LastResort(Shells):
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
-        self.lending = Lending(self)
+        self.lending = Lending(weakref.proxy(self))  # else both wait for the collector
         self._operands: tuple[Any, ...] = ()  # of the operator that runs now
 
     # -- operators ------------------------------------------------------------------------------
