@@ -11,6 +11,8 @@ import torch
 
 from tests.standin.process import asked, compiled
 
+pytestmark = pytest.mark.timeout(1200)  # the extension is built first; many runs a test
+
 MODES = (
     "online",
     "swap",
