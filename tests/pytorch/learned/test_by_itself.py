@@ -176,6 +176,18 @@ def test_patience_is_of_steps_of_one_length() -> None:
     assert lessons.wants_more()
 
 
+def test_who_asks_for_plans_later_has_what_was_learned() -> None:
+    """Or would wait for ever for a search that the patient one began."""
+    lessons = lessons_for(1, torch.device("cpu"), patient=True)
+    assert lessons_for(1, torch.device("cpu"), patient=True) is lessons
+    assert lessons.patient
+    assert lessons_for(1, torch.device("cpu")) is lessons
+    assert not lessons.patient
+    assert lessons.wanted
+    lessons.over(MET, None)
+    assert lessons.wants_more()
+
+
 def test_steps_are_watched_while_some_of_the_last_needed_evictions() -> None:
     lessons = lessons_for(1, torch.device("cpu"), patient=True)
     assert not lessons.wanted

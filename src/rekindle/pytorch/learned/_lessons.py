@@ -59,6 +59,10 @@ class Lessons:
         self._rest = 0
         self._next_rest = TRIES
 
+    def hurry(self) -> None:
+        """Somebody asks for plans: no more patience."""
+        self.patient, self._lengths = False, None
+
     @property
     def wanted(self) -> bool:
         """Whether the next step is of interest at all."""
@@ -254,7 +258,7 @@ class Lessons:
         self._end_planning()
 
 
-_lessons: dict[tuple[Bytes, torch.device, bool, bool, bool], Lessons] = {}
+_lessons: dict[tuple[Bytes, torch.device, bool, bool], Lessons] = {}
 
 
 def lessons_for(
@@ -266,13 +270,16 @@ def lessons_for(
     patient: bool = False,
 ) -> Lessons:
     """What this process learned of steps on `device` within `budget`; `cache`: and others.
-    `native`: by the native core, whose numbers are others. `patient`: as of `Lessons`."""
-    key = budget, device, cache, native, patient
+    `native`: by the native core, whose numbers are others. `patient`: as of `Lessons`; who is not
+    has what the patient learned: two would wait for each other's search."""
+    key = budget, device, cache, native
     found = _lessons.pop(key, None)
     if found is None:
         folder = cache_folder() if cache else None
         shelf = Shelf(folder, budget, device, native=native)
         found = Lessons(budget, shelf, patient=patient)
+    if not patient:
+        found.hurry()
     _lessons[key] = found
     while len(_lessons) > MOST_LESSONS:
         _lessons.pop(next(iter(_lessons))).forget()
