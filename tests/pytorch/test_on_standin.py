@@ -11,8 +11,6 @@ import torch
 
 from tests.standin.process import asked, compiled
 
-pytestmark = pytest.mark.timeout(1200)  # the extension is built first; many runs a test
-
 MODES = (
     "online",
     "swap",
