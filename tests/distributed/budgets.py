@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 
 import rekindle  # noqa: E402
 from rekindle.pytorch.context import available  # noqa: E402
+from tests.distributed.leaving import leave  # noqa: E402
 
 DEVICES = 2
 
@@ -63,8 +64,7 @@ def main() -> None:
         "common": rekindle.distributed.common_budget("auto", device=device),
     }
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

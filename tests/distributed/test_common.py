@@ -16,6 +16,7 @@ from torch import nn
 
 import rekindle
 from rekindle.pytorch.context import available
+from tests.distributed.leaving import leave
 
 GIB = 2**30
 
@@ -41,8 +42,7 @@ def _work(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     torch.save(_asked(rank), Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 import rekindle
+from tests.distributed.leaving import leave
 from tests.integrations.test_accelerate import train
 
 amount, options = json.loads(sys.argv[1])
@@ -131,7 +132,7 @@ told = {"left": [each.double().sum().item() for each in left]}
 if amount:
     told |= {"peak": run.peak, "recomputations": run.recomputations, "followed": run.steps_followed}
 (Path(sys.argv[2]) / f"rank{rank}.json").write_text(json.dumps(told))
-state.destroy_process_group()
+leave()
 """
 
 

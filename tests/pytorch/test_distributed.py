@@ -35,6 +35,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rekindle
+from tests.distributed.leaving import leave
 from tests.pytorch import cores
 from tests.pytorch.harsh import Watch
 
@@ -297,8 +298,7 @@ def work(rank: int, ranks: int, port: int, folder: str, names: list[str], core: 
             found[name] = {"error": repr(error)}
             break
     torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def _found(ranks: int, folder: Path, names: list[str], core: cores.Name) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
 from rekindle.planners import KeepAll, RecomputeAll
+from tests.distributed.leaving import leave
 from tests.pytorch.planned.test_compiled import Net, batch
 
 pytestmark = [
@@ -84,8 +85,7 @@ def _work(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(minutes=10))
     found = {name: _trained(planned) for name, planned in WAYS.items()}
     torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.fixture(scope="module")
