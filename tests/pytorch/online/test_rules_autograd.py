@@ -349,3 +349,19 @@ def test_several_threads_at_once() -> None:
         return everything((losses, weights))
 
     assert differing(trained(4 * TIGHT), trained(None)) == []
+
+
+def test_backward_in_inference_mode() -> None:
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            loss = deeper(weight, 8).sum()
+            with torch.inference_mode():
+                loss.backward(retain_graph=True)
+            loss.backward()
+            return loss, weight
+
+        return step
+
+    assert harshest(program).again["exp"] >= 2

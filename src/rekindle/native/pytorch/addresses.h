@@ -59,7 +59,7 @@ public:
     // In no order that means anything.
     template <class F>
     void each(F&& visit) {
-        for (Slot& slot : slots_) {
+        for (const Slot& slot : slots_) {
             if (slot.key != nullptr) {
                 visit(slot.key, slot.thing);
             }
@@ -92,7 +92,7 @@ private:
     void grow() {
         std::vector<Slot> before(2 * slots_.size());
         before.swap(slots_);
-        for (Slot& slot : before) {
+        for (const Slot& slot : before) {
             if (slot.key != nullptr) {
                 place(slot.key, std::move(slot.thing));
             }

@@ -14,7 +14,8 @@ namespace {
 // Has `act` done to each tensor of a list.
 template <class F>
 PyObject* for_each_tensor(PyObject* arguments, F&& act) {
-    PyObject *capsule, *tensors;
+    PyObject* capsule = nullptr;
+    PyObject* tensors = nullptr;
     parse(arguments, "OO", &capsule, &tensors);
     Driver& driver = driver_of(capsule);
     const Object each(PySequence_Fast(tensors, "tensors: a list"));
@@ -36,7 +37,7 @@ PyObject* for_each_tensor(PyObject* arguments, F&& act) {
 
 // take_samples(driver) -> their numbers as they lie in memory
 PyObject* take_samples(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     std::vector<Sample> taken;
@@ -52,7 +53,7 @@ PyObject* take_samples(PyObject* arguments) {
 
 // space_samples(driver, next, every): in ns
 PyObject* space_samples(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long next = 0;
     long long every = 0;
     parse(arguments, "OLL", &capsule, &next, &every);
@@ -63,7 +64,7 @@ PyObject* space_samples(PyObject* arguments) {
 
 // set_budget(driver, bytes); a negative one is none
 PyObject* set_budget(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long budget = 0;
     parse(arguments, "OL", &capsule, &budget);
     const Locked lock;
@@ -73,7 +74,7 @@ PyObject* set_budget(PyObject* arguments) {
 
 // met(driver) -> the addresses of storages of weights that were met since this was last asked
 PyObject* met(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     std::vector<const void*> found;
     {
@@ -107,7 +108,7 @@ PyObject* save_what_needs(PyObject* arguments) {
 // forget_sources(driver): what is kept for nothing but to compute again what is there goes
 // -> whether anything did
 PyObject* forget_sources(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     const bool any = in_words(driver, [&] {

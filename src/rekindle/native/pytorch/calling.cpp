@@ -173,7 +173,7 @@ bool Operation::may_differ() const {
     }
     const auto on_cpu = [](const c10::TensorImpl* tensor) { return tensor->is_cpu(); };
     if (!facts_.has(Traits::DOUBT) || !driver_.device.doubts ||
-        std::all_of(invocation_.tensors.begin(), invocation_.tensors.end(), on_cpu)) {
+        std::ranges::all_of(invocation_.tensors, on_cpu)) {
         return false;
     }
     if (facts_.has(Traits::TIMED)) {

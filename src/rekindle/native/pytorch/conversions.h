@@ -106,7 +106,7 @@ inline PyObject* nothing() {
 // (driver, on): sets one of its flags.
 template <bool Driver::* flag>
 PyObject* set_flag(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int on = 0;
     parse(arguments, "Op", &capsule, &on);
     Driver& driver = driver_of(capsule);

@@ -32,14 +32,14 @@ struct Watch final {
     GivenOutInside given;
 
     void takes(const void* piece, Bytes bytes) {
-        const std::lock_guard<std::mutex> guard(mutex);
+        const std::scoped_lock guard(mutex);
         pieces[piece] = bytes;
         given.now += bytes;
         given.most = std::max(given.most, given.now);
     }
 
     void gives_back(const void* piece) {
-        const std::lock_guard<std::mutex> guard(mutex);
+        const std::scoped_lock guard(mutex);
         const auto found = pieces.find(piece);
         if (found != pieces.end()) {  // what is older counts for nobody
             given.now -= found->second;
@@ -50,7 +50,7 @@ struct Watch final {
 
 // Never destroyed: memory may be freed while the process ends.
 Watch& the_watch() noexcept {
-    static Watch& made = immortal<Watch>();
+    static auto& made = immortal<Watch>();
     return made;
 }
 
@@ -98,8 +98,8 @@ private:
 };
 
 // Never destroyed: tensors keep its deleter.
-std::optional<Counting>& the_counting() {
-    static std::optional<Counting>& made = immortal<std::optional<Counting>>();
+Counting*& the_counting() {
+    static Counting* made = nullptr;
     return made;
 }
 
@@ -114,15 +114,15 @@ void Counting::give_back(void* piece) {
 
 void count_allocations() {
     c10::Allocator* there = c10::GetCPUAllocator();
-    if (the_counting() || there == nullptr || there->raw_deleter() == nullptr) {
+    if (the_counting() != nullptr || there == nullptr || there->raw_deleter() == nullptr) {
         return;
     }
-    the_counting().emplace(*there);
-    c10::SetCPUAllocator(&*the_counting(), 1);  // nothing happens if another has a higher priority
+    the_counting() = &immortal<Counting>(*there);
+    c10::SetCPUAllocator(the_counting(), 1);  // nothing happens if another has a higher priority
 }
 
 bool allocations_are_counted() noexcept {
-    return the_counting().has_value() && c10::GetCPUAllocator() == &*the_counting();
+    return the_counting() != nullptr && c10::GetCPUAllocator() == the_counting();
 }
 
 c10::DeleterFnPtr allocators_own() noexcept {
@@ -137,7 +137,7 @@ c10::DeleterFnPtr counting_ones_own() noexcept {
 
 void watch_allocations() {
     Watch& watch = the_watch();
-    const std::lock_guard<std::mutex> guard(watch.mutex);
+    const std::scoped_lock guard(watch.mutex);
     watch.pieces.clear();
     watch.given = {};
     watch.on.store(true, std::memory_order_relaxed);
@@ -145,7 +145,7 @@ void watch_allocations() {
 
 GivenOutInside watched_allocations() noexcept {
     Watch& watch = the_watch();
-    const std::lock_guard<std::mutex> guard(watch.mutex);
+    const std::scoped_lock guard(watch.mutex);
     watch.on.store(false, std::memory_order_relaxed);
     return watch.given;
 }

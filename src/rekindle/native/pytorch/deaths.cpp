@@ -27,7 +27,7 @@ struct Everybody final {
 };
 
 Everybody& everybody() noexcept {
-    static Everybody& made = immortal<Everybody>();
+    static auto& made = immortal<Everybody>();
     return made;
 }
 
@@ -51,7 +51,7 @@ void tell_and(void* context, F&& free) {
     bool late = false;
     {
         Everybody& all = everybody();
-        const std::lock_guard<SpinLock> guard(all.flag);
+        const std::scoped_lock guard(all.flag);
         for (Deaths* each : all.listening) {
             each->freed(context);
             late = late || each->late.load(std::memory_order_relaxed);
@@ -73,29 +73,29 @@ void tell_and_free(void* context) {
 }  // namespace
 
 Deaths::Deaths() {
-    const std::lock_guard<SpinLock> guard(everybody().flag);
+    const std::scoped_lock guard(everybody().flag);
     everybody().listening.push_back(this);
 }
 
 Deaths::~Deaths() {
-    const std::lock_guard<SpinLock> guard(everybody().flag);
+    const std::scoped_lock guard(everybody().flag);
     std::erase(everybody().listening, this);
 }
 
 void Deaths::freed(const void* address) {
-    const std::lock_guard<SpinLock> guard(flag_);
+    const std::scoped_lock guard(flag_);
     addresses_.push_back(address);
     any_.store(true, std::memory_order_release);
 }
 
 void Deaths::released(Record& record) {
-    const std::lock_guard<SpinLock> guard(flag_);
+    const std::scoped_lock guard(flag_);
     records_.push_back(&record);
     any_.store(true, std::memory_order_release);
 }
 
 void Deaths::take(std::vector<const void*>& addresses, std::vector<Record*>& records) {
-    const std::lock_guard<SpinLock> guard(flag_);
+    const std::scoped_lock guard(flag_);
     addresses.insert(addresses.end(), addresses_.begin(), addresses_.end());
     records.insert(records.end(), records_.begin(), records_.end());
     addresses_.clear();
@@ -110,15 +110,15 @@ void tell_and_forget_token(void* token) {
 
 bool watch(c10::StorageImpl& home) noexcept {
     c10::DataPtr& data = home._mutable_data_ptr_no_checks();
-    constexpr c10::DeleterFnPtr WATCHED = &tell_and_free<allocators_own>;
-    constexpr c10::DeleterFnPtr COUNTED_AND_WATCHED = &tell_and_free<counting_ones_own>;
+    constexpr c10::DeleterFnPtr watched = &tell_and_free<allocators_own>;
+    constexpr c10::DeleterFnPtr counted_and_watched = &tell_and_free<counting_ones_own>;
     const c10::DeleterFnPtr deleter = data.get_deleter();
-    if (deleter == WATCHED || deleter == COUNTED_AND_WATCHED) {
+    if (deleter == watched || deleter == counted_and_watched) {
         return true;
     }
     return data.get_context() == data.get() &&
-           (data.compare_exchange_deleter(counting_ones_own(), COUNTED_AND_WATCHED) ||
-            data.compare_exchange_deleter(allocators_own(), WATCHED));
+           (data.compare_exchange_deleter(counting_ones_own(), counted_and_watched) ||
+            data.compare_exchange_deleter(allocators_own(), watched));
 }
 
 }  // namespace rekindle

@@ -36,7 +36,7 @@ bool is_full(const std::exception& error) {
         return true;
     }
     const std::string_view said = error.what();
-    return std::any_of(OUT_OF_MEMORY.begin(), OUT_OF_MEMORY.end(), [&](std::string_view text) {
+    return std::ranges::any_of(OUT_OF_MEMORY, [&](std::string_view text) {
         return said.find(text) != std::string_view::npos;
     });
 }
@@ -61,7 +61,7 @@ bool Device::is_capturing() const {
 }
 
 void Device::see(const c10::Stream& stream) {
-    if (std::find(seen_.begin(), seen_.end(), stream) == seen_.end()) {
+    if (std::ranges::find(seen_, stream) == seen_.end()) {
         seen_.push_back(stream);
     }
 }

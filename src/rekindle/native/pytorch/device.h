@@ -82,8 +82,8 @@ public:
 
     // What memory of `nbytes` takes there.
     Bytes rounded(Bytes nbytes) const noexcept {
-        constexpr Bytes GRAIN = 512;  // it gives out no less, and multiples of it
-        return queues() ? (nbytes + GRAIN - 1) / GRAIN * GRAIN : nbytes;
+        constexpr Bytes grain = 512;  // it gives out no less, and multiples of it
+        return queues() ? (nbytes + grain - 1) / grain * grain : nbytes;
     }
 
     // What the allocator keeps for later goes back to the device.

@@ -15,7 +15,7 @@ namespace rekindle {
 namespace {
 
 std::vector<Driver*>& drivers() {
-    static std::vector<Driver*>& made = immortal<std::vector<Driver*>>();
+    static auto& made = immortal<std::vector<Driver*>>();
     return made;
 }
 
@@ -25,7 +25,7 @@ struct Active final {
 };
 
 Active& the_active() {
-    static Active& made = immortal<Active>();
+    static auto& made = immortal<Active>();
     return made;
 }
 
@@ -44,7 +44,7 @@ std::uint64_t next_ordinal() noexcept {
 }  // namespace
 
 c10::intrusive_ptr<Driver> active() {
-    const std::lock_guard<SpinLock> guard(the_active().flag);
+    const std::scoped_lock guard(the_active().flag);
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
     if (driver && joined() != 0 && joined() != driver->ordinal) {
         return {};
@@ -69,7 +69,7 @@ void join(const Driver* driver) noexcept {
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {
-    const std::lock_guard<SpinLock> guard(the_active().flag);
+    const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
 }
 
@@ -82,12 +82,13 @@ Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)
     drivers().push_back(this);
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
 Driver::~Driver() {
     tell_gone(number());
     swapper.reset();
-    const bool mine = Mutex::mine();
-    if (!mine) {
-        the_mutex().lock();
+    std::unique_lock lock(the_mutex(), std::defer_lock);
+    if (!Mutex::mine()) {
+        lock.lock();
     }
     std::erase(drivers(), this);
     deaths.take(dead_addresses_, dead_handles_);
@@ -103,9 +104,6 @@ Driver::~Driver() {
     emptied_.clear();
     stepped_back_.clear();
     back_.clear();
-    if (!mine) {
-        the_mutex().unlock();
-    }
 }
 
 // -- memory ---------------------------------------------------------------------------------------
@@ -402,7 +400,7 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
-    const auto again = [&] {
+    const auto run_in_order = [&] {
         device.in_order([&] {
             homes = run_again(recipe, in_place);
             for (const Home& home : homes) {
@@ -414,12 +412,12 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
         homes = run_again(recipe, in_place);
     } else {
         try {
-            again();
+            run_in_order();
         } catch (const std::exception& error) {
             if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
                 throw;
             }
-            rescue(recipe.nbytes, again);
+            rescue(recipe.nbytes, run_in_order);
         }
     }
     TORCH_CHECK(!now, "interrupted after a replay");

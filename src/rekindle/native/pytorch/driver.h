@@ -38,7 +38,7 @@
 namespace rekindle {
 
 class AnyTime;
-class Learner;
+class Learner;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class Swapper;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
@@ -310,7 +310,7 @@ public:
     // lies in pieces, no budget counts. It would come again at the next operator: each time the
     // first try evicts twice as much as the last time, up to half.
     template <class F>
-    void rescue(Bytes needed, F&& again);
+    void rescue(Bytes needed, F&& attempt);
     // Takes what is dead out of the table; it is acted on later. Before anything is looked up
     // there.
     void collect();
@@ -425,7 +425,7 @@ private:
 };
 
 template <class F>
-void Driver::rescue(Bytes needed, F&& again) {
+void Driver::rescue(Bytes needed, F&& attempt) {
     const Bytes before = engine.memory;
     const Bytes step = step_of_rescue(needed);
     std::string said;
@@ -435,7 +435,7 @@ void Driver::rescue(Bytes needed, F&& again) {
         perform([&] { engine.shrink(most); });
         device.empty_cache();
         try {
-            again();
+            attempt();
             return;
         } catch (const std::exception& error) {
             if (!is_full(error)) {

@@ -22,7 +22,7 @@ struct Tables final {
 
 // Operators may still be asked for while the process ends.
 Tables& tables() {
-    static Tables& made = immortal<Tables>();
+    static auto& made = immortal<Tables>();
     return made;
 }
 
@@ -37,12 +37,7 @@ Traits traits_of(std::string_view name) {
 
 bool has_effects(std::string_view name) {
     const std::string_view name_space = name.substr(0, name.find("::"));
-    for (const std::string& effect : tables().effects) {
-        if (effect == name_space) {
-            return true;
-        }
-    }
-    return false;
+    return std::ranges::find(tables().effects, name_space) != tables().effects.end();
 }
 
 void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
@@ -68,7 +63,7 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         facts.written = 1;
         facts.writes = true;
     }
-    facts.unseen = facts.name.starts_with("c10d::") && facts.name.ends_with("_") && !facts.writes &&
+    facts.unseen = facts.name.starts_with("c10d::") && facts.name.ends_with('_') && !facts.writes &&
                    !facts.has(Traits::HARMLESS);
 }
 
@@ -106,7 +101,7 @@ bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
         return true;
     }
     name.remove_prefix(std::string_view("aten::").size());
-    return std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    return std::ranges::any_of(parts, [&](const std::string& part) {
         return name.find(part) != std::string_view::npos;
     });
 }
@@ -133,7 +128,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
-    facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.has(Traits::ZEROS) ? ZEROED : 0;
+    facts.content = facts.has(Traits::ZEROS) ? ZEROED : 0;
+    facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.content;
     facts.writes = facts.writes || facts.has(Traits::STATISTICS);
     facts.product = is_one_of(tables().products, facts.name);
     facts.roomy = is_one_of(tables().roomy, facts.name);

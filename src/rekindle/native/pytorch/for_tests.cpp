@@ -12,7 +12,7 @@
 namespace rekindle {
 
 PyObject* let_go_now(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     in_words(driver, [&] {
@@ -30,7 +30,7 @@ PyObject* bytes_of_positions(PyObject* /*arguments*/) {
 }
 
 PyObject* longest_chain(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int calls = 0;
     parse(arguments, "Oi", &capsule, &calls);
     const Locked lock;
@@ -40,7 +40,7 @@ PyObject* longest_chain(PyObject* arguments) {
 }
 
 PyObject* count_again(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     driver_of(capsule).count_again = true;
@@ -48,7 +48,7 @@ PyObject* count_again(PyObject* arguments) {
 }
 
 PyObject* again(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     Object list(PyList_New(0));
@@ -60,7 +60,7 @@ PyObject* again(PyObject* arguments) {
 }
 
 PyObject* take_out(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     const char* name = nullptr;
     parse(arguments, "Os", &capsule, &name);
     const std::string_view what = name;
@@ -73,7 +73,7 @@ PyObject* take_out(PyObject* arguments) {
 }
 
 PyObject* interrupt(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int replays = 0;
     int before = 0;
     parse(arguments, "Oip", &capsule, &replays, &before);
@@ -92,7 +92,7 @@ PyObject* fix_costs(PyObject* arguments) {
 }
 
 PyObject* open_journal(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     Py_ssize_t entries = 0;
     parse(arguments, "On", &capsule, &entries);
     const Locked lock;
@@ -101,7 +101,7 @@ PyObject* open_journal(PyObject* arguments) {
 }
 
 PyObject* journal(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     Object list(PyList_New(0));
@@ -121,14 +121,14 @@ PyObject* journal(PyObject* arguments) {
 }
 
 PyObject* remembered(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     return PyLong_FromSize_t(driver_of(capsule).learner->remembered());
 }
 
 PyObject* remember_at_most(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     Py_ssize_t operators = 0;
     parse(arguments, "On", &capsule, &operators);
     const Locked lock;
@@ -137,7 +137,8 @@ PyObject* remember_at_most(PyObject* arguments) {
 }
 
 PyObject* places_in(PyObject* arguments) {
-    PyObject *shape, *step;
+    PyObject* shape = nullptr;
+    PyObject* step = nullptr;
     parse(arguments, "OO", &shape, &step);
     const auto found = places(numbers_in(shape), numbers_in(step));
     if (!found) {

@@ -2,10 +2,12 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <optional>
 #include <utility>
 
 #include "held.h"
@@ -199,13 +201,17 @@ std::int64_t Handle::bytes_reached() const {
 at::Tensor Handle::in(const Home& home) const {
     const std::int64_t reach = bytes_reached();
     TORCH_CHECK(
-        reach <= static_cast<std::int64_t>(home->nbytes()),
+        std::cmp_less_equal(reach, home->nbytes()),
         "a tensor that autograd saved has lost memory since: its storage was resized to ",
         home->nbytes(),
         " bytes, and ",
         reach,
         " are needed"
     );
+    std::optional<c10::InferenceMode> as_saved;  // a backward pass may run in inference mode
+    if (c10::InferenceMode::is_enabled()) {
+        as_saved.emplace(false);
+    }
     at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys_, dtype_);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);

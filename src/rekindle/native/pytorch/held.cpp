@@ -42,7 +42,7 @@ std::vector<Ref<Storage>> Driver::lend(const Homes& read, bool but_saved) {
             continue;
         }
         const Home home = record->at();
-        if (home && std::find(read.begin(), read.end(), home.get()) == read.end()) {
+        if (home && std::ranges::find(read, home.get()) == read.end()) {
             lent.emplace_back(record);
         }
     }

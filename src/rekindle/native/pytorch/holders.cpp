@@ -5,6 +5,27 @@
 
 namespace rekindle {
 
+namespace {
+
+int flags_of(const Record& record) {
+    int flags = record.replayable ? Holder::REPLAYABLE : 0;
+    flags |= record.pinned ? Holder::PINNED : 0;
+    flags |= record.is_held() ? Holder::HELD : 0;
+    flags |= record.references != 0 ? Holder::REFERENCED : 0;
+    flags |= record.consumed() ? Holder::CONSUMED : 0;
+    return flags;
+}
+
+// Where the gradient of a parameter is; null: it has none, or that was let go.
+const void* gradient_of(const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& leaf) {
+    const at::Tensor gradient = at::Tensor(leaf).grad();
+    const bool has = gradient.defined() && has_memory(*gradient.unsafeGetTensorImpl()) &&
+                     !is_husk(*gradient.storage().unsafeGetStorageImpl());
+    return has ? gradient.const_data_ptr() : nullptr;
+}
+
+}  // namespace
+
 std::vector<Holder> Driver::holders() {
     std::vector<Holder> found;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
@@ -12,21 +33,14 @@ std::vector<Holder> Driver::holders() {
         if (!record.resident || record.nbytes == 0) {
             continue;
         }
-        int flags = record.replayable ? Holder::REPLAYABLE : 0;
-        flags |= record.pinned ? Holder::PINNED : 0;
-        flags |= record.is_held() ? Holder::HELD : 0;
-        flags |= record.references != 0 ? Holder::REFERENCED : 0;
-        flags |= record.consumed() ? Holder::CONSUMED : 0;
+        int flags = flags_of(record);
         const void* gradient = nullptr;
         const void* parameter = nullptr;
         if (record.parameter) {
             if (const auto origin = record.origin.lock()) {
                 flags |= Holder::PARAMETER;
                 parameter = object_of(*origin);
-                const at::Tensor grad = at::Tensor(origin).grad();
-                const bool has = grad.defined() && has_memory(*grad.unsafeGetTensorImpl()) &&
-                                 !is_husk(*grad.storage().unsafeGetStorageImpl());
-                gradient = has ? grad.const_data_ptr() : nullptr;
+                gradient = gradient_of(origin);
             }
         }
         const Home home = record.at();

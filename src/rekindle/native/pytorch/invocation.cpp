@@ -16,20 +16,22 @@ namespace rekindle {
 namespace {
 
 // What stands for something in a key, with the bits of a tensor above.
-enum Mark : std::int64_t {
-    TENSOR = 1,
-    UNDEFINED,
-    EXTRA,
-    NOTHING,
-    INTEGER,
-    YES,
-    NO,
-    NUMBER,
-    TEXT,
-    DEVICE,
-    LIST,
-    WRAPPED,
-    OTHER,
+struct Mark final {
+    enum : std::int64_t {
+        tensor = 1,
+        undefined,
+        extra,
+        nothing,
+        integer,
+        yes,
+        no,
+        number,
+        text,
+        device,
+        list,
+        wrapped,
+        other,
+    };
 };
 
 std::int64_t bits_of(double number) noexcept {
@@ -59,18 +61,19 @@ void Invocation::take(const torch::jit::Stack& stack) {
     }
 }
 
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
 void Invocation::take_argument(const c10::IValue& value, std::uint32_t position) {
     if (value.isTensor()) {
         take_tensor(value.toTensor(), position < 64 && (facts.written >> position & 1) != 0);
     } else if (value.isNone()) {
-        key.push_back(NOTHING);
+        key.push_back(Mark::nothing);
     } else if (value.isInt()) {
-        key.push_back(INTEGER);
+        key.push_back(Mark::integer);
         key.push_back(value.toInt());
     } else if (value.isBool()) {
-        key.push_back(value.toBool() ? YES : NO);
+        key.push_back(value.toBool() ? Mark::yes : Mark::no);
     } else if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
-        key.push_back(EXTRA);
+        key.push_back(Mark::extra);
         extras.push_back(value);
     } else if (value.isList()) {
         take_list(value, position);
@@ -79,19 +82,20 @@ void Invocation::take_argument(const c10::IValue& value, std::uint32_t position)
     } else if (value.isDevice()) {
         const c10::Device device = value.toDevice();
         key.push_back(
-            DEVICE | static_cast<std::int64_t>(device.type()) << 8 |
+            Mark::device | static_cast<std::int64_t>(device.type()) << 8 |
             static_cast<std::int64_t>(device.index() + 1) << 24
         );
         opaque = opaque || (device.type() != c10::DeviceType::CPU && device.type() != ACCELERATOR);
     } else {
-        key.push_back(OTHER);
+        key.push_back(Mark::other);
         opaque = true;
     }
 }
 
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
 void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
     if (!tensor.defined()) {
-        key.push_back(UNDEFINED);
+        key.push_back(Mark::undefined);
         return;
     }
     c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -101,7 +105,7 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
     if (!is_plain(impl)) {
         opaque = true;
         if (!has_memory(impl)) {
-            key.push_back(OTHER);
+            key.push_back(Mark::other);
             for (const at::Tensor& part : parts_of(tensor)) {
                 parts.push_back(part);
                 take_tensor(part, is_written);
@@ -119,7 +123,7 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
     const bool there = impl.device_type() == ACCELERATOR;
     const std::int64_t device = there ? impl.device().index() + 1 : 0;
     key.push_back(
-        TENSOR | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
+        Mark::tensor | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
         device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
         static_cast<std::int64_t>(impl.is_neg()) << 25 | static_cast<std::int64_t>(asks) << 26 |
         static_cast<std::int64_t>(sizes.size()) << 32
@@ -139,32 +143,33 @@ bool Invocation::take_wrapped(const c10::TensorImpl& tensor) {
     switch (c10::typeMetaToScalarType(tensor.dtype())) {
         case c10::ScalarType::Double:
             extras.emplace_back(*static_cast<const double*>(data));
-            key.push_back(WRAPPED | 1 << 8);
+            key.push_back(Mark::wrapped | 1 << 8);
             return true;
         case c10::ScalarType::Long:
             extras.emplace_back(*static_cast<const std::int64_t*>(data));
-            key.push_back(WRAPPED | 2 << 8);
+            key.push_back(Mark::wrapped | 2 << 8);
             return true;
         case c10::ScalarType::Bool:
             extras.emplace_back(*static_cast<const bool*>(data));
-            key.push_back(WRAPPED | 3 << 8);
+            key.push_back(Mark::wrapped | 3 << 8);
             return true;
         case c10::ScalarType::ComplexDouble:
             extras.emplace_back(*static_cast<const c10::complex<double>*>(data));
-            key.push_back(WRAPPED | 4 << 8);
+            key.push_back(Mark::wrapped | 4 << 8);
             return true;
         default:
             return false;
     }
 }
 
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
 void Invocation::take_list(const c10::IValue& value, std::uint32_t position) {
     const auto items = value.toListRef();
-    key.push_back(LIST | static_cast<std::int64_t>(items.size()) << 8);
+    key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
     opaque = opaque || value.isComplexDoubleList();
     if (value.isDoubleList()) {  // factors of an interpolation: they decide the size
         for (const c10::IValue& item : items) {
-            key.push_back(NUMBER);
+            key.push_back(Mark::number);
             key.push_back(bits_of(item.toDouble()));
         }
         return;
@@ -180,7 +185,7 @@ void Invocation::take_list(const c10::IValue& value, std::uint32_t position) {
 }
 
 void Invocation::take_text(std::string_view text) {
-    key.push_back(TEXT | static_cast<std::int64_t>(text.size()) << 8);
+    key.push_back(Mark::text | static_cast<std::int64_t>(text.size()) << 8);
     while (!text.empty()) {
         std::int64_t word = 0;
         const std::size_t length = std::min(text.size(), sizeof(word));

@@ -22,7 +22,7 @@ std::int64_t part_in_graph(const Invocation& invocation) {
     }
     const auto requires_grad = [](const c10::TensorImpl* each) { return each->requires_grad(); };
     const auto& tensors = invocation.tensors;
-    return std::any_of(tensors.begin(), tensors.end(), requires_grad) ? GRAPH : 0;
+    return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
 }
 
 // A budget without `nbytes` of it, until the end.
@@ -55,7 +55,7 @@ bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
         }
         last = bound;
     }
-    return static_cast<std::size_t>(last) <= end;
+    return std::cmp_less_equal(last, end);
 }
 
 }  // namespace
@@ -69,10 +69,9 @@ bool Lesson::sound() const noexcept {
            operators > 0 && restores >= 0 && go_up(route.stops, route.moves.size()) &&
            go_up(route.restores, route.restored.size()) &&
            go_up(starts, static_cast<std::size_t>(operators - 1)) &&
-           std::all_of(numbers.begin(), numbers.end(), is_number) &&
-           std::all_of(route.moves.begin(), route.moves.end(), is_move) &&
-           std::all_of(route.restored.begin(), route.restored.end(), is_number) &&
-           std::all_of(route.kept.begin(), route.kept.end(), is_number);
+           std::ranges::all_of(numbers, is_number) && std::ranges::all_of(route.moves, is_move) &&
+           std::ranges::all_of(route.restored, is_number) &&
+           std::ranges::all_of(route.kept, is_number);
 }
 
 std::int64_t met_by(const Invocation& invocation) {
@@ -90,7 +89,7 @@ void Learner::know(std::span<const std::int64_t> keys) {
     std::vector<c10::intrusive_ptr<Lesson>> known;
     for (const std::int64_t key : keys) {
         const auto is_meant = [&](const auto& lesson) { return lesson->key == key; };
-        const auto found = std::find_if(lessons_.begin(), lessons_.end(), is_meant);
+        const auto found = std::ranges::find_if(lessons_, is_meant);
         if (found != lessons_.end()) {
             known.push_back(*found);
         }
@@ -199,7 +198,7 @@ void Learner::wanting(const Record& record) {
 void Learner::go_to(std::size_t place) {
     const std::int64_t op = lesson_->starts[place];
     const std::int64_t number = lesson_->numbers[place];
-    if (follower_->position() < lesson_->route.stops[static_cast<std::size_t>(op)]) {
+    if (follower_ && follower_->position() < lesson_->route.stops[static_cast<std::size_t>(op)]) {
         attempt([&] { follower_->before(op); });
     }
     if (lesson_) {
@@ -279,7 +278,7 @@ void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64
     Storage* each = driver_.engine.first_storage();
     for (; each != nullptr; each = each->next) {
         if (each->id >= made_.front() && each->replayable) {
-            const auto after = std::upper_bound(made_.begin(), made_.end(), each->id);
+            const auto after = std::ranges::upper_bound(made_, each->id);
             const auto run = static_cast<std::size_t>(after - made_.begin()) - 1;
             if (found[run] >= 0) {
                 const auto place = static_cast<std::size_t>(found[run]);
@@ -303,7 +302,7 @@ void Learner::write_down() {
 }
 
 void Learner::stop_writing() {
-    if (std::exchange(writing_, false)) {
+    if (std::exchange(writing_, false) && transcript_) {
         if (!driver_.transcriber.tell(*transcript_)) {
             transcript_.reset();
         }

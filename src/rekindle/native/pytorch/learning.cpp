@@ -38,7 +38,15 @@ const char* said(Ended::Reason reason) noexcept {
 
 // teach(driver, key, met, starts, numbers, (stops, moves, restores, restored, kept)): lists
 PyObject* teach(PyObject* arguments) {
-    PyObject *capsule, *met, *starts, *numbers, *stops, *moves, *restores, *restored, *kept;
+    PyObject* capsule = nullptr;
+    PyObject* met = nullptr;
+    PyObject* starts = nullptr;
+    PyObject* numbers = nullptr;
+    PyObject* stops = nullptr;
+    PyObject* moves = nullptr;
+    PyObject* restores = nullptr;
+    PyObject* restored = nullptr;
+    PyObject* kept = nullptr;
     long long key = 0;
     parse(
         arguments,
@@ -77,7 +85,8 @@ PyObject* teach(PyObject* arguments) {
 
 // know(driver, keys): of those that were taught, the one met last first; others are forgotten
 PyObject* know(PyObject* arguments) {
-    PyObject *capsule, *keys;
+    PyObject* capsule = nullptr;
+    PyObject* keys = nullptr;
     parse(arguments, "OO", &capsule, &keys);
     const std::vector<std::int64_t> known = numbers_in(keys);
     Learner& learner = learner_of(capsule);
@@ -88,7 +97,7 @@ PyObject* know(PyObject* arguments) {
 
 // begin_step(driver, write_down)
 PyObject* begin_step(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int write_down = 0;
     parse(arguments, "Op", &capsule, &write_down);
     Learner& learner = learner_of(capsule);
@@ -101,7 +110,7 @@ PyObject* begin_step(PyObject* arguments) {
 // whether any was for a part of the step, the number of operators; why one was left, number and
 // name of the operator
 PyObject* end_step(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     Learner& learner = learner_of(capsule);
@@ -124,7 +133,7 @@ PyObject* end_step(PyObject* arguments) {
 
 // met_in_step(driver) -> the operators of the step that is over
 PyObject* met_in_step(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);
     const Locked lock;
@@ -133,7 +142,7 @@ PyObject* met_in_step(PyObject* arguments) {
 
 // written_in_step(driver) -> as it was written down, as of `written_down`; None: it was not
 PyObject* written_in_step(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Learner& learner = learner_of(capsule);
     const Locked lock;

@@ -36,19 +36,25 @@ using rekindle::tensor_of;
 
 // -- what may be asked for ------------------------------------------------------------------------
 
-// start(answers, tensor, parameter, traits, effects, products, roomy) -> why it cannot, or ""
-PyObject* start(PyObject* arguments) {
-    PyObject *answers, *tensor, *parameter, *traits, *effects, *products, *roomy;
-    parse(
-        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy
-    );
-    const Object each_trait(PySequence_Fast(traits, "traits: a list"));
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each_trait.get()); ++i) {
+std::vector<std::string> texts(PyObject* list) {
+    const Object each(PySequence_Fast(list, "names: a list"));
+    std::vector<std::string> found;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        const char* text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(each.get(), i));
+        must(text != nullptr);
+        found.emplace_back(text);
+    }
+    return found;
+}
+
+void learn_all_traits(PyObject* list) {
+    const Object each(PySequence_Fast(list, "traits: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
         const char* name = nullptr;
         rekindle::Traits made;
         auto& [mean, variance, training] = made.statistics;
         parse(
-            PySequence_Fast_GET_ITEM(each_trait.get(), i),
+            PySequence_Fast_GET_ITEM(each.get(), i),
             "sIiiii",
             &name,
             &made.flags,
@@ -59,16 +65,21 @@ PyObject* start(PyObject* arguments) {
         );
         rekindle::learn_traits(name, made);
     }
-    const auto texts = [](PyObject* list) {
-        const Object each(PySequence_Fast(list, "names: a list"));
-        std::vector<std::string> found;
-        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
-            const char* text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(each.get(), i));
-            must(text != nullptr);
-            found.emplace_back(text);
-        }
-        return found;
-    };
+}
+
+// start(answers, tensor, parameter, traits, effects, products, roomy) -> why it cannot, or ""
+PyObject* start(PyObject* arguments) {
+    PyObject* answers = nullptr;
+    PyObject* tensor = nullptr;
+    PyObject* parameter = nullptr;
+    PyObject* traits = nullptr;
+    PyObject* effects = nullptr;
+    PyObject* products = nullptr;
+    PyObject* roomy = nullptr;
+    parse(
+        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy
+    );
+    learn_all_traits(traits);
     for (const std::string& effect : texts(effects)) {
         rekindle::learn_effects(effect);
     }
@@ -79,11 +90,11 @@ PyObject* start(PyObject* arguments) {
         rekindle::learn_roomy(part);
     }
     rekindle::meet_python(answers, tensor, parameter);
-    const std::string why_not = rekindle::see_operators();
-    if (why_not.empty()) {
+    const char* why_not = rekindle::see_operators();
+    if (*why_not == '\0') {
         rekindle::stand_before_autograd();
     }
-    return PyUnicode_FromString(why_not.c_str());
+    return PyUnicode_FromString(why_not);
 }
 
 // learn_traits(name, flags): of an operator that is made just now
@@ -121,14 +132,14 @@ PyObject* make(PyObject* arguments) {
 
 // number(driver) -> what callbacks call it
 PyObject* number(PyObject* arguments) {
-    PyObject* driver;
+    PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     return PyLong_FromSsize_t(driver_of(driver).number());
 }
 
 // see(driver): operators of this thread are seen by it; None: by nobody any more
 PyObject* see(PyObject* arguments) {
-    PyObject* driver;
+    PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::join(driver == Py_None ? nullptr : &driver_of(driver));
     c10::impl::tls_set_dispatch_key_included(rekindle::KEY, driver != Py_None);
@@ -137,7 +148,7 @@ PyObject* see(PyObject* arguments) {
 
 // enter(driver): what runs from now on is within its budget
 PyObject* enter(PyObject* arguments) {
-    PyObject* driver;
+    PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::set_active(c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver)));
     return nothing();
@@ -145,7 +156,7 @@ PyObject* enter(PyObject* arguments) {
 
 // leave(driver)
 PyObject* leave(PyObject* arguments) {
-    PyObject* driver;
+    PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     rekindle::set_active({});
     rekindle::in_words(driver_of(driver), [&] {
@@ -159,7 +170,8 @@ PyObject* leave(PyObject* arguments) {
 // (driver, tensor): does `act` to the tensor, if it has memory.
 template <class F>
 PyObject* to_tensor(PyObject* arguments, F&& act) {
-    PyObject *capsule, *object;
+    PyObject* capsule = nullptr;
+    PyObject* object = nullptr;
     parse(arguments, "OO", &capsule, &object);
     Driver& driver = driver_of(capsule);
     const c10::TensorImpl& tensor = tensor_of(object);
@@ -205,7 +217,7 @@ PyObject* keep_there(PyObject* arguments) {
 
 // make_room(driver, bytes, who)
 PyObject* make_room(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long bytes = 0;
     const char* who = nullptr;
     parse(arguments, "OLs", &capsule, &bytes, &who);
@@ -218,41 +230,47 @@ PyObject* make_room(PyObject* arguments) {
     return nothing();
 }
 
+// Python knows a storage by its address.
+c10::StorageImpl& home_at(unsigned long long address) {
+    return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 // about_to_resize(driver, address of a storage, bytes) -> whether it is known
 PyObject* about_to_resize(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     unsigned long long address = 0;
     long long bytes = 0;
     parse(arguments, "OKL", &capsule, &address, &bytes);
     Driver& driver = driver_of(capsule);
-    auto* home = reinterpret_cast<c10::StorageImpl*>(address);
+    c10::StorageImpl& home = home_at(address);
     const bool known = rekindle::in_words(driver, [&] {
         Locked lock;
         rekindle::about_to_let_go(driver, lock);
         driver.settle();
-        return driver.about_to_resize(*home, bytes);
+        return driver.about_to_resize(home, bytes);
     });
     return PyBool_FromLong(known ? 1 : 0);
 }
 
 // give_away(driver, address of a storage): others may write there from now on
 PyObject* give_away(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     unsigned long long address = 0;
     parse(arguments, "OK", &capsule, &address);
     Driver& driver = driver_of(capsule);
-    auto* home = reinterpret_cast<c10::StorageImpl*>(address);
+    c10::StorageImpl& home = home_at(address);
     rekindle::in_words(driver, [&] {
         Locked lock;
         rekindle::about_to_let_go(driver, lock);
-        driver.give_away(*home);
+        driver.give_away(home);
     });
     return nothing();
 }
 
 // step_back(driver, tensor): nothing follows it
 PyObject* step_back(PyObject* arguments) {
-    PyObject *capsule, *object;
+    PyObject* capsule = nullptr;
+    PyObject* object = nullptr;
     parse(arguments, "OO", &capsule, &object);
     const c10::TensorImpl& tensor = tensor_of(object);
     const Locked lock;
@@ -262,7 +280,7 @@ PyObject* step_back(PyObject* arguments) {
 
 // follow_again(driver): those that it stepped back from
 PyObject* follow_again(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     driver_of(capsule).follow_again();
@@ -271,7 +289,7 @@ PyObject* follow_again(PyObject* arguments) {
 
 // resized(driver): what was about to be
 PyObject* resized(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     driver_of(capsule).has_been_resized();
@@ -280,7 +298,7 @@ PyObject* resized(PyObject* arguments) {
 
 // never_recompute(driver, 1 or -1)
 PyObject* never_recompute(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int more = 0;
     parse(arguments, "Oi", &capsule, &more);
     const Locked lock;
@@ -290,7 +308,7 @@ PyObject* never_recompute(PyObject* arguments) {
 
 // check(driver): asserts every invariant
 PyObject* check(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     const Locked lock;
@@ -365,6 +383,7 @@ constexpr PyMethodDef method(const char* name) {
     return {name, &guarded<function>, METH_VARARGS, nullptr};
 }
 
+// NOLINTNEXTLINE(modernize-avoid-c-arrays,bugprone-throwing-static-initialization): for Python
 PyMethodDef methods[] = {
     method<start>("start"),
     method<learn_traits>("learn_traits"),
@@ -445,6 +464,7 @@ PyModuleDef definition = {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): Python names it.
 PyMODINIT_FUNC PyInit__torch() {
     return PyModule_Create(&definition);
 }

@@ -13,7 +13,7 @@ void Mutex::wait() {
 }
 
 Mutex& the_mutex() noexcept {
-    static Mutex& made = immortal<Mutex>();
+    static auto& made = immortal<Mutex>();
     return made;
 }
 

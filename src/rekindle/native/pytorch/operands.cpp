@@ -54,7 +54,7 @@ void Operation::keep_inputs_there() {
 
 bool Operation::is_written(std::uint32_t position) const noexcept {
     const auto& written = invocation_.written;
-    return std::find(written.begin(), written.end(), position) != written.end();
+    return std::ranges::find(written, position) != written.end();
 }
 
 // What is in there may have come from where nobody saw it (R4).
@@ -65,9 +65,8 @@ void Operation::look_twice(std::uint32_t position) {
     const bool reads = !written || !facts_.has(Traits::OVERWRITING);
     const bool covers = tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
                         tensor.numel() * static_cast<Bytes>(tensor.itemsize()) == record.size;
-    if ((record.flags & UNWRITTEN) != 0 && (reads || !covers)) {
-        driver_.seal(record);
-    } else if ((record.flags & ZEROED) != 0 && !written) {
+    const bool unknown = (record.flags & UNWRITTEN) != 0 && (reads || !covers);
+    if (unknown || ((record.flags & ZEROED) != 0 && !written)) {
         driver_.seal(record);
     }
     record.flags = 0;
@@ -113,7 +112,7 @@ bool Operation::take_private_inputs() {
         }
         kept += written ? record.nbytes : 0;
         if (!record.foreign || is_weight(*invocation_.tensors[i]) ||
-            std::find(copied.begin(), copied.end(), &record) != copied.end()) {
+            std::ranges::find(copied, &record) != copied.end()) {
             continue;
         }
         copied.push_back(&record);

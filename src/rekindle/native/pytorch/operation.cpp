@@ -220,14 +220,9 @@ c10::Device Operation::where() const {
 
 // -- afterwards -----------------------------------------------------------------------------------
 
-// Tells the engine what the operator made, and how it can be made again.
-void Operation::register_results() {
-    c10::SmallVector<Made, 4> made;
-    bool exotic = false;
-    bool quantized = false;
-    bool foreign = false;  // PyTorch did not allocate it
-    Bytes nbytes = 0;
-    Parts parts;
+// What it made: memory that nobody knew before.
+Operation::Results Operation::gather_results() {
+    Results results;
     each_memory(
         torch::jit::last(stack_, facts_.returns),
         [&](std::uint32_t position, const at::Tensor& tensor, bool all) {
@@ -235,18 +230,26 @@ void Operation::register_results() {
             const auto same = [&](const Made& other) { return other.home == home; };
             const bool known = address_of(*home) == nullptr ||
                                driver_.resident_at(*home) != nullptr || has_moved(*home);
-            if (!known && std::none_of(made.begin(), made.end(), same)) {
-                made.push_back({position, tensor.unsafeGetTensorImpl(), home});
-                exotic = exotic || !all || !is_plain(*tensor.unsafeGetTensorImpl());
-                quantized = quantized || tensor.is_quantized();
-                if (!all) {
-                    parts.push_back(tensor);  // until it is registered
-                }
-                foreign = foreign || !home->resizable();
-                nbytes += driver_.counted(*home);
+            if (known || std::ranges::any_of(results.made, same)) {
+                return;
             }
+            results.made.push_back({position, tensor.unsafeGetTensorImpl(), home});
+            results.exotic = results.exotic || !all || !is_plain(*tensor.unsafeGetTensorImpl());
+            results.quantized = results.quantized || tensor.is_quantized();
+            if (!all) {
+                results.parts.push_back(tensor);
+            }
+            results.foreign = results.foreign || !home->resizable();
+            results.nbytes += driver_.counted(*home);
         }
     );
+    return results;
+}
+
+// Tells the engine what the operator made, and how it can be made again.
+void Operation::register_results() {
+    const Results results = gather_results();
+    const auto& [made, parts, nbytes, exotic, quantized, foreign] = results;
     c10::SmallVector<std::uint32_t, 4> positions;
     for (const Made& each : made) {
         positions.push_back(each.position);
@@ -262,12 +265,8 @@ void Operation::register_results() {
         }
         // Results beside what was written: the call cannot be run again for them.
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
-    } else if (!std::equal(
-                   positions.begin(),
-                   positions.end(),
-                   signature.fresh->begin(),
-                   signature.fresh->end()
-               )) {
+        // NOLINTNEXTLINE(bugprone-unchecked-optional-access): learned by now
+    } else if (!std::ranges::equal(positions, *signature.fresh)) {
         recording_ = false;  // not the same as last time: it does not depend on arguments alone
     }
     recording_ = recording_ && !exotic && !foreign;
@@ -291,7 +290,7 @@ bool Operation::has_moved(const c10::StorageImpl& home) {
     if (!facts_.resizes) {
         return false;
     }
-    return std::any_of(invocation_.written.begin(), invocation_.written.end(), [&](auto position) {
+    return std::ranges::any_of(invocation_.written, [&](auto position) {
         Record* record = input(position);
         return record != nullptr && record->at().get() == &home;
     });
@@ -307,10 +306,10 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         Record& record = driver_.new_storage(call, driver_.counted(*each.home));
         record.maker = &facts_;
         record.flags = facts_.content;
-        driver_.remember(record, *each.tensor);
+        Driver::remember(record, *each.tensor);
         if (!invocation_.written.empty()) {
-            record.version.expected =
-                -1;  // perhaps of `out=`: autograd counts the write afterwards
+            // Perhaps of `out=`: autograd counts the write afterwards.
+            record.version.expected = -1;
         }
         if (facts_.has(Traits::ROUTING) &&
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
@@ -331,12 +330,11 @@ bool Operation::written_over(bool recording) {
     c10::SmallVector<Record*, 2> changed;
     for (const std::uint32_t position : invocation_.written) {  // in order
         Record* record = input(position);
-        if (record == nullptr ||
-            std::find(changed.begin(), changed.end(), record) != changed.end()) {
+        if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
             continue;
         }
         changed.push_back(record);
-        const bool fixed = std::find(fixed_.begin(), fixed_.end(), record) != fixed_.end();
+        const bool fixed = std::ranges::find(fixed_, record) != fixed_.end();
         recording = recording && record->replayable;
         if (record->replayable || fixed) {
             replaced.push_back(position);

@@ -55,6 +55,15 @@ private:
         c10::StorageImpl* home;
     };
 
+    struct Results final {
+        c10::SmallVector<Made, 4> made;
+        Parts parts;  // until they are registered
+        Bytes nbytes = 0;
+        bool exotic = false;
+        bool quantized = false;
+        bool foreign = false;  // PyTorch did not allocate one
+    };
+
     void run_with_inputs();
     void run_touching();
     bool may_let_go();
@@ -98,6 +107,7 @@ private:
     void priced_by_events();
     bool may_differ() const;
     void interrupted();
+    Results gather_results();
     void register_results();
     bool has_moved(const c10::StorageImpl& home);
     void register_made(std::span<const Made> made, Nanoseconds cost);

@@ -14,12 +14,12 @@ std::atomic<std::size_t> bytes_kept = 0;
 
 // The words that are made of these once all have been drawn (Matsumoto and Nishimura 1998).
 void turn(Words& words) noexcept {
-    constexpr std::size_t AHEAD = 397;
+    constexpr std::size_t distance = 397;
     const std::size_t n = words.size();
     for (std::size_t i = 0; i < n; ++i) {
         const std::uint32_t low = words[i + 1 < n ? i + 1 : 0];
         const std::uint32_t mixed = (words[i] & 0x80000000U) | (low & 0x7FFFFFFFU);
-        const std::uint32_t ahead = words[i + AHEAD < n ? i + AHEAD : i + AHEAD - n];
+        const std::uint32_t ahead = words[i + distance < n ? i + distance : i + distance - n];
         words[i] = ahead ^ (mixed >> 1) ^ ((mixed & 1) != 0 ? 0x9908B0DFU : 0);
     }
 }
@@ -42,8 +42,8 @@ Position::Position(const Random& there, c10::intrusive_ptr<Start> start, int tur
     bytes_kept.fetch_add(sizeof(Position), std::memory_order_relaxed);
 }
 
-Position::Position(const at::Generator& generator, const Drawn& there)
-    : generator_(generator), drawn_(there) {
+Position::Position(at::Generator generator, const Drawn& there)
+    : generator_(std::move(generator)), drawn_(there) {
     bytes_kept.fetch_add(sizeof(Position), std::memory_order_relaxed);
 }
 

@@ -28,7 +28,7 @@ class Position final {
 public:
     Position(const Random& there, c10::intrusive_ptr<Start> start, int turns);
     // Of a device's.
-    Position(const at::Generator& generator, const Drawn& there);
+    Position(at::Generator generator, const Drawn& there);
     Position(const Position&) = delete;
     Position& operator=(const Position&) = delete;
     Position(Position&&) = delete;

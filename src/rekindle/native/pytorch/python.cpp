@@ -165,15 +165,15 @@ void tell_places(Driver& driver) {
     ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));
 }
 
-void tell_range(Driver& driver, bool ends) {
+void tell_range(const Driver& driver, bool ends) {
     ask("range", "ni", driver.number(), ends ? 1 : 0);
 }
 
-void ask_for_lessons(Driver& driver, std::int64_t met) {
+void ask_for_lessons(const Driver& driver, std::int64_t met) {
     ask("lessons", "nL", driver.number(), static_cast<long long>(met));
 }
 
-std::optional<Read> what_is_read(Driver& driver) {
+std::optional<Read> what_is_read(const Driver& driver) {
     std::optional<Read> read;
     const auto take = [&](PyObject* told) {
         if (told == Py_None) {
@@ -225,6 +225,7 @@ int say_gone(void* number) {
 // It may go in any thread, amid anything: the main one is told when it is safe.
 void tell_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
         Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
     }
 }
@@ -245,7 +246,7 @@ bool has_attributes(const c10::TensorImpl& tensor) {
     return any;
 }
 
-void raise(Driver& driver, const Shortage& shortage) {
+void raise(const Driver& driver, const Shortage& shortage) {
     raise_what(
         "out_of_budget",
         "nLLLs",
@@ -278,11 +279,11 @@ void raise(Driver& /*driver*/, const ForeignInput& change) {
     raise_what("foreign_input", "s", change.site);
 }
 
-void raise(Driver& driver, const Full& device) {
+void raise(const Driver& driver, const Full& device) {
     raise_what("device_full", "ns", driver.number(), device.said.c_str());
 }
 
-void raise(Driver& driver, const Elsewhere& device) {
+void raise(const Driver& driver, const Elsewhere& device) {
     raise_what("met_elsewhere", "ns", driver.number(), device.met.str().c_str());
 }
 
@@ -290,7 +291,7 @@ void raise(Driver& /*driver*/, const InAGraph& value) {
     raise_what("recomputed_in_a_graph", "s", value.site);
 }
 
-void raise(Driver& driver, const CopyLost& value) {
+void raise(const Driver& driver, const CopyLost& value) {
     raise_what("swap_failed", "ns", driver.number(), value.site.c_str());
 }
 

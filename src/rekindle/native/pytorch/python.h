@@ -57,7 +57,7 @@ void tell_places(Driver& driver);
 // A copy on the host failed: Python warns of it.
 void tell_complaint(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
-void tell_range(Driver& driver, bool ends);
+void tell_range(const Driver& driver, bool ends);
 
 // Tells all that is due.
 inline void tell(Driver& driver) {
@@ -79,7 +79,7 @@ inline void tell(Driver& driver) {
 }
 
 // A step begins with `met`: Python may know what comes then, of other processes.
-void ask_for_lessons(Driver& driver, std::int64_t met);
+void ask_for_lessons(const Driver& driver, std::int64_t met);
 
 // What is read just now beside the arguments of an operator: it must stay where it is.
 struct Read final {
@@ -89,7 +89,7 @@ struct Read final {
 };
 
 // Null: nobody knows, for there are other threads.
-std::optional<Read> what_is_read(Driver& driver);
+std::optional<Read> what_is_read(const Driver& driver);
 
 // A driver is gone, and so are all handles of it: Python will hear of it.
 void tell_gone(std::ptrdiff_t number) noexcept;
@@ -97,16 +97,16 @@ void tell_gone(std::ptrdiff_t number) noexcept;
 // of a leaf that needs no gradient. (Of others autograd knows the leaf.)
 bool has_attributes(const c10::TensorImpl& tensor);
 
-[[noreturn]] void raise(Driver& driver, const Shortage& shortage);
+[[noreturn]] void raise(const Driver& driver, const Shortage& shortage);
 [[noreturn]] void raise(Driver& driver, const ChangedSize& change);
 [[noreturn]] void raise(Driver& driver, const ResizedInput& change);
 [[noreturn]] void raise(Driver& driver, const ModifiedInput& change);
 [[noreturn]] void raise(Driver& driver, const ForeignInput& change);
 [[noreturn]] void raise(Driver& driver, const Unseen& unseen);
-[[noreturn]] void raise(Driver& driver, const Full& device);
-[[noreturn]] void raise(Driver& driver, const Elsewhere& device);
+[[noreturn]] void raise(const Driver& driver, const Full& device);
+[[noreturn]] void raise(const Driver& driver, const Elsewhere& device);
 [[noreturn]] void raise(Driver& driver, const InAGraph& value);
-[[noreturn]] void raise(Driver& driver, const CopyLost& value);
+[[noreturn]] void raise(const Driver& driver, const CopyLost& value);
 
 // Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
 template <class F>

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <mutex>
+#include <utility>
 
 #include "device.h"
 
@@ -17,23 +18,23 @@ at::CPUGeneratorImpl& impl_of(const at::Generator& generator) {
 
 }  // namespace
 
-Random::Random(const at::Generator& generator) : generator_(generator) {
+Random::Random(at::Generator generator) : generator_(std::move(generator)) {
     at::CPUGeneratorImpl& impl = impl_of(generator_);
-    const std::lock_guard<std::mutex> guard(impl.mutex_);
+    const std::scoped_lock guard(impl.mutex_);
     data_ = impl.engine().data();
     next_float_ = impl.next_float_normal_sample();
     next_double_ = impl.next_double_normal_sample();
 }
 
-Random::Random(const at::Generator& generator, const Around& around, const Words& words)
-    : generator_(generator),
+Random::Random(at::Generator generator, const Around& around, const Words& words)
+    : generator_(std::move(generator)),
       data_{around.seed, around.left, around.seeded, around.next, words},
       next_float_(around.next_float),
       next_double_(around.next_double) {}
 
 void Random::restore() const {
     at::CPUGeneratorImpl& impl = impl_of(generator_);
-    const std::lock_guard<std::mutex> guard(impl.mutex_);
+    const std::scoped_lock guard(impl.mutex_);
     at::mt19937 engine = impl.engine();
     engine.set_data(data_);
     impl.set_engine(engine);
@@ -42,12 +43,12 @@ void Random::restore() const {
 }
 
 Drawn Drawn::of(const at::Generator& generator) {
-    const std::lock_guard<std::mutex> guard(generator.getIntrusivePtr()->mutex_);
+    const std::scoped_lock guard(generator.getIntrusivePtr()->mutex_);
     return {generator.current_seed(), generator.get_offset()};
 }
 
 void Drawn::restore(at::Generator generator) const {
-    const std::lock_guard<std::mutex> guard(generator.mutex());
+    const std::scoped_lock guard(generator.mutex());
     generator.set_current_seed(seed);
     generator.set_offset(offset);
 }

@@ -29,9 +29,9 @@ struct Around final {
 class Random final {
 public:
     // As the generator is now.
-    explicit Random(const at::Generator& generator);
+    explicit Random(at::Generator generator);
     // As it was when it said so of itself, but for the words: those are given.
-    Random(const at::Generator& generator, const Around& around, const Words& words);
+    Random(at::Generator generator, const Around& around, const Words& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
     Random(Random&&) = delete;

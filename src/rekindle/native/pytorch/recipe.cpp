@@ -59,11 +59,11 @@ at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
 }
 
 bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noexcept {
-    return std::find(positions.begin(), positions.end(), position) != positions.end();
+    return std::ranges::find(positions, position) != positions.end();
 }
 
 // The homes of all tensor arguments; null for what is left out.
-c10::SmallVector<Home, 4> homes_of(Recipe& recipe) {
+c10::SmallVector<Home, 4> homes_of(const Recipe& recipe) {
     c10::SmallVector<Home, 4> homes;
     const auto inputs = recipe.inputs();
     std::size_t next = 0;
@@ -74,7 +74,7 @@ c10::SmallVector<Home, 4> homes_of(Recipe& recipe) {
     return homes;
 }
 
-void make_private(Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
+void make_private(const Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
     for (const std::uint32_t position : recipe.written()) {
         const Home shared = homes[position];
         if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
@@ -121,6 +121,7 @@ private:
 
 c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
     c10::SmallVector<Home, 2> made;
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before
     const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
     each_tensor(stack, [&](std::uint32_t position, const at::Tensor& tensor) {
         if (is_in(fresh, position)) {
@@ -154,7 +155,7 @@ AsTheFirstTime::~AsTheFirstTime() {
     c10::AutogradState::set_tls_state(before_);
 }
 
-c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place) {
+c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place) {
     c10::SmallVector<Home, 4> homes = homes_of(recipe);
     const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {

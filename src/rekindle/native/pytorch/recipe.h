@@ -110,6 +110,6 @@ struct ForeignInput final {  // what one made was written where PyTorch does not
 
 // The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the
 // memory of the inputs that it overwrites, else copies of them.
-c10::SmallVector<Home, 2> run_again(Recipe& recipe, bool in_place);
+c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place);
 
 }  // namespace rekindle

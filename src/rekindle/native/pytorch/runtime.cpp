@@ -27,7 +27,7 @@ void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 void bring_operands(
     Driver& driver,
     const Facts& facts,
-    torch::jit::Stack& stack,
+    const torch::jit::Stack& stack,
     Locked& lock,
     std::optional<Touched>& touched
 ) {
@@ -141,7 +141,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 }  // namespace
 
-std::string see_operators() {
+const char* see_operators() {
     if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(KEY)) {
         return "something else runs at the dispatch key that it needs (Fake)";
     }
@@ -152,7 +152,7 @@ std::string see_operators() {
     if constexpr (PYTHON_COMES_FIRST) {  // else who asks for one has to be told that it does not
         see_views(immortal<Library>(Library::IMPL, "aten", KEY, __FILE__, __LINE__));
     }
-    return {};
+    return "";
 }
 
 }  // namespace rekindle

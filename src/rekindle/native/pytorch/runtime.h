@@ -8,6 +8,6 @@ namespace rekindle {
 
 // From now on operators are seen, in threads that include the key. Returns why not, empty if all is
 // well. Once.
-std::string see_operators();
+const char* see_operators();
 
 }  // namespace rekindle

@@ -118,10 +118,10 @@ bool is_plain(const c10::TensorImpl& tensor) noexcept {
 // -- signatures -----------------------------------------------------------------------------------
 
 Signature::Signature(
-    const c10::OperatorHandle& what, const Invocation& invocation, const torch::jit::Stack& stack
+    c10::OperatorHandle called, const Invocation& invocation, const torch::jit::Stack& stack
 )
     : facts(invocation.facts),
-      op(what),
+      op(std::move(called)),
       key(invocation.key.begin(), invocation.key.end()),
       rebuildable_(!invocation.opaque) {
     const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
@@ -134,6 +134,7 @@ Signature::Signature(
     }
 }
 
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
 Signature::Part Signature::part_of(const c10::IValue& value) const {
     if (value.isTensor()) {
         const at::Tensor& tensor = value.toTensor();
@@ -158,20 +159,18 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
     const auto varies = [](const c10::IValue& item) {
         return item.isTensor() || item.isDouble() || item.isComplexDouble();
     };
-    if (std::none_of(items.begin(), items.end(), varies)) {
+    if (std::ranges::none_of(items, varies)) {
         return {Kind::constant, {}, value};
     }
     const auto is_tensor = [](const c10::IValue& item) { return item.isTensor(); };
-    const bool of_tensors = std::any_of(items.begin(), items.end(), is_tensor);
+    const bool of_tensors = std::ranges::any_of(items, is_tensor);
     Part made{of_tensors ? Kind::list : Kind::numbers, {}, {}};
     for (const c10::IValue& item : items) {
         made.items.push_back(part_of(item).kind);
     }
     if (!of_tensors) {
         made.constant = value;  // those that do not vary
-    } else if (
-        value.isOptionalTensorList() || !std::all_of(items.begin(), items.end(), is_tensor)
-    ) {
+    } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
         made.kind = Kind::optionals;
     }
     return made;
@@ -211,10 +210,7 @@ void Signature::arguments(
         } else if (part.kind == Kind::optionals) {
             c10::List<std::optional<at::Tensor>> made;
             for (const Kind kind : part.items) {
-                c10::IValue value = item(kind);
-                made.push_back(
-                    value.isTensor() ? std::optional(std::move(value).toTensor()) : std::nullopt
-                );
+                made.push_back(item(kind).toOptional<at::Tensor>());
             }
             stack.emplace_back(std::move(made));
         } else if (part.kind == Kind::numbers) {
@@ -251,7 +247,7 @@ at::Tensor meta_of(const Geometry& geometry) {
 void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         const bool where = op.schema().arguments()[i].name() == "device";
-        if (where && !(stack[i].isNone() && facts.arguments > 0 && stack[0].isTensor())) {
+        if (where && (!stack[i].isNone() || facts.arguments == 0 || !stack[0].isTensor())) {
             stack[i] = c10::Device(c10::DeviceType::Meta);
         } else if (stack[i].isGenerator()) {
             stack[i] = c10::IValue();
@@ -408,7 +404,7 @@ struct Signatures final {
 };
 
 Signatures& signatures() {
-    static Signatures& made = immortal<Signatures>();
+    static auto& made = immortal<Signatures>();
     return made;
 }
 

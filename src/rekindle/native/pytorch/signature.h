@@ -55,7 +55,7 @@ class Invocation;
 class Signature final : public c10::intrusive_ptr_target {
 public:
     Signature(
-        const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+        c10::OperatorHandle called, const Invocation& invocation, const torch::jit::Stack& stack
     );
     Signature(const Signature&) = delete;
     Signature& operator=(const Signature&) = delete;

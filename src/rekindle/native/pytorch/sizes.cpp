@@ -32,7 +32,7 @@ at::Tensor on_meta(c10::IntArrayRef sizes, c10::ScalarType dtype) {
 // A mask stands for as many indices as it has dimensions.
 Bytes bytes_of_index(const at::Tensor& tensor, c10::ArrayRef<c10::IValue> indices) {
     bool masked = false;
-    c10::List<std::optional<at::Tensor>> places;
+    c10::List<std::optional<at::Tensor>> const places;
     for (const c10::IValue& each : indices) {
         if (!each.isTensor() || !each.toTensor().defined()) {
             places.push_back(std::nullopt);
@@ -79,7 +79,7 @@ Bytes bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
         return 8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least);
     }
     if (name == "aten::_unique2" && n > 3) {  // at most: all different
-        const int more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
+        const Bytes more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
         return tensor.numel() * (itemsize + 8 * more);
     }
     if (name == "aten::index" && n > 1) {

@@ -51,7 +51,7 @@ bool Driver::counts(const c10::StorageImpl& home) {
     const c10::Device here = device.which();
     const bool same = there.is_cpu() ? here.is_cpu() : there == here;
     if (devices_met_.empty() || devices_met_.front() != there) {
-        if (std::find(devices_met_.begin(), devices_met_.end(), there) == devices_met_.end()) {
+        if (std::ranges::find(devices_met_, there) == devices_met_.end()) {
             devices_met_.push_back(there);
         }
         if (assumed_ && !same && !there.is_cpu()) {

@@ -119,9 +119,9 @@ void set_precisions(std::int64_t& word, const Kinds& kinds) {
 }
 
 void set_precision(std::int64_t word) {
-    constexpr std::array<const char*, 3> NAMES{"highest", "high", "medium"};
+    constexpr std::array<const char*, 3> names{"highest", "high", "medium"};
     if (const auto legacy = static_cast<std::size_t>(word >> LEGACY & 3); legacy != 0) {
-        at::globalContext().setFloat32MatmulPrecision(NAMES.at(legacy - 1));
+        at::globalContext().setFloat32MatmulPrecision(names.at(legacy - 1));
     }
     set_precisions(word, PRECISE);
     if (has_device()) {
@@ -145,7 +145,7 @@ bool kernels_are_timed() {
 }
 
 std::int64_t switches() {
-    at::Context& context = at::globalContext();
+    at::Context const& context = at::globalContext();
     std::int64_t word = static_cast<std::int64_t>(c10::get_default_dtype_as_scalartype()) & 0xFF;
     word |= static_cast<std::int64_t>(context.userEnabledMkldnn()) << 8;
     word |= static_cast<std::int64_t>(context.deterministicAlgorithms()) << 9;

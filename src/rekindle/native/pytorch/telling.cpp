@@ -12,7 +12,7 @@ namespace rekindle {
 
 // numbers(driver) -> in this order
 PyObject* numbers(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     const Locked lock;
@@ -78,7 +78,7 @@ PyObject* seen(PyObject* arguments) {
 
 // has_room(driver, bytes) -> whether so many more would fit if all that may be let go went
 PyObject* has_room(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long bytes = 0;
     parse(arguments, "OL", &capsule, &bytes);
     const Locked lock;
@@ -87,7 +87,7 @@ PyObject* has_room(PyObject* arguments) {
 
 // devices_met(driver) -> what they are called
 PyObject* devices_met(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     Object list(PyList_New(0));
@@ -100,7 +100,7 @@ PyObject* devices_met(PyObject* arguments) {
 
 // set_peak(driver, bytes)
 PyObject* set_peak(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long peak = 0;
     parse(arguments, "OL", &capsule, &peak);
     const Locked lock;
@@ -110,7 +110,7 @@ PyObject* set_peak(PyObject* arguments) {
 
 // look_above(driver, bytes): the peak to be told of next
 PyObject* look_above(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long bytes = 0;
     parse(arguments, "OL", &capsule, &bytes);
     const Locked lock;
@@ -121,7 +121,7 @@ PyObject* look_above(PyObject* arguments) {
 // holders(driver) -> [(bytes, address, flags, site, address of the gradient, parameter, storage,
 // maker)]
 PyObject* holders(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     std::vector<Holder> found;
     {

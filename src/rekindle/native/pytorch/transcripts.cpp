@@ -25,7 +25,7 @@ void catch_up(Driver& driver) {
 
 // Whose transcript Python wants, and which; all that happened until now is in it.
 std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long number = 0;
     parse(arguments, "OL", &capsule, &number);
     Driver& driver = driver_of(capsule);
@@ -63,7 +63,7 @@ PyObject* words_of(const Transcript& transcript) {
 
 // write_down(driver, whole) -> what to call it; `whole`: it is a record of all of the run
 PyObject* write_down(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int whole = 0;
     parse(arguments, "Op", &capsule, &whole);
     Driver& driver = driver_of(capsule);

@@ -33,8 +33,7 @@ Bytes touched_by(const Signature& signature) {
 // A copy of that: CPUs compute in single precision, so one of numbers in half precision is larger.
 Bytes copy_of(const Signature& signature, const Device& device) {
     const bool wider =
-        !device.queues() &&
-        std::any_of(signature.geometries.begin(), signature.geometries.end(), [](const auto& each) {
+        !device.queues() && std::ranges::any_of(signature.geometries, [](const auto& each) {
             return each.dtype.toScalarType() == at::kHalf ||
                    each.dtype.toScalarType() == at::kBFloat16;
         });
