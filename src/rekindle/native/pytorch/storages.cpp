@@ -274,9 +274,7 @@ Record& Driver::write_over(Call& call, Record& before) {
     after.version.counter = before.version.counter;
     after.parameter = before.parameter;
     after.returnable = before.returnable;
-    if (!before.replayable) {
-        before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
-    }
+    before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
     succeed(before, after);
     hand_over(before, after);
     return after;
