@@ -45,7 +45,7 @@ def chosen(**settings: Any) -> rekindle.Run:
 
 
 @pytest.mark.usefixtures("_preferred")
-@pytest.mark.parametrize("settings", [{}, {"swap": "1MiB"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"swap": "1MiB"}, {"evict": "anything"}], ids=str)
 def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) -> None:
     run = chosen(**settings)
     assert str(run.core) == "native, the default"
@@ -60,7 +60,6 @@ def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) ->
         ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),
         ({"policy": "lru"}, "it knows no policy but Thrifty(), and LRU"),
         ({"core": "python"}, "as asked for"),
-        ({"evict": "anything", "learn": True}, 'the default for now with evict="anything"'),
     ],
     ids=str,
 )

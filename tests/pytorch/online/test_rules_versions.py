@@ -266,6 +266,45 @@ def test_other_data_for_what_was_saved(what: str) -> None:
     assert harshest(program).run.recomputations > 0
 
 
+class _DoublesWhatItSaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.mul_(2)
+
+
+@pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
+@pytest.mark.parametrize("how", ["by the program", "by a node"])
+def test_other_data_for_a_view_that_is_written(
+    evict: Literal["saved", "auto", "anything"], how: str
+) -> None:
+    """It keeps the version counter of its base, of which nothing is written: what is made from the
+    base can be computed again."""
+
+    def program() -> Step:
+        weight = vector(True)
+
+        def step() -> object:
+            view = weight.view(-1)
+            made = deeper(weight + 1)
+            view.data = view.data.clone()
+            if how == "by the program":
+                with torch.no_grad():
+                    view.mul_(2)
+            loss = made.sum() + _DoublesWhatItSaved.apply(view).sum()
+            loss.backward()
+            return weight, view, loss
+
+        return step
+
+    harshest(program, evict=evict)
+
+
 class _Exponential(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -32,9 +32,9 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
     }
     driver_.settle_if_needed();
     node_changes();
-    if (!gradients_.empty() && !in_backward_pass()) {
+    if (!worked_with_.empty() && !in_backward_pass()) {
         about_to_let_go(lock);
-        keep_gradients();
+        keep_what_is_left();
     }
     for (const bool missing : {false, true}) {  // what is there must not make way for the others
         for (const c10::StorageImpl* home : homes) {
@@ -120,7 +120,7 @@ void AnyTime::made(Record& record) {
         driver_.seal(record);
     } else if (without_grad && in_backward_pass()) {
         driver_.engine.let_return_last(record);
-        gradients_.emplace_back(&record);
+        worked_with_.emplace_back(&record);
     } else {
         driver_.engine.let_return(record, true);
     }
@@ -132,6 +132,9 @@ void AnyTime::stays(Record& record) {
         driver_.engine.let_return(record, false);
         const void* node = torch::autograd::get_current_node().get();
         unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
+        if (in_backward_pass()) {
+            worked_with_.emplace_back(&record);
+        }
     }
 }
 
@@ -166,11 +169,11 @@ bool AnyTime::may_go_now(const Record& record) const noexcept {
            });
 }
 
-// After a backward pass what is left of it stays: a gradient that could be recomputed would keep
-// all that it came from, batch after batch.
-void AnyTime::keep_gradients() {
+// After a backward pass what is left of it stays: a gradient, or a state that goes on to the next
+// batch, would keep all that it could be computed again from, batch after batch.
+void AnyTime::keep_what_is_left() {
     std::vector<Ref<Storage>> left;
-    for (const Ref<Storage>& each : gradients_) {
+    for (const Ref<Storage>& each : worked_with_) {
         driver_.settle();
         if (each->held && each->listed && each->replayable) {
             if (!each->resident) {
@@ -180,7 +183,7 @@ void AnyTime::keep_gradients() {
             left.push_back(each);
         }
     }
-    gradients_.clear();
+    worked_with_.clear();
     driver_.engine.clear_reserve();
     for (const Ref<Storage>& each : left) {
         const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
@@ -288,7 +291,7 @@ void AnyTime::look_at_sources(Locked& lock) {
 void AnyTime::close() {
     open = false;
     unpacked_.clear();
-    gradients_.clear();
+    worked_with_.clear();
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
         if (each->returns) {
             driver_.engine.let_return(*each, false);

@@ -93,7 +93,7 @@ private:
 
     bool may_go_now(const Record& record) const noexcept;
     void node_changes();
-    void keep_gradients();
+    void keep_what_is_left();
     void pause(bool pause);
     bool hangs_on_too_much(Record& record) const;
     std::vector<Ref<Storage>> dead_sources();
@@ -101,9 +101,9 @@ private:
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;
-    std::vector<Unpacked> unpacked_;       // what autograd works with now
-    std::vector<Ref<Storage>> gradients_;  // made in the backward pass that is going on
-    std::map<std::int64_t, Kept> there_;   // what functions of one's own read that run now
+    std::vector<Unpacked> unpacked_;         // what autograd works with now
+    std::vector<Ref<Storage>> worked_with_;  // made or asked for in the backward pass going on
+    std::map<std::int64_t, Kept> there_;     // what functions of one's own read that run now
     std::int64_t numbers_ = 0;
     int until_look_ = OPERATORS_BETWEEN_LOOKS;
     bool paused_ = false;

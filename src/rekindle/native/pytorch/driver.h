@@ -250,6 +250,9 @@ public:
     void keep(const c10::TensorImpl& tensor);
     // Its memory counts from now on.
     void meet(const c10::TensorImpl& tensor);
+    // It is saved, or written: if it is a view that `tensor.data = ...` gave memory of its own, the
+    // version counter of its base, which is still its own as well, does not tell of the base alone.
+    void note_if_it_strays(const c10::TensorImpl& tensor);
 
     // An optimizer will write it, step after step: it is a constant (R4), or each could be computed
     // again from all steps before.

@@ -73,6 +73,7 @@ bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     driver.retain(*record, Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl()));
     hold(static_cast<Storage&>(*record));
     record_ = record;
+    driver.note_if_it_strays(tensor);
     if (record->version.expected < 0) {
         record->version.look();
     }

@@ -73,6 +73,7 @@ struct Record final : Storage {
     bool returnable : 1 = false;       // numbers that nothing reads but operators
     bool leaving : 1 = false;          // on its way to the host
     bool husk : 1 = false;             // evicted while the program holds it: `home` is empty
+    bool strays : 1 = false;           // its version counter tells of other memory as well
     std::unique_ptr<Foreign> foreign;  // null: nobody but PyTorch writes there
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }

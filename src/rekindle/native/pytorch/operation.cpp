@@ -17,6 +17,9 @@ void Operation::run() {
     driver_.about_to_run();
     invocation_.take(stack_);
     invocation_.signature = signature_of(op_, invocation_, stack_);
+    for (const std::uint32_t position : invocation_.written) {
+        driver_.note_if_it_strays(*invocation_.tensors[position]);
+    }
     const bool without_grad = driver_.any_time && driver_.any_time->records_without_grad();
     recording_ = (c10::GradMode::is_enabled() || facts_.differentiated || without_grad) &&
                  !invocation_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&

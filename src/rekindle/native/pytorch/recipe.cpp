@@ -42,7 +42,7 @@ Home input_home(Record& record) {
         *record.foreign->checksum != checksum_of(*home)) {
         throw ForeignInput{record.site()};
     }
-    if (record.version.moved() && record.origin_is_at(home)) {
+    if (record.version.moved() && !record.strays && record.origin_is_at(home)) {
         throw ModifiedInput{record.site(), record.version.now(), record.version.expected};
     }
     return home;

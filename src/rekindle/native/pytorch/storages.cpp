@@ -7,6 +7,7 @@
 
 #include "driver.h"
 #include "learner.h"
+#include "signature.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -274,9 +275,8 @@ Record& Driver::write_over(Call& call, Record& before) {
     after.version.counter = before.version.counter;
     after.parameter = before.parameter;
     after.returnable = before.returnable;
-    if (!before.replayable) {
-        before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
-    }
+    after.strays = before.strays;
+    before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
     succeed(before, after);
     hand_over(before, after);
     return after;
@@ -355,6 +355,21 @@ void Driver::keep(const c10::TensorImpl& tensor) {
 void Driver::meet(const c10::TensorImpl& tensor) {
     if (resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl()) == nullptr) {
         known(tensor);
+    }
+}
+
+void Driver::note_if_it_strays(const c10::TensorImpl& tensor) {
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(borrowed(tensor));
+    if (view == nullptr || !view->has_bw_view()) {
+        return;
+    }
+    const c10::TensorImpl& base = *view->get_backward_view().base_.unsafeGetTensorImpl();
+    if (has_memory(base) && is_plain(base) && has_memory(tensor) &&
+        base.unsafe_storage().unsafeGetStorageImpl() !=
+            tensor.unsafe_storage().unsafeGetStorageImpl()) {
+        if (Record* record = known(base)) {
+            record->strays = true;
+        }
     }
 }
 

@@ -105,10 +105,7 @@ class Arguments:
     def core_on(self, device: torch.device) -> Chosen:
         """The core that runs this. Raises if the native one is asked for in vain."""
         needs_python = {"swap on a device": self.swap is not None and is_accelerator(device)}
-        anything = self.evict == "anything"
-        return chosen_core(
-            self.core, policy_of(self.policy), device, needs_python, anything=anything
-        )
+        return chosen_core(self.core, policy_of(self.policy), device, needs_python)
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""

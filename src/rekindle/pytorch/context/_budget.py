@@ -191,8 +191,7 @@ class budget:
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
         and on CUDA, there without `swap`. It is compiled on first use, which takes a minute, or
         before by `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
-        native one on a CPU wherever it can be had, but with `evict="anything"`. `run.report()`
-        says which one ran, and why.
+        native one on a CPU wherever it can be had. `run.report()` says which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are

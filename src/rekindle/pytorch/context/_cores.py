@@ -20,8 +20,6 @@ Core = Literal["auto", "native", "python"]
 
 #: What "auto" takes on a CPU where both can be had.
 PREFERRED: Core = "native"
-#: And with `evict="anything"`.
-PREFERRED_FOR_ANYTHING: Core = "python"
 
 
 @final
@@ -45,11 +43,8 @@ def chosen_core(
     policy: Policy,
     device: torch.device,
     needs_python: Mapping[str, bool],
-    *,
-    anything: bool = False,
 ) -> Chosen:
-    """The core for these options. Raises `Unsupported` if the native one is asked for in vain.
-    `anything`: with `evict="anything"`."""
+    """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
     checks.one_of(asked, get_args(Core), "rekindle.budget(..., core={})")
     if asked == "python":
         return Chosen(False, "as asked for")
@@ -58,8 +53,6 @@ def chosen_core(
         return Chosen(False, "the default for now")
     if not obstacle and asked == "auto" and is_accelerator(device):
         obstacle = "the default for now on a device"
-    if not obstacle and asked == "auto" and anything and PREFERRED_FOR_ANYTHING == "python":
-        obstacle = 'the default for now with evict="anything"'
     if not obstacle and native_core() is None:
         obstacle = why_not()
     if not obstacle and asked == "auto":

@@ -38,15 +38,15 @@ class AnyTime(Shells):
         self.threads = Threads()
         self._unpacked: list[Storage] = []  # what autograd works with, and for which node
         self._node = 0
-        self._gradients: list[Storage] = []  # made in the backward pass that is going on
+        self._worked_with: list[Storage] = []  # made or asked for in the backward pass going on
         self._paused = False
         self._until_look = OPERATORS_BETWEEN_LOOKS
 
     def _about_to_bring(self) -> None:
         if self._unpacked:
             self._nodes_change()
-        if self._gradients and not _in_backward():
-            self._keep_gradients()
+        if self._worked_with and not _in_backward():
+            self._keep_what_is_left()
         if self.threads.changed():
             self._pause(bool(self.threads.unknown))
 
@@ -102,7 +102,7 @@ class AnyTime(Shells):
             gradient = without_grad and backward
             self._driver.engine.let_return(storage, True, last=gradient)
             if gradient:
-                self._gradients.append(storage)
+                self._worked_with.append(storage)
 
     def stays(self, tensor: Tensor) -> None:
         """Autograd got `tensor` for the node that it is at; kernels may read it unseen."""
@@ -113,20 +113,22 @@ class AnyTime(Shells):
                 self._nodes_change()
                 self._driver.engine.let_return(storage, False)
                 self._unpacked.append(storage)
+                if _in_backward():
+                    self._worked_with.append(storage)
 
-    def _keep_gradients(self) -> None:
-        """After a backward pass what is left of it stays: a gradient that could be recomputed would
-        keep all that it came from, batch after batch."""
+    def _keep_what_is_left(self) -> None:
+        """After a backward pass what is left of it stays: a gradient, or a state that goes on to
+        the next batch, would keep all that it could be computed again from, batch after batch."""
         driver = self._driver
         left: list[Storage] = []
-        for storage in self._gradients:
+        for storage in dict.fromkeys(self._worked_with):
             if storage.held and storage.makers and storage.replayable:
                 driver.settle()
                 if not storage.resident:
                     driver.use(storage)
                 driver.engine.let_return(storage, False)
                 left.append(storage)
-        self._gradients.clear()
+        self._worked_with.clear()
         driver.engine.reserve.clear()
         for storage in left:
             if may_forget(storage) and driver.whole is None:

@@ -37,7 +37,19 @@ from rekindle.pytorch.tensors import (
 )
 
 
-def find_written(invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def note_if_it_strays(driver: Driver, tensor: Tensor) -> None:
+    """`tensor` is saved, or written: if it is a view that `tensor.data = ...` gave memory of its
+    own, the version counter of its base, which it still has, does not tell of the base alone."""
+    base = tensor._base
+    if base is None or not is_plain(type(base)) or base.layout is not STRIDED:
+        return
+    if base.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+        driver.known(base).payload.strays = True
+
+
+def find_written(
+    driver: Driver, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Which of the tensors the operator writes; hidden writes too (R3, R6)."""
     operator = invocation.operator
     targets = list(written_by(operator, args, kwargs))
@@ -48,6 +60,7 @@ def find_written(invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str
     for position, tensor in enumerate(invocation.tensors):
         if id(tensor) in identities or (sparse and tensor.untyped_storage()._cdata in sparse):
             invocation.written += (position,)
+            note_if_it_strays(driver, tensor)
             storage = invocation.inputs[position]
             if not storage.replayable and storage.consumers:
                 invocation.fixed += (storage,)
@@ -211,7 +224,7 @@ def move(
     after: Memory = new.payload
     driver.succeed(old, new)
     after.origin, after.witness, after.version = before.origin, before.witness, -1
-    after.returnable = before.returnable
+    after.returnable, after.strays = before.returnable, before.strays
     origin = before.counted()
     parts = before.flags & COUNTERS
     if target is None or hidden:

@@ -39,6 +39,7 @@ from rekindle.pytorch.online._recording import (
     find_written,
     keep_indices,
     look_twice,
+    note_if_it_strays,
     register,
     written_over,
 )
@@ -159,7 +160,7 @@ class Runtime:
             if driver.watcher is not None:
                 driver.watcher.meets(invocation)
             if operator.writes:
-                find_written(invocation, args, kwargs)
+                find_written(driver, invocation, args, kwargs)
             if special:
                 recording &= look_twice(driver, invocation)
             if operator.indexing and recording:
@@ -294,6 +295,7 @@ class Runtime:
                 return False
             if writes:
                 memory.version = -1
+                note_if_it_strays(driver, tensor)
         return True
 
     def _priced(
@@ -374,6 +376,7 @@ class Runtime:
                 with privately():
                     memory.alias = tensor.detach()
             self.driver.retain(storage)
+            note_if_it_strays(self.driver, tensor)
             origin = memory.program_tensor()
             unknown = origin is None and memory.flags & COUNTERS  # there are several counters
             if memory.witness is None and not (storage.replayable or unknown):

@@ -179,8 +179,8 @@ def _home(storage: Storage) -> torch.UntypedStorage:
         raise resized_input(home.nbytes(), memory.size)
     if memory.checksum is not None and memory.checksum != checksum(home):
         raise foreign_input(site(storage))
-    unchanged = memory.version < 0 or memory.current_version() in (-1, memory.version)
-    if not unchanged and memory.program_tensor_is_at(home):
+    tells = memory.version >= 0 and not memory.strays and memory.program_tensor_is_at(home)
+    if tells and memory.current_version() not in (-1, memory.version):
         raise modified_input(site(storage), memory.current_version(), memory.version)
     return home
 

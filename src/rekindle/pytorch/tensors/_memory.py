@@ -56,6 +56,7 @@ class Memory:
         "owned",
         "returnable",
         "size",
+        "strays",
         "successor",
         "version",
         "watch",
@@ -78,6 +79,8 @@ class Memory:
         self.version = 0
         #: Has that tensor's version counter once handles depend on it, for it may die before them.
         self.witness: Tensor | None = None
+        #: Its version counter tells of other memory as well.
+        self.strays = False
         self.flags = 0
         #: Numbers that an operator made, and nothing reads but operators: they may go while
         #: variables hold them.
