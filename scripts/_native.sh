@@ -12,28 +12,50 @@ native_include() {
     .venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'
 }
 
-# Parsing headers takes longer than looking at the sources: so all that know no torch are one unit.
-native_unit() { # FILE: writes it
+native_flags() { # where headers of others are
+    local torch
+    torch="$(.venv/bin/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')"
+    printf '%s\n' -std=c++20 -isystem "$(native_include)" -isystem "$torch/include" \
+        -isystem "$torch/include/torch/csrc/api/include"
+}
+
+# Parsing headers takes longer than looking at the sources: so each half is one unit.
+native_units() { # FOLDER: writes them there
     local path
     for path in src/rekindle/native/{engine,replay}/*.cpp; do
         printf '#include "%s/%s"\n' "$PWD" "$path"
-    done >"$1"
+    done >"$1/engine.cpp"
+    for path in src/rekindle/native/pytorch/*.cpp; do
+        printf '#include "%s/%s"\n' "$PWD" "$path"
+    done >"$1/pytorch.cpp"
+}
+
+native_each() { # COMMAND: with each unit and the flags; fails if one fails
+    local folder status=0 unit flags
+    mapfile -t flags < <(native_flags)
+    folder="$(mktemp -d)"
+    cp .clang-tidy "$folder/"
+    native_units "$folder"
+    for unit in "$folder"/*.cpp; do
+        "$1" "$unit" "${flags[@]}" || status=1
+    done
+    rm -r "$folder"
+    return $status
+}
+
+native_warnings_in() { # UNIT FLAGS
+    g++ -fsyntax-only -Werror "${NATIVE_WARNINGS[@]}" "${@:2}" "$1"
 }
 
 native_warnings() { # silent if there is no warning, or no compiler
     command -v g++ >/dev/null || return 0
-    local path
-    for path in src/rekindle/native/{engine,replay}/*.cpp; do
-        g++ -std=c++20 -fsyntax-only -Werror "${NATIVE_WARNINGS[@]}" -isystem "$(native_include)" "$path" || return 1
-    done
+    native_each native_warnings_in
+}
+
+native_tidy_in() { # UNIT FLAGS
+    .venv/bin/clang-tidy -quiet "$1" -- "${@:2}"
 }
 
 native_tidy() {
-    local folder status=0
-    folder="$(mktemp -d)"
-    native_unit "$folder/unit.cpp"
-    cp .clang-tidy "$folder/"
-    .venv/bin/clang-tidy -quiet "$folder/unit.cpp" -- -std=c++20 -isystem "$(native_include)" || status=1
-    rm -r "$folder"
-    return $status
+    native_each native_tidy_in
 }

@@ -5,7 +5,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "held.h"
@@ -27,7 +29,7 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
         return;
     }
     const auto empty = [](const c10::StorageImpl* home) { return is_husk(*home); };
-    if (std::any_of(homes.begin(), homes.end(), empty)) {
+    if (std::ranges::any_of(homes, empty)) {
         about_to_let_go(lock);
     }
     driver_.settle_if_needed();
@@ -45,7 +47,7 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
             }
             const Ref<Storage> storage(found->record);
             const auto same = [&](const Ref<Storage>& each) { return each.get() == storage.get(); };
-            if (std::any_of(kept.begin(), kept.end(), same)) {
+            if (std::ranges::any_of(kept, same)) {
                 continue;
             }
             if (!storage->resident) {  // else it came back on the way to another
@@ -95,15 +97,13 @@ Touched::Touched(Driver& driver, const Homes& homes, Locked& lock) : driver_(dri
     }
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
 Touched::~Touched() {
-    const bool mine = Mutex::mine();  // else what failed had given it back
-    if (!mine) {
-        the_mutex().lock();
+    std::unique_lock lock(the_mutex(), std::defer_lock);
+    if (!Mutex::mine()) {  // what failed had given it back
+        lock.lock();
     }
     AnyTime::done(driver_, kept_);
-    if (!mine) {
-        the_mutex().unlock();
-    }
 }
 
 // Gradients only if nothing else is left: to have one again takes what the backward pass is about
@@ -148,11 +148,9 @@ void AnyTime::node_changes() {
     const auto is_over = [&](const Unpacked& each) {
         return each.thread == thread && each.node != node;
     };
-    const auto over = std::stable_partition(unpacked_.begin(), unpacked_.end(), [&](auto& each) {
-        return !is_over(each);
-    });
-    const std::vector<Unpacked> left(over, unpacked_.end());
-    unpacked_.erase(over, unpacked_.end());
+    std::vector<Unpacked> left;
+    std::ranges::copy_if(unpacked_, std::back_inserter(left), is_over);
+    std::erase_if(unpacked_, is_over);
     for (const Unpacked& each : left) {
         const Record& record = record_of(*each.storage);
         if (!paused_ && may_go_now(record)) {
@@ -163,8 +161,7 @@ void AnyTime::node_changes() {
 
 // Whether it may be, and autograd does not work with it now.
 bool AnyTime::may_go_now(const Record& record) const noexcept {
-    return may_return(record) &&
-           std::none_of(unpacked_.begin(), unpacked_.end(), [&](const Unpacked& each) {
+    return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
                return each.storage.get() == &record;
            });
 }
@@ -221,15 +218,15 @@ void AnyTime::pause(bool pause) {
 
 // With grad mode off nothing ends a chain: neither a graph nor an optimizer's step.
 bool AnyTime::hangs_on_too_much(Record& record) const {
-    constexpr int MOST = std::numeric_limits<std::uint16_t>::max();
+    constexpr int most = std::numeric_limits<std::uint16_t>::max();
     int chain = 0;
     each_parent(record, [&](Storage& parent) {
         if (parent.replayable) {  // else it stays: nothing is computed again to have it
             chain = std::max<int>(chain, record_of(parent).chain);
         }
     });
-    record.chain = static_cast<std::uint16_t>(std::min(chain + 1, MOST));
-    return chain + 1 > std::min<int>(driver_.longest_chain, MOST - 1);
+    record.chain = static_cast<std::uint16_t>(std::min(chain + 1, most));
+    return chain + 1 > std::min<int>(driver_.longest_chain, most - 1);
 }
 
 bool AnyTime::give_up_sources() {
@@ -268,7 +265,7 @@ std::vector<Ref<Storage>> AnyTime::dead_sources() {
 // for they are kept only to recompute from. Too late, there would be no room to bring back what was
 // made from them.
 void AnyTime::look_at_sources(Locked& lock) {
-    Engine& engine = driver_.engine;
+    const Engine& engine = driver_.engine;
     if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
         return;
     }

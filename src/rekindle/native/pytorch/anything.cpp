@@ -27,7 +27,7 @@ void add_homes(const at::Tensor& tensor, Homes& homes) {
 
 // let_go_of_anything(driver): from the beginning, what variables hold is let go like all else
 PyObject* let_go_of_anything(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     TORCH_CHECK(there_are_husks(), "with this torch storages cannot refuse to be read");
@@ -38,7 +38,7 @@ PyObject* let_go_of_anything(PyObject* arguments) {
 
 // husks(driver) -> how many storages of the program are empty now
 PyObject* husks(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     Driver& driver = driver_of(capsule);
     in_words(driver, [&] {
@@ -50,7 +50,7 @@ PyObject* husks(PyObject* arguments) {
 
 // record_without_grad(driver, 1 or -1): one reason more, or less, that there are no recipes then
 PyObject* record_without_grad(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     int more = 0;
     parse(arguments, "Oi", &capsule, &more);
     const Locked lock;
@@ -60,7 +60,8 @@ PyObject* record_without_grad(PyObject* arguments) {
 
 // lock_there(driver, tensors) -> a number: until that is unlocked, their memory is there
 PyObject* lock_there(PyObject* arguments) {
-    PyObject *capsule, *tensors;
+    PyObject* capsule = nullptr;
+    PyObject* tensors = nullptr;
     parse(arguments, "OO", &capsule, &tensors);
     Driver& driver = driver_of(capsule);
     Homes homes;
@@ -78,7 +79,7 @@ PyObject* lock_there(PyObject* arguments) {
 
 // unlock_there(driver, number)
 PyObject* unlock_there(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long number = 0;
     parse(arguments, "OL", &capsule, &number);
     Driver& driver = driver_of(capsule);

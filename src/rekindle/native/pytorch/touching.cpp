@@ -29,7 +29,8 @@ bool Operation::may_let_go() {
     }
     Bytes more = signature.needed + signature.workspace;
     for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
-        c10::StorageImpl& home = *invocation_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
+        const c10::StorageImpl& home =
+            *invocation_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
         const Driver::Resident* found = driver_.resident_at(home);
         if (found == nullptr) {
             more += static_cast<Bytes>(home.nbytes());
