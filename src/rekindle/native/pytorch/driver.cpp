@@ -125,7 +125,8 @@ void Driver::let_go_for(Bytes needed, const char* who) {
     } catch (const Shortage&) {
         const Bytes before = engine.memory;
         look_at_all();
-        if (!forget_sources() && engine.memory >= before) {
+        const bool less = shortfall.as_given(engine.budget);
+        if (!forget_sources() && engine.memory >= before && !less) {
             throw;
         }
         perform([&] { engine.make_room(needed + in_flight); }, who);
@@ -187,13 +188,6 @@ bool Driver::ask_allocator() {
     const Bytes beside = device.allocated() - known;
     engine.resize(*outside_, std::max<Bytes>(0, beside));
     return beside >= 0;
-}
-
-Bytes Driver::step_of_rescue(Bytes needed) noexcept {
-    const Bytes half = engine.memory / 2;
-    rescues_ = std::min(rescues_ + 1, 30);
-    const Bytes least = std::max<Bytes>(needed, 1);
-    return least > half >> rescues_ ? half : least << rescues_;
 }
 
 void Driver::maybe_held(Record& record) {

@@ -22,12 +22,13 @@ from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
+from rekindle.pytorch.context._auto import is_auto, measured_again
 from rekindle.pytorch.context._cores import Chosen, Core
 from rekindle.pytorch.context._mode import Mode, Over
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
-from rekindle.pytorch.devices import accelerator, is_out_of_memory
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.held import (
     Anything,
     Lending,
@@ -79,7 +80,8 @@ class budget:
 
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
-        tensors have of the device now and what is free, but for a margin of a tenth. None: no
+        tensors have of the device now and what is free, but for a margin of a tenth; on CUDA it is
+        measured again after the first step, and corrected either way. None: no
         limit, only measured.
     policy: what to evict, one of `rekindle.policies`, or its name as on the command line ("dtr",
         "lru"); default `Thrifty()`.
@@ -190,10 +192,17 @@ class budget:
         # Now: the program may have moved to CUDA meanwhile, and chosen one of several.
         device = accelerator.with_index(device_of(given.device))
         self._budget = given.bytes_on(device)
-        host, policy = given.host(device), policy_of(given.policy)
+        host = given.host(device)
         core = given.core_on(device)
-        if core.native:
-            return self._enter_native(device, core, host)
+        enter = self._enter_native if core.native else self._enter_python
+        run = enter(device, core, host)
+        if is_auto(given.amount) and is_accelerator(device):
+            measured_again(run, device)
+        self._run = run
+        return run
+
+    def _enter_python(self, device: torch.device, core: Chosen, host: HostMemory | None) -> Run:
+        given, policy = self._arguments, policy_of(self._arguments.policy)
         chosen = Advised(policy) if given.asks_to_learn else policy
         if host is None:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
@@ -304,11 +313,13 @@ class budget:
                 end()
             driver.close()
             del self._runtime
+            run = self._run
+            del self._run
         missed = driver.elsewhere() if error is None else None
         if missed is not None:
             warn(missed, stacklevel=2)
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
-            error.add_note(short_form(driver, self._budget))
+            error.add_note(short_form(driver, run.budget))
         if type(error) is OutOfBudget:
             self._look_ahead(error, traceback, driver)
         if type(error) is RuntimeError:

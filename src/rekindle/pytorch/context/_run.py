@@ -58,12 +58,12 @@ class Run:
         nbytes, driver = parse_bytes(amount, line="run.budget = {}"), self._driver
         with driver.lock:
             driver.settle()
-            driver.engine.budget = nbytes
+            driver.limit(nbytes)
             try:
                 if nbytes < self._budget:
                     driver.make_room(0, "run.budget")
             except OutOfBudget:
-                driver.engine.budget = self._budget
+                driver.limit(self._budget)
                 raise
         self._budget, self._most = nbytes, max(nbytes, self._most)
         if self._learner is not None and driver.watcher is not None:  # the run goes on

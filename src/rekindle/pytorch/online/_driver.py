@@ -29,6 +29,10 @@ from rekindle.schedule import Action, Compute, Free
 Result = TypeVar("Result")
 
 
+class _Less(Exception):
+    """There was no room in what the device has shown to have; there is more now, of the budget."""
+
+
 class Driver(Storages):
     """Performs the engine's actions on memory, and tells it what became of that memory."""
 
@@ -110,16 +114,21 @@ class Driver(Storages):
         time.
 
         What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
-        must be able to start anew. It would come again at the next operator: each time that no
-        place helps the first try evicts twice as much as the last time, up to half.
+        must be able to start anew. It would come again at the next operator: so from then on the
+        budget is what fitted.
         """
+        before = self.engine.memory
         for _ in self._make_way(out, needed):
+            now = self.engine.memory
             try:
-                return again()
+                result = again()
             except RuntimeError as error:
                 if not is_full(error):
                     raise
                 out = error
+            else:
+                self.shortfall.fitted(max(now, before // 2) + needed)
+                return result
         out.add_note(out_of_memory(self.snapshot()))
         raise out
 
@@ -132,9 +141,8 @@ class Driver(Storages):
             if victims:
                 self.perform(self.engine.evict(victims))
                 yield
-        self._rescues += 1
         before = self.engine.memory
-        step = min(max(needed, 1) << min(self._rescues, 30), before // 2)
+        step = self.shortfall.step(needed)
         for nbytes in (before - step, before - 4 * step, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
@@ -143,6 +151,11 @@ class Driver(Storages):
             yield
 
     # -- memory ---------------------------------------------------------------------------------
+
+    def limit(self, budget: Bytes) -> None:
+        """The budget is another one from now on."""
+        self.engine.budget = budget
+        self.shortfall.forget()
 
     def make_room(self, needed: Bytes, who: str) -> None:
         """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
@@ -159,6 +172,8 @@ class Driver(Storages):
         self.poll()
         try:
             self.perform(self.engine.make_room(needed), who)
+        except _Less:
+            self._make_room(needed, who)
         except OutOfBudget:
             if not self.forget_sources():
                 raise
@@ -312,6 +327,8 @@ class Driver(Storages):
             try:
                 action = next(iterator, None)
             except NoRoom as shortage:
+                if self.shortfall.as_given():
+                    raise _Less from None
                 name = who or (shortage.call.name if shortage.call else "")
                 raise self._refusal(shortage, name) from None
             if action is None:
@@ -335,14 +352,17 @@ class Driver(Storages):
 
     def bring(self, events: Callable[[], Iterable[Action]]) -> None:
         """Likewise, where something may have to be computed again. If what that reads died amid
-        it, which nobody can prevent, it begins anew."""
+        it, which nobody can prevent, or what the device had was too little, it begins anew."""
         while True:
             actions = events()
             try:
                 return self.perform(actions)
-            except Died:
+            except (Died, _Less) as reason:
                 if isinstance(actions, Generator):
                     actions.close()  # it has locked what it was to read
+                if type(reason) is _Less:
+                    with self.shortfall.insisting():
+                        return self.bring(events)
                 if not self._hear_of_deaths():
                     raise
 
