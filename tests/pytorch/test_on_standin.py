@@ -134,6 +134,16 @@ def test_auto_is_measured_again_after_the_first_step(extension: Path, its_core: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["mlp", "streams_in_turn"])
+def test_what_is_overwritten_when_it_is_evicted_is_not_read(extension: Path, program: str) -> None:
+    modes = ("oldest", "swap", "native", "native, anything")
+    questions = map(", ".join, product((program,), modes, STREAMS))
+    found = asked(extension, *questions, REKINDLE_POISON="1")
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert min(answer["evictions"] for answer in found.values()) > 0
+
+
+@pytest.mark.slow
 def test_a_plan_trains_the_same(extension: Path) -> None:
     found = asked(extension, *(f"mlp, planned, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}

@@ -7,6 +7,7 @@
 
 #include "any_time.h"
 #include "learner.h"
+#include "poison.h"
 #include "python.h"
 #include "swapper.h"
 
@@ -364,6 +365,9 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 // -- actions --------------------------------------------------------------------------------------
 
 void Driver::vacate(Record& record) {
+    if (poisons() && record.owned && !record.leaving && !record.is_held()) {
+        device.in_order([&] { poison(record.owned); });
+    }
     if (device.queues()) {
         if (const Home home = record.at()) {  // else the program let go of it just now
             device.keep_until_read(*home);

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import forget_sources, keep_from_now_on, knowing
 from rekindle.pytorch.online._neighbors import cheapest_neighbors
+from rekindle.pytorch.online._poison import POISONS, poison
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
@@ -390,11 +392,19 @@ class Driver(Storages):
     def vacate(self, storage: Storage) -> None:
         """What is in `storage` is gone from memory, as soon as nothing on the device reads it."""
         memory: Memory = storage.payload
-        if self.streams is not None and memory.watch is not None:
-            home = memory.watch()  # None: the program let go of it just now
-            if home is not None:
+        asked = memory.watch is not None and (POISONS or self.streams is not None)
+        home = memory.watch() if asked else None
+        if home is not None:  # else the program let go of it just now
+            if POISONS and not self._is_read(storage):
+                with nullcontext() if self.streams is None else self.streams.in_order():
+                    poison(home)
+            if self.streams is not None:
                 self.streams.keep_until_read(home)
         self.table.vacate(storage)
+
+    def _is_read(self, storage: Storage) -> bool:
+        """Whether anybody may still read what is in the memory of `storage`."""
+        return self.table.is_held(storage)
 
     def _run_again(self, call: Call, in_place: bool) -> list[Tensor]:
         if self.streams is None:
