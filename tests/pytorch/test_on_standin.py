@@ -144,6 +144,16 @@ def test_what_is_overwritten_when_it_is_evicted_is_not_read(extension: Path, pro
 
 
 @pytest.mark.slow
+def test_the_allocator_is_asked_where_something_has_to_go(extension: Path) -> None:
+    """On the core in Python: each time takes as long as several operators."""
+    question = "mlp, polls, late"
+    rarely, always = asked(extension, question, f"{question}, room").values()
+    assert rarely["ample"]["asked"] <= 1 < rarely["ample"]["operators"] <= always["ample"]["asked"]
+    tight = rarely["tight"]
+    assert 0 < tight["asked"] <= tight["brought"] < tight["operators"]
+
+
+@pytest.mark.slow
 def test_a_plan_trains_the_same(extension: Path) -> None:
     found = asked(extension, *(f"mlp, planned, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}

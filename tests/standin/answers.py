@@ -26,7 +26,7 @@ from rekindle.pytorch.context import _budget as budgets  # noqa: E402
 from rekindle.pytorch.context import available  # noqa: E402
 from rekindle.pytorch.native import NativeDriver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
-from rekindle.pytorch.online import Streams, Workspaces  # noqa: E402
+from rekindle.pytorch.online import Runtime, Streams, Workspaces  # noqa: E402
 from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
 from rekindle.pytorch.online._shortfall import Shortfall  # noqa: E402
 from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
@@ -239,10 +239,51 @@ def _planned(streams: str) -> dict[str, Any]:
     return {"equal": all(map(torch.equal, values, expected)), "peak over plain": peak / most}
 
 
+def _polls(streams: str, *missing: str) -> dict[str, Any]:
+    """How often the core in Python asks the allocator in a step, for how many operators: where
+    there is room for everything, and where there is not. "room": it asks before each operator."""
+    STANDIN.late(*SCHEDULES[streams])
+    _, step = PROGRAMS["mlp"]()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    least, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    found: dict[str, Any] = {}
+    asked, allocated = [0], online_driver.accelerator.allocated
+
+    def counted(device: torch.device) -> int:
+        asked[0] += 1
+        return allocated(device)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(online_driver.accelerator, "allocated", counted))
+        if "room" in missing:
+            run_one = Runtime.run
+
+            def polled(runtime: Runtime, *args: Any) -> Any:
+                runtime.driver.poll()
+                return run_one(runtime, *args)
+
+            stack.enter_context(patch.object(Runtime, "run", polled))
+        for what, amount in (("ample", 4 * most), ("tight", least + (most - least) // 2)):
+            with rekindle.budget(amount, device="cuda", core="python") as run:
+                step()
+                before, operators = asked[0], run._driver.operators_run
+                brought = run.evictions + run.recomputations
+                step()
+                found[what] = {
+                    "asked": asked[0] - before,
+                    "operators": run._driver.operators_run - operators,
+                    "brought": run.evictions + run.recomputations - brought,
+                }
+    return found
+
+
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
-    modes = sorted([*MODES, "planned", "least", "dropped", "auto"], key=len, reverse=True)
+    modes = sorted([*MODES, "planned", "least", "dropped", "auto", "polls"], key=len, reverse=True)
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
 
@@ -258,6 +299,8 @@ def answer(question: str) -> dict[str, Any]:
     name, mode, streams, *missing = _parts(question)
     if mode == "planned":
         return _planned(streams)
+    if mode == "polls":
+        return _polls(streams, *missing)
     if mode == "auto":
         return _auto(streams, *missing)
     if mode == "least":
