@@ -333,7 +333,7 @@ def test_what_may_write_its_arguments_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_nothing_that_is_compiled_inside_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has no graphs to capture: whoever would make them only notes that it was asked to."""
-    from torch._inductor import cudagraph_utils, output_code
+    from torch._inductor import config, cudagraph_utils, output_code
 
     asked: list[str] = []
 
@@ -355,7 +355,7 @@ def test_nothing_that_is_compiled_inside_is_captured(monkeypatch: pytest.MonkeyP
             x = x.sin()
         return torch.autograd.grad(compiled(x), [weight])[0]
 
-    with torch._inductor.config.patch(force_disable_caches=True):
+    with config.patch(force_disable_caches=True):
         wanted = gradient()
         assert asked == ["forward", "backward"]
         with rekindle.budget("1MiB") as run:

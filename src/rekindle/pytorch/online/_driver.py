@@ -392,8 +392,8 @@ class Driver(Storages):
     def vacate(self, storage: Storage) -> None:
         """What is in `storage` is gone from memory, as soon as nothing on the device reads it."""
         memory: Memory = storage.payload
-        asked = memory.watch is not None and (POISONS or self.streams is not None)
-        home = memory.watch() if asked else None
+        watch = memory.watch if POISONS or self.streams is not None else None
+        home = None if watch is None else watch()
         if home is not None:  # else the program let go of it just now
             if POISONS and not self._is_read(storage):
                 with nullcontext() if self.streams is None else self.streams.in_order():
