@@ -93,7 +93,7 @@ ROOMS = {
             "rehearsed",
             "context",
         },
-        "distributed": {"devices", "online", "context", "observed"},
+        "distributed": {"devices", "tensors", "online", "context", "observed"},
     }
 }
 

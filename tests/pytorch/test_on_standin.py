@@ -94,13 +94,63 @@ def test_where_the_device_has_no_room_neighbors_in_memory_go(extension: Path) ->
 
     By a policy that decides the same whatever operators took; else either may be luckier.
     """
-    question = "transformer, oldest, full, late"
+    question = "transformer, oldest, full, late, fitted"  # the budget stays as it was given
     found = asked(extension, question, f"{question}, cheapest_neighbors")
     by_place, by_sum = found.values()
     assert by_place.get("equal"), by_place
     assert by_sum.get("equal"), by_sum
     assert by_place["rescues by the sum"] == 0 < by_sum["rescues by the sum"]
     assert 0 < by_place["evictions"] < by_sum["evictions"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("its_core", ["oldest", "native"])
+def test_what_the_device_has_shown_to_have_is_the_budget(extension: Path, its_core: str) -> None:
+    """One allocation fails in a step, not one after the other; the report says so."""
+    question = f"large, {its_core}, full, late"
+    lowered, as_given = asked(extension, question, f"{question}, fitted").values()
+    assert lowered.get("equal"), lowered
+    assert as_given.get("equal"), as_given
+    assert lowered["rescues"] == 1 < 4 <= as_given["rescues"]
+    assert lowered["peak over budget"] <= 1
+    assert [told.partition(" although")[0] for told in lowered["told"]] == [
+        "The device had no room 1 time"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("its_core", ["python", "native"])
+def test_auto_is_measured_again_after_the_first_step(extension: Path, its_core: str) -> None:
+    question = f"large, auto, late, {its_core}"
+    found = asked(extension, question, f"{question}, measured_again")
+    for answer in found.values():
+        assert answer.get("equal"), answer
+    again, once = found.values()
+    for what in ("less", "more"):
+        budgets, there = again[what]["budgets"], again[what]["there"]
+        assert budgets[1:] == [there, there]
+        assert (budgets[0] > there) == (what == "less")
+        assert len({*once[what]["budgets"]}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["mlp", "streams_in_turn"])
+def test_what_is_overwritten_when_it_is_evicted_is_not_read(extension: Path, program: str) -> None:
+    modes = ("oldest", "swap", "native", "native, anything")
+    questions = map(", ".join, product((program,), modes, STREAMS))
+    found = asked(extension, *questions, REKINDLE_POISON="1")
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert min(answer["evictions"] for answer in found.values()) > 0
+
+
+@pytest.mark.slow
+def test_the_allocator_is_asked_where_something_has_to_go(extension: Path) -> None:
+    """On the core in Python: each time takes as long as several operators."""
+    question = "mlp, polls, late"
+    rarely, always = asked(extension, question, f"{question}, room").values()
+    assert rarely["ample"]["asked"] <= 1 < rarely["ample"]["operators"] <= always["ample"]["asked"]
+    tight = rarely["tight"]
+    assert 0 < tight["asked"] <= tight["brought"] < tight["operators"]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from rekindle.pytorch import Run
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import _driver
-from rekindle.pytorch.operators import _operators, regions_shown
+from rekindle.pytorch.operators import _operators, _regions, regions_shown
 from rekindle.pytorch.operators._regions import Region
 from rekindle.pytorch.operators._replay import run_again
 from tests.pytorch import cores
@@ -328,3 +328,41 @@ def test_what_may_write_its_arguments_is_refused(monkeypatch: pytest.MonkeyPatch
     refused = pytest.raises(rekindle.Unsupported, match="higher-order operator while_loop")
     with refused, rekindle.budget("1MiB"), torch.no_grad():
         while_loop(lambda i: i < 3, lambda i: (i + 1,), (torch.tensor(0),))
+
+
+@pytest.mark.slow
+def test_nothing_that_is_compiled_inside_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no graphs to capture: whoever would make them only notes that it was asked to."""
+    from torch._inductor import config, cudagraph_utils, output_code
+
+    asked: list[str] = []
+
+    def capturing(
+        inputs: Any, compiled: Any, cudagraphs: Any, constants: Any, forward: Any
+    ) -> None:
+        asked.append("backward" if compiled.fx_kwargs["is_backward"] else "forward")
+
+    for name in _regions._CAPTURING:
+        monkeypatch.setattr(output_code, name, capturing)
+    monkeypatch.setattr(cudagraph_utils, "check_lowering_disable_cudagraph", lambda *_: None)
+    weight = vector(requires_grad=True)
+
+    def gradient() -> Tensor:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: x.sin().exp().sum(), mode="reduce-overhead")
+        x = weight
+        for _ in range(4):
+            x = x.sin()
+        return torch.autograd.grad(compiled(x), [weight])[0]
+
+    with config.patch(force_disable_caches=True):
+        wanted = gradient()
+        assert asked == ["forward", "backward"]
+        with rekindle.budget("1MiB") as run:
+            assert torch.equal(gradient(), wanted)
+            run.budget = run.memory + 5 * 4 * WIDTH
+            assert torch.equal(gradient(), wanted)
+        assert asked == ["forward", "backward"]
+        assert run.recomputations > 0
+        gradient()
+        assert asked == ["forward", "backward"] * 2

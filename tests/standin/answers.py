@@ -22,10 +22,13 @@ import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import rekindle  # noqa: E402
+from rekindle.pytorch.context import _budget as budgets  # noqa: E402
+from rekindle.pytorch.context import available  # noqa: E402
 from rekindle.pytorch.native import NativeDriver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
-from rekindle.pytorch.online import Streams, Workspaces  # noqa: E402
+from rekindle.pytorch.online import Runtime, Streams, Workspaces  # noqa: E402
 from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
+from rekindle.pytorch.online._shortfall import Shortfall  # noqa: E402
 from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
 from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
@@ -159,6 +162,41 @@ def _dropped(streams: str) -> dict[str, Any]:
     return {"equal": not other.any().item(), "same place": other.data_ptr() == address}
 
 
+def _only_counted(shortfall: Shortfall, _: int) -> None:
+    shortfall.times += 1
+
+
+def _auto(streams: str, core: str, *missing: str) -> dict[str, Any]:
+    """Budgets "auto" before and after two steps, amid the first of which another process takes
+    memory of the device, or gives some back."""
+    STANDIN.late(*SCHEDULES[streams])
+    found: dict[str, Any] = {}
+    for what, megabytes in (("less", 48), ("more", 160)):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        STANDIN.limit(0, 80 << 20)
+        torch.manual_seed(0)
+        model, step = PROGRAMS["large"]()
+        within = rekindle.budget("auto", device="cuda", core=core)  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            for name in missing:
+                stack.enter_context(patch.object(budgets, name, lambda *_: None))
+            run = stack.enter_context(within)
+            said = [run.budget]
+            STANDIN.limit(0, megabytes << 20)
+            for _ in range(2):
+                step()
+                torch.cuda.synchronize()
+                said.append(run.budget)
+            there = available(torch.device("cuda", 0))
+        found[what] = {"budgets": said, "there": there}
+        found.setdefault("weights", []).append([each.sum().item() for each in model.parameters()])
+        del model, step, run, within
+    STANDIN.limit(0, 4 << 30)
+    one, other = found.pop("weights")
+    return found | {"equal": one == other}
+
+
 #: Waits that order streams, and the like: where each stands, and what does nothing in its place.
 MUTANTS: dict[str, tuple[Any, Any]] = {
     "in_order": (Streams, _nothing),
@@ -168,6 +206,7 @@ MUTANTS: dict[str, tuple[Any, Any]] = {
     "may_differ": (Operator, lambda *_: False),
     "took": (Signature, lambda *_: None),
     "guess": (Workspaces, lambda *_: 0),
+    "fitted": (Shortfall, _only_counted),
     "cheapest_neighbors": (online_driver, lambda *_: []),
 }
 
@@ -200,10 +239,51 @@ def _planned(streams: str) -> dict[str, Any]:
     return {"equal": all(map(torch.equal, values, expected)), "peak over plain": peak / most}
 
 
+def _polls(streams: str, *missing: str) -> dict[str, Any]:
+    """How often the core in Python asks the allocator in a step, for how many operators: where
+    there is room for everything, and where there is not. "room": it asks before each operator."""
+    STANDIN.late(*SCHEDULES[streams])
+    _, step = PROGRAMS["mlp"]()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    least, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+    found: dict[str, Any] = {}
+    asked, allocated = [0], online_driver.accelerator.allocated
+
+    def counted(device: torch.device) -> int:
+        asked[0] += 1
+        return allocated(device)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(online_driver.accelerator, "allocated", counted))
+        if "room" in missing:
+            run_one = Runtime.run
+
+            def polled(runtime: Runtime, *args: Any) -> Any:
+                runtime.driver.poll()
+                return run_one(runtime, *args)
+
+            stack.enter_context(patch.object(Runtime, "run", polled))
+        for what, amount in (("ample", 4 * most), ("tight", least + (most - least) // 2)):
+            with rekindle.budget(amount, device="cuda", core="python") as run:
+                step()
+                before, operators = asked[0], run._driver.operators_run
+                brought = run.evictions + run.recomputations
+                step()
+                found[what] = {
+                    "asked": asked[0] - before,
+                    "operators": run._driver.operators_run - operators,
+                    "brought": run.evictions + run.recomputations - brought,
+                }
+    return found
+
+
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
-    modes = sorted([*MODES, "planned", "least", "dropped"], key=len, reverse=True)
+    modes = sorted([*MODES, "planned", "least", "dropped", "auto", "polls"], key=len, reverse=True)
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
 
@@ -219,6 +299,10 @@ def answer(question: str) -> dict[str, Any]:
     name, mode, streams, *missing = _parts(question)
     if mode == "planned":
         return _planned(streams)
+    if mode == "polls":
+        return _polls(streams, *missing)
+    if mode == "auto":
+        return _auto(streams, *missing)
     if mode == "least":
         return _least()
     if mode == "dropped":
@@ -252,7 +336,9 @@ def answer(question: str) -> dict[str, Any]:
         "states set": STANDIN.states_set() - before - states_set,
         "evictions": run.evictions,
         "recomputations": run.recomputations,
-        "rescues by the sum": getattr(run._driver, "_rescues", None),  # of the Python core
+        "rescues": run._driver.shortfall.times,
+        "rescues by the sum": getattr(run._driver.shortfall, "by_sum", None),  # of the Python core
+        "told": [each for each in run.report().advice if "had no room" in each],
     }
 
 

@@ -46,14 +46,14 @@ def _command(compiler: str, target: Path) -> list[str]:
     return [compiler, *flags, *where, "module.cpp", "-o", str(target), f"-L{library}", *links]
 
 
-def asked(extension: Path, *questions: str) -> dict[str, Any]:
+def asked(extension: Path, *questions: str, **environment: str) -> dict[str, Any]:
     """What `tests.standin.answers` says to each question, in a process with the stand-in.
 
     Poison among indices may end that process: then that is the answer.
     """
     command = [sys.executable, "-W", "error", "-m", "tests.standin.answers", str(extension)]
     # Sums that threads share, as of gradients of an index, come out otherwise each time.
-    alone = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | environment
     result = subprocess.run(
         [*command, *questions], capture_output=True, text=True, cwd=ROOT, check=False, env=alone
     )

@@ -38,6 +38,12 @@ def mlp() -> tuple[Any, Step]:
     return _training(model, lambda: model(torch.randn(256, 64, device="cuda")).pow(2).mean())
 
 
+def large() -> tuple[Any, Step]:
+    """Each activation is as much as the allocator takes of the device at once."""
+    model = blocks(width=256)
+    return _training(model, lambda: model(torch.randn(2048, 256, device="cuda")).pow(2).mean())
+
+
 def batches_of_the_host() -> tuple[Any, Step]:
     """Made on the CPU inside the budget, moved; a number of the CPU's among the operands."""
     model = blocks()
@@ -250,6 +256,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
     program.__name__: program
     for program in (
         mlp,
+        large,
         batches_of_the_host,
         a_staging_buffer,
         convolutions,

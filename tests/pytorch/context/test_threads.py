@@ -128,7 +128,7 @@ def test_what_it_starts_is_inside_too(evict: Evict) -> None:
     seen: list[bool] = []
 
     def look() -> None:
-        seen.append(any(type(m) is _budget._Mode for m in _get_current_dispatch_mode_stack()))
+        seen.append(any(type(m) is _budget.Mode for m in _get_current_dispatch_mode_stack()))
 
     def twice() -> None:
         look()

@@ -76,7 +76,7 @@ def interrupts(name: str = "", nth: int = 0) -> Iterator[_Trip]:
 @contextmanager
 def _counted_by(trip: _Trip) -> Iterator[None]:
     """Within a budget the program's operators are those that its mode is given while not busy."""
-    mode, context = _budget._Mode, rekindle.budget
+    mode, context = _budget.Mode, rekindle.budget
     dispatch = mode.__torch_dispatch__
 
     def counting(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

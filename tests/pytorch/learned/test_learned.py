@@ -404,3 +404,28 @@ def test_models_train_the_same(case: Case) -> None:
     assert differing(everything(workload, losses), expected) == []
     if case.name in ("gpt", "densenet", "unet", "lstm"):  # the others are never the same again
         assert run.steps_followed >= 3
+
+
+def test_with_another_budget_other_schedules_are_learned() -> None:
+    less, more = budget_of(), budget_of(0.7)
+
+    def steps(training: Training, run: Run) -> None:
+        six(training)
+        learned = run.steps_followed
+        assert learned > 0
+        run.budget = more
+        training.step(6)
+        assert run.steps_followed == learned  # nothing was learned of that yet
+        for number in range(7, 12):
+            training.step(number)
+        assert run.steps_followed > learned
+
+    plain = Training()
+    for number in range(12):
+        plain.step(number)
+    expected = plain.left_behind()
+    training = Training()
+    with rekindle.budget(less, learn="wait") as run:
+        steps(training, run)
+    assert all(map(torch.equal, training.left_behind(), expected))
+    assert less < run.peak <= more

@@ -68,8 +68,20 @@ PyObject* set_budget(PyObject* arguments) {
     long long budget = 0;
     parse(arguments, "OL", &capsule, &budget);
     const Locked lock;
-    driver_of(capsule).engine.budget = budget < 0 ? UNLIMITED : budget;
+    Driver& driver = driver_of(capsule);
+    driver.engine.budget = budget < 0 ? UNLIMITED : budget;
+    driver.shortfall.forget();
     return nothing();
+}
+
+// shortfall(driver) -> how often the device had less than the budget says, and what that is now
+PyObject* shortfall(PyObject* arguments) {
+    PyObject* capsule;
+    parse(arguments, "O", &capsule);
+    const Locked lock;
+    const Driver& driver = driver_of(capsule);
+    const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
+    return Py_BuildValue("iL", driver.shortfall.times(), static_cast<long long>(budget));
 }
 
 // met(driver) -> the addresses of storages of weights that were met since this was last asked

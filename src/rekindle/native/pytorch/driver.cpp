@@ -7,6 +7,7 @@
 
 #include "any_time.h"
 #include "learner.h"
+#include "poison.h"
 #include "python.h"
 #include "swapper.h"
 
@@ -123,7 +124,8 @@ void Driver::let_go_for(Bytes needed, const char* who) {
     } catch (const Shortage&) {
         const Bytes before = engine.memory;
         look_at_all();
-        if (!forget_sources() && engine.memory >= before) {
+        const bool less = shortfall.as_given(engine.budget);
+        if (!forget_sources() && engine.memory >= before && !less) {
             throw;
         }
         perform([&] { engine.make_room(needed + in_flight); }, who);
@@ -185,13 +187,6 @@ bool Driver::ask_allocator() {
     const Bytes beside = device.allocated() - known;
     engine.resize(*outside_, std::max<Bytes>(0, beside));
     return beside >= 0;
-}
-
-Bytes Driver::step_of_rescue(Bytes needed) noexcept {
-    const Bytes half = engine.memory / 2;
-    rescues_ = std::min(rescues_ + 1, 30);
-    const Bytes least = std::max<Bytes>(needed, 1);
-    return least > half >> rescues_ ? half : least << rescues_;
 }
 
 void Driver::maybe_held(Record& record) {
@@ -368,6 +363,9 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 // -- actions --------------------------------------------------------------------------------------
 
 void Driver::vacate(Record& record) {
+    if (poisons() && record.owned && !record.leaving && !record.is_held()) {
+        device.in_order([&] { poison(record.owned); });
+    }
     if (device.queues()) {
         if (const Home home = record.at()) {  // else the program let go of it just now
             device.keep_until_read(*home);

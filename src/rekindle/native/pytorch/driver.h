@@ -32,6 +32,7 @@
 #include "positions.h"
 #include "prices.h"
 #include "recipe.h"
+#include "shortfall.h"
 #include "transcript.h"
 #include "workspaces.h"
 
@@ -133,12 +134,12 @@ private:
     std::vector<Ref<Storage>> back_;  // what had a husk, and nobody has looked at since
     Ref<Storage> outside_;  // what a device's allocator gave out to no operator, or to round blocks
     std::vector<c10::Device> devices_met_;
-    int rescues_ = 0;  // how often the device had less than the budget says
     bool assumed_;
 
 public:
     Engine engine;
     Device device;
+    Shortfall shortfall;
     Prices prices;
     Deaths deaths;
     Positions positions;
@@ -310,8 +311,8 @@ public:
     void poll();
     // The device ran out of memory all the same: evicts as much as `needed` bytes, then four times
     // that, then all, and tries again each time. What an operator needs inside itself, and what
-    // lies in pieces, no budget counts. It would come again at the next operator: each time the
-    // first try evicts twice as much as the last time, up to half.
+    // lies in pieces, no budget counts. It would come again at the next operator: so from then on
+    // the budget is what fitted.
     template <class F>
     void rescue(Bytes needed, F&& attempt);
     // Takes what is dead out of the table; it is acted on later. Before anything is looked up
@@ -400,7 +401,6 @@ private:
     bool ask_allocator();
     void look_at_all();
     void forget_address(const void* address, Resident resident);
-    Bytes step_of_rescue(Bytes needed) noexcept;
     void let_home_go(Record& record);
     void note_uncounted(const void* address, Bytes nbytes) noexcept;
     Record& known_at(Resident found, c10::StorageImpl& home);
@@ -430,15 +430,17 @@ private:
 template <class F>
 void Driver::rescue(Bytes needed, F&& attempt) {
     const Bytes before = engine.memory;
-    const Bytes step = step_of_rescue(needed);
+    const Bytes step = shortfall.step(needed, before);
     std::string said;
     for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
         ask_allocator();
         poll_held();
         perform([&] { engine.shrink(most); });
         device.empty_cache();
+        const Bytes now = engine.memory + in_flight + needed;
         try {
             attempt();
+            shortfall.fitted(std::max(now, before / 2 + needed), engine.budget);
             return;
         } catch (const std::exception& error) {
             if (!is_full(error)) {
@@ -476,6 +478,12 @@ void Driver::bring(F&& events) {
         perform(events);
     } catch (const Died&) {
         look_at_all();
+        perform(events);
+    } catch (const Shortage&) {
+        if (!shortfall.as_given(engine.budget)) {
+            throw;
+        }
+        const Shortfall::Insisting insisting(shortfall);
         perform(events);
     }
 }

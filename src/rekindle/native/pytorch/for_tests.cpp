@@ -65,10 +65,22 @@ PyObject* take_out(PyObject* arguments) {
     parse(arguments, "Os", &capsule, &name);
     const std::string_view what = name;
     const Locked lock;
-    Device& device = driver_of(capsule).device;
+    Driver& driver = driver_of(capsule);
+    driver.shortfall.lowers = driver.shortfall.lowers && what != "fitted";
+    Device& device = driver.device;
     device.orders = device.orders && what != "in_order";
     device.keeps = device.keeps && what != "keep_until_read";
     device.doubts = device.doubts && what != "may_differ";
+    return nothing();
+}
+
+PyObject* fitted(PyObject* arguments) {
+    PyObject* capsule;
+    long long nbytes = 0;
+    parse(arguments, "OL", &capsule, &nbytes);
+    const Locked lock;
+    Driver& driver = driver_of(capsule);
+    driver.shortfall.fitted(nbytes, driver.engine.budget);
     return nothing();
 }
 

@@ -15,8 +15,11 @@ PyObject* longest_chain(PyObject* arguments);
 PyObject* count_again(PyObject* arguments);
 // again(driver) -> the names of the operators that ran again
 PyObject* again(PyObject* arguments);
-// take_out(driver, what): "in_order", "keep_until_read" or "may_differ", of the device
+// take_out(driver, what): "in_order", "keep_until_read" or "may_differ", of the device, or
+// "fitted": a device that has less than the budget says does not lower it
 PyObject* take_out(PyObject* arguments);
+// fitted(driver, bytes): a device that has less than the budget says had so much
+PyObject* fitted(PyObject* arguments);
 // interrupt(driver, after how many replays, before or after it)
 PyObject* interrupt(PyObject* arguments);
 // fix_costs(nanoseconds): of every signature; negative: they are measured

@@ -28,10 +28,9 @@ std::int64_t part_in_graph(const Invocation& invocation) {
 // A budget without `nbytes` of it, until the end.
 class Beside final {
 public:
-    Beside(Engine& engine, Bytes nbytes) : engine_(engine), budget_(engine.budget) {
-        if (engine_.budget != UNLIMITED) {
-            engine_.budget -= nbytes;
-        }
+    Beside(Engine& engine, Bytes nbytes)
+        : engine_(engine), nbytes_(engine.budget == UNLIMITED ? 0 : nbytes) {
+        engine_.budget -= nbytes_;
     }
 
     Beside(const Beside&) = delete;
@@ -39,11 +38,11 @@ public:
     Beside(Beside&&) = delete;
     Beside& operator=(Beside&&) = delete;
 
-    ~Beside() { engine_.budget = budget_; }
+    ~Beside() { engine_.budget += nbytes_; }
 
 private:
     Engine& engine_;
-    const Bytes budget_;
+    const Bytes nbytes_;
 };
 
 // Whether `bounds` go up from zero or more, and not beyond `end`.

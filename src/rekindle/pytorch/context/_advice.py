@@ -37,6 +37,18 @@ def on_excess(peak: Bytes, budget: Bytes | None) -> tuple[str, ...]:
     return (sentence,)
 
 
+def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
+    """A sentence, if the device had less than the budget says."""
+    if not times:
+        return ()
+    sentence = (
+        f"The device had no room {times} time{'s' * (times != 1)} although the budget had: what "
+        f"was evicted made some, and {format_bytes(budget)} is the budget now. Give less, or what "
+        'the device has: rekindle.budget("auto").'
+    )
+    return (sentence,)
+
+
 def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Bytes, str]]:
     program, kept, state = (held.get(name, 0) for name in (PROGRAM, KEPT, OPTIMIZER))
     if program > _MUCH * peak:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from rekindle._errors import Unsupported
+from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
+from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.online import Step
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
 #: Left alone: temporaries inside of operators, fragmentation, the program's other memory.
 MARGIN = 0.1
+
+#: Of the budget: a correction by less is not worth other schedules than those that were learned.
+WORTH_IT = 0.01
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = (  # limit and usage, of version 2 and of version 1
@@ -57,6 +63,31 @@ def available(device: torch.device, ranks: int | None = None) -> Bytes:
         )
     free = _free_on_cpu() // (_ranks_here() if ranks is None else ranks)
     return int((1 - MARGIN) * (free + sum(_bytes_of_tensors())))
+
+
+def measured_again(run: Run, device: torch.device) -> None:
+    """After the first step of `run`, whose budget is what `device` had, it is what `device` has.
+
+    By then libraries have loaded their kernels and taken their workspaces, other processes theirs,
+    and what lies in pieces shows. A smaller one is not less than what cannot be let go.
+    """
+
+    reference = weakref.ref(run)  # which keeps who calls this
+
+    def correct(step: Step) -> None:
+        run = reference()
+        if step.number > 1 or run is None or run.budget is None:
+            return
+        before = run.budget
+        now = available(device)
+        if abs(now - before) <= WORTH_IT * before:
+            return
+        try:
+            run.budget = now
+        except OutOfBudget:  # all that may be is let go
+            run.budget = max(now, min(run.memory, before))
+
+    run.on_step(correct)
 
 
 def _ranks_here() -> int:

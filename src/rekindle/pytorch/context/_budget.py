@@ -13,10 +13,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, final
 from warnings import warn
 
 import torch
-from torch._C._dynamo import eval_frame as _dynamo
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget, Unsupported, beside
@@ -24,15 +22,16 @@ from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
+from rekindle.pytorch.context._auto import is_auto, measured_again
 from rekindle.pytorch.context._cores import Chosen, Core
+from rekindle.pytorch.context._mode import Mode, Over
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
-from rekindle.pytorch.devices import accelerator, is_out_of_memory
+from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.held import (
     Anything,
     Lending,
-    Touching,
     anything,
     anything_natively,
     escapes_seen,
@@ -53,7 +52,6 @@ from rekindle.pytorch.online import (
     Driver,
     OptimizerSteps,
     Runtime,
-    Work,
     about_to_resize,
     device_of,
     given_away,
@@ -63,93 +61,12 @@ from rekindle.pytorch.online import (
     short_form,
     trades_seen,
     trading,
-    unwatched,
 )
-from rekindle.pytorch.operators import Operator, operator, regions_shown, takes_itself_apart
+from rekindle.pytorch.operators import regions_shown
 from rekindle.pytorch.swap import HostMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class _Mode(TorchDispatchMode):
-    """Hands every operator to the runtime. Views make no memory and pass."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__()
-        #: Or who stands in for it: during an optimizer's step, and when the budget is over.
-        self.runtime: Any = runtime
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # by `_keep_dynamo_out` instead: the wrapper costs as much as all of a mode
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # what is compiled stays so, and comes here as one operator (R12)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
-            resort, kwargs = self.runtime.driver.resort, kwargs or {}
-            if resort is not None:
-                return resort.around(self.runtime.run_whole, func, args, kwargs)
-            return self.runtime.run_whole(func, args, kwargs)
-        if types and any(map(takes_itself_apart, types)):  # a DTensor: its parts will come here
-            return NotImplemented
-        facts = operator(func)
-        kwargs = kwargs or {}
-        driver = self.runtime.driver
-        with unwatched():
-            if driver.work.thread and driver.work.mine:
-                return facts.func(*args, **kwargs)
-            if driver.resort is not None:
-                return driver.resort.around(self._run, facts, args, kwargs)
-            return self._run(facts, args, kwargs)
-
-    def _run(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        runtime = self.runtime
-        if facts.view:
-            if facts.resizes:
-                return runtime.set_memory(facts, args, kwargs)
-            if facts.marks:
-                return runtime.mark(facts, args, kwargs)
-            runtime.driver.meet(args[0])
-            return facts.func(*args, **kwargs)
-        return runtime.run(facts, args, kwargs)
-
-
-@final
-class _Over:
-    """In the place of the runtime in the mode of a thread that outlives the budget."""
-
-    def __init__(self) -> None:
-        self.driver = self
-        self.work = Work()
-        self.resort = None
-
-    def meet(self, tensor: object) -> None:
-        pass
-
-    def run(self, facts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return facts.func(*args, **kwargs)
-
-    mark = set_memory = run_whole = run
-
-
-def _keep_dynamo_out() -> None:
-    """Inside compiled programs, what the runtime itself runs is not to be compiled."""
-    skip = _dynamo._FrameAction.SKIP
-    modes = (_Mode.__torch_dispatch__, Touching.__torch_dispatch__)
-    for entry in (*modes, Runtime.pack, Runtime.unpack):
-        strategy = _dynamo._FrameExecStrategy(skip, skip)  # this frame, and all below it
-        _dynamo.set_code_exec_strategy(entry.__code__, strategy)
-
-
-_keep_dynamo_out()
 
 
 @final
@@ -163,7 +80,8 @@ class budget:
 
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
-        tensors have of the device now and what is free, but for a margin of a tenth. None: no
+        tensors have of the device now and what is free, but for a margin of a tenth; on CUDA it is
+        measured again after the first step, and corrected either way. None: no
         limit, only measured.
     policy: what to evict, one of `rekindle.policies`, or its name as on the command line ("dtr",
         "lru"); default `Thrifty()`.
@@ -273,10 +191,17 @@ class budget:
         # Now: the program may have moved to CUDA meanwhile, and chosen one of several.
         device = accelerator.with_index(device_of(given.device))
         self._budget = given.bytes_on(device)
-        host, policy = given.host(device), policy_of(given.policy)
+        host = given.host(device)
         core = given.core_on(device)
-        if core.native:
-            return self._enter_native(device, core, host)
+        enter = self._enter_native if core.native else self._enter_python
+        run = enter(device, core, host)
+        if is_auto(given.amount) and is_accelerator(device):
+            measured_again(run, device)
+        self._run = run
+        return run
+
+    def _enter_python(self, device: torch.device, core: Chosen, host: HostMemory | None) -> Run:
+        given, policy = self._arguments, policy_of(self._arguments.policy)
         chosen = Advised(policy) if given.asks_to_learn else policy
         if host is None:
             runtime = Runtime(Driver(Engine(self._budget, chosen), device))
@@ -290,7 +215,7 @@ class budget:
             lessons = lessons_for(self._budget, device, cache=given.cache)
             learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
             run._learner = runtime.driver.watcher = learner
-        mode = _Mode(runtime)
+        mode = Mode(runtime)
         runtime.driver.work.opens(mode)
         runtime.driver.open()
         with ExitStack() as stack:
@@ -388,11 +313,13 @@ class budget:
                     end()
                 driver.close()
                 del self._runtime
+                run = self._run
+                del self._run
         missed = driver.elsewhere() if error is None else None
         if missed is not None:
             warn(missed, stacklevel=2)
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
-            error.add_note(short_form(driver, self._budget))
+            error.add_note(short_form(driver, run.budget))
         if type(error) is OutOfBudget:
             self._look_ahead(error, traceback, driver)
         if type(error) is RuntimeError:
@@ -418,7 +345,7 @@ class budget:
         """For a thread that started inside: the same as in the one that entered."""
         hooks = Hooks(runtime if held is None else held)
         with ExitStack() as stack:
-            mode = stack.enter_context(_Mode(runtime))
+            mode = stack.enter_context(Mode(runtime))
             touching = None if held is None else held.enter(stack)
             stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
             its_steps = steps.of_this_thread(mode)
@@ -426,7 +353,7 @@ class budget:
 
             def over() -> None:
                 its_steps.over()
-                mode.runtime, hooks.within = _Over(), None
+                mode.runtime, hooks.within = Over(), None
                 if touching is not None:
                     touching.shells = None
 
@@ -452,7 +379,7 @@ class budget:
 def _is_inside(runtime: Runtime) -> bool:
     """Whether this thread is, and not amid an operator: there the modes are away."""
     modes = _get_current_dispatch_mode_stack()
-    mine = any(type(mode) is _Mode and type(mode.runtime) is not _Over for mode in modes)
+    mine = any(type(mode) is Mode and type(mode.runtime) is not Over for mode in modes)
     return mine and not runtime.driver.lock._is_owned()  # type: ignore[attr-defined]
 
 
@@ -472,7 +399,7 @@ def _leave_in_child() -> None:
     if isinstance(active._runtime, NativeRuntime):
         active._runtime.driver.lending = None
         return  # the core has left by itself
-    if any(type(mode) is _Mode for mode in _get_current_dispatch_mode_stack()):
+    if any(type(mode) is Mode for mode in _get_current_dispatch_mode_stack()):
         active._stack.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from rekindle._types import Bytes
-from rekindle.pytorch.context._advice import advice_on, on_excess
+from rekindle.pytorch.context._advice import advice_on, on_excess, on_shortfall
 from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
@@ -44,6 +44,7 @@ def report_of(
         swapped=swapped_by(driver),
         advice=(
             *on_excess(driver.steps.peak, budget),
+            *_on_shortfall(driver, budget),
             *advice_on(driver.peak.now.memory, driver.peak.now.categories, driver.device),
         ),
     )
@@ -51,6 +52,11 @@ def report_of(
         return report
     modules = [place.module for place in places.of_op]
     return report.over_time(trace, record, kinds=_kinds(driver, trace), modules=modules)
+
+
+def _on_shortfall(driver: Driver, budget: Bytes | None) -> tuple[str, ...]:
+    shortfall = driver.shortfall
+    return () if budget is None else on_shortfall(shortfall.times, int(shortfall.budget))
 
 
 def _sampled(steps: Steps) -> Timeline:

@@ -9,9 +9,9 @@ from typing import final
 from torch import Tensor
 
 from rekindle import _checks as checks
-from rekindle._errors import Unsupported
+from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes, Nanoseconds
-from rekindle._units import format_bytes
+from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context._cores import Chosen
 from rekindle.pytorch.context._report import report_of, swapped_by
@@ -30,7 +30,7 @@ class Run:
     def __init__(
         self, driver: Driver, budget: Bytes | None, policy: Policy, core: Chosen, *, record: bool
     ) -> None:
-        self.budget = budget
+        self._budget = self._most = budget
         self.policy = policy
         self.core = core  #: which one runs it, and why
         self._driver = driver
@@ -38,6 +38,36 @@ class Run:
             driver.write_down()
         self._learner: Learning | None = None
         self._part: Capture | None = None
+
+    @property
+    def budget(self) -> Bytes | None:
+        """How much may be in use, in bytes; None: no limit.
+
+        May be set, also as text ("6GiB"), best between two steps: what is too much for a smaller
+        one is let go at once, or `OutOfBudget` is raised and the old one stays.
+        """
+        return self._budget
+
+    @budget.setter
+    def budget(self, amount: str | Bytes) -> None:
+        if self._budget is None or self._most is None:
+            raise Unsupported(
+                "run.budget = ... of a run without a limit, which is only measured; write "
+                'rekindle.budget("6GiB")'
+            )
+        nbytes, driver = parse_bytes(amount, line="run.budget = {}"), self._driver
+        with driver.lock:
+            driver.settle()
+            driver.limit(nbytes)
+            try:
+                if nbytes < self._budget:
+                    driver.make_room(0, "run.budget")
+            except OutOfBudget:
+                driver.limit(self._budget)
+                raise
+        self._budget, self._most = nbytes, max(nbytes, self._most)
+        if self._learner is not None and driver.watcher is not None:  # the run goes on
+            self._learner.within(nbytes)
 
     @property
     def peak(self) -> Bytes:
@@ -129,7 +159,7 @@ class Run:
             tuple(recorder.actions),
             tuple(recorder.clock),
             tuple(recorder.memory),
-            self.budget,
+            self._most,
             self.peak,
             *(self._driver.figures or now),
             repr(self.policy),

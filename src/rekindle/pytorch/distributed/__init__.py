@@ -2,3 +2,4 @@
 
 from rekindle.pytorch.distributed._common import common_budget as common_budget
 from rekindle.pytorch.distributed._guard import guard as guard
+from rekindle.pytorch.distributed._vote import agree as agree

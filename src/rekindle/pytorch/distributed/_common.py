@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,9 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.pytorch.context import amount_of, available, is_auto
 from rekindle.pytorch.devices import accelerator, is_accelerator
+from rekindle.pytorch.distributed._gathered import gathered
 from rekindle.pytorch.observed import Estimate
 from rekindle.pytorch.online import device_of
-
-T = TypeVar("T")
 
 
 @final
@@ -58,10 +57,10 @@ def common_budget(
     mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)
     if not is_auto(amount):  # raises here, before the others wait
         parse_bytes(amount, line="rekindle.distributed.common_budget({})")
-    ranks = _gathered(mine, group)
+    ranks = gathered(mine, group)
     beside = sum(rank.place == mine.place for rank in ranks)
     given = available(where, beside) if is_auto(amount) else amount_of(amount, where)
-    budget = min(_gathered(given, group))
+    budget = min(gathered(given, group))
     neediest = max(range(len(ranks)), key=lambda number: ranks[number].least)
     least = ranks[neediest].least
     if least > budget:
@@ -80,11 +79,3 @@ def common_budget(
 def _place_of(device: torch.device) -> str:
     what = accelerator.identity(device) if is_accelerator(device) else str(device)
     return f"{socket.gethostname()} {what}"
-
-
-def _gathered(mine: T, group: dist.ProcessGroup | None) -> list[T]:
-    if not dist.is_initialized():
-        return [mine]
-    found: list[T] = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group)
-    return found

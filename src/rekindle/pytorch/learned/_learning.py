@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from rekindle._types import Nanoseconds
+from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.learned._lesson import Lesson
 from rekindle.pytorch.learned._lessons import Lessons
 
@@ -63,6 +63,10 @@ class Learning(ABC):
     @abstractmethod
     def close(self) -> None:
         """The run is over."""
+
+    @abstractmethod
+    def within(self, budget: Bytes) -> None:
+        """From now on the budget is another one: plans for the old one are of no use."""
 
     def wait(self, timeout: float | None) -> bool:
         """Waits for the plan in the making; whether there is none any more."""

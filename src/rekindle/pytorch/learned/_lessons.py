@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 
@@ -34,6 +34,14 @@ BETWEEN_LOOKS: Final = 0.05
 """Seconds, while another process searches."""
 
 
+class _Where(NamedTuple):
+    """What a schedule is good for, but for the budget."""
+
+    device: torch.device
+    cache: bool
+    native: bool
+
+
 @final
 class Lessons:
     """The shapes of steps within one budget, the one met last first, and the plan in the making.
@@ -42,10 +50,13 @@ class Lessons:
         like that; where nobody asked for plans.
     """
 
-    def __init__(self, budget: Bytes, shelf: Shelf, *, patient: bool = False) -> None:
+    def __init__(
+        self, budget: Bytes, where: _Where, shelf: Shelf, *, patient: bool = False
+    ) -> None:
         self.shapes: list[Lesson] = []
         self.note = ""  #: why a shape has no route
         self._budget = budget
+        self._where = where
         self._shelf = shelf
         self._planning: tuple[Lesson, Planning, Claim] | None = None
         self._elsewhere = False  #: another process searches for what is needed here
@@ -58,6 +69,10 @@ class Lessons:
         self._left = 0  # steps in a row that left their plan
         self._rest = 0
         self._next_rest = TRIES
+
+    def within(self, budget: Bytes) -> Lessons:
+        """Those of another budget, with everything else the same."""
+        return lessons_for(budget, **self._where._asdict(), patient=self.patient)
 
     def hurry(self) -> None:
         """Somebody asks for plans: no more patience."""
@@ -258,7 +273,7 @@ class Lessons:
         self._end_planning()
 
 
-_lessons: dict[tuple[Bytes, torch.device, bool, bool], Lessons] = {}
+_lessons: dict[tuple[Bytes, _Where], Lessons] = {}
 
 
 def lessons_for(
@@ -272,12 +287,13 @@ def lessons_for(
     """What this process learned of steps on `device` within `budget`; `cache`: and others.
     `native`: by the native core, whose numbers are others. `patient`: as of `Lessons`; who is not
     has what the patient learned: two would wait for each other's search."""
-    key = budget, device, cache, native
+    where = _Where(device, cache, native)
+    key = budget, where
     found = _lessons.pop(key, None)
     if found is None:
         folder = cache_folder() if cache else None
         shelf = Shelf(folder, budget, device, native=native)
-        found = Lessons(budget, shelf, patient=patient)
+        found = Lessons(budget, where, shelf, patient=patient)
     if not patient:
         found.hurry()
     _lessons[key] = found

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol, final
 
 from rekindle._errors import InvalidTrace
+from rekindle._types import Bytes
 from rekindle.engine import Route
 from rekindle.pytorch.learned._learning import Ended, Engine, Learning
 from rekindle.pytorch.learned._lesson import Lesson
@@ -74,6 +75,12 @@ class NativeLearner(Learning):
     def step(self) -> None:
         with self._driver.lock:
             self._end(over=True)
+            self._begin()
+
+    def within(self, budget: Bytes) -> None:
+        with self._driver.lock:
+            self._end(over=False)
+            self.lessons = self.lessons.within(budget)
             self._begin()
 
     def close(self) -> None:

@@ -90,6 +90,13 @@ class CopiesOnHost(Protocol):
         ...
 
 
+class NativeShortfall(NamedTuple):
+    """How often the device had less than the budget says, and what that is now; negative: none."""
+
+    times: int
+    budget: Bytes
+
+
 class _Holder(NamedTuple):
     """One piece of memory, as the core knows it."""
 
@@ -188,6 +195,11 @@ class NativeDriver:
     def recomputations(self) -> int:
         return self.engine.now().recomputations
 
+    @property
+    def shortfall(self) -> NativeShortfall:
+        """Of the device, beneath the budget."""
+        return NativeShortfall(*self.core.shortfall(self.handle))
+
     def elsewhere(self) -> str | None:
         """What to say if the program was on another device all the time."""
         met = [torch.device(name) for name in self.core.devices_met(self.handle)]
@@ -251,6 +263,10 @@ class NativeDriver:
     def forget_sources(self) -> bool:
         """What is kept for nothing but to compute again what is there goes; whether it did."""
         return self.core.forget_sources(self.handle)
+
+    def limit(self, budget: Bytes) -> None:
+        """The budget is another one from now on."""
+        self.engine.budget = budget
 
     def make_room(self, needed: Bytes, who: str) -> None:
         self.core.make_room(self.handle, needed, who)

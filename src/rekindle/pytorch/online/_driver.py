@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
 from rekindle.pytorch.online._explain import out_of_budget, out_of_memory
 from rekindle.pytorch.online._history import forget_sources, keep_from_now_on, knowing
 from rekindle.pytorch.online._neighbors import cheapest_neighbors
+from rekindle.pytorch.online._poison import POISONS, poison
 from rekindle.pytorch.online._storages import Storages
 from rekindle.pytorch.online._turns import let_others_act
 from rekindle.pytorch.operators import run_again
@@ -27,6 +29,10 @@ from rekindle.pytorch.tensors import Died, Memory, homes_of
 from rekindle.schedule import Action, Compute, Free
 
 Result = TypeVar("Result")
+
+
+class _Less(Exception):
+    """There was no room in what the device has shown to have; there is more now, of the budget."""
 
 
 class Driver(Storages):
@@ -110,16 +116,21 @@ class Driver(Storages):
         time.
 
         What an operator needs inside itself, and what lies in pieces, no budget counts. `again`
-        must be able to start anew. It would come again at the next operator: each time that no
-        place helps the first try evicts twice as much as the last time, up to half.
+        must be able to start anew. It would come again at the next operator: so from then on the
+        budget is what fitted.
         """
+        before = self.engine.memory
         for _ in self._make_way(out, needed):
+            now = self.engine.memory
             try:
-                return again()
+                result = again()
             except RuntimeError as error:
                 if not is_full(error):
                     raise
                 out = error
+            else:
+                self.shortfall.fitted(max(now, before // 2) + needed)
+                return result
         out.add_note(out_of_memory(self.snapshot()))
         raise out
 
@@ -132,9 +143,8 @@ class Driver(Storages):
             if victims:
                 self.perform(self.engine.evict(victims))
                 yield
-        self._rescues += 1
         before = self.engine.memory
-        step = min(max(needed, 1) << min(self._rescues, 30), before // 2)
+        step = self.shortfall.step(needed)
         for nbytes in (before - step, before - 4 * step, -1):
             self.poll()
             self.perform(self.engine.shrink(nbytes))
@@ -143,6 +153,11 @@ class Driver(Storages):
             yield
 
     # -- memory ---------------------------------------------------------------------------------
+
+    def limit(self, budget: Bytes) -> None:
+        """The budget is another one from now on."""
+        self.engine.budget = budget
+        self.shortfall.forget()
 
     def make_room(self, needed: Bytes, who: str) -> None:
         """Lets go until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
@@ -159,6 +174,8 @@ class Driver(Storages):
         self.poll()
         try:
             self.perform(self.engine.make_room(needed), who)
+        except _Less:
+            self._make_room(needed, who)
         except OutOfBudget:
             if not self.forget_sources():
                 raise
@@ -312,6 +329,8 @@ class Driver(Storages):
             try:
                 action = next(iterator, None)
             except NoRoom as shortage:
+                if self.shortfall.as_given():
+                    raise _Less from None
                 name = who or (shortage.call.name if shortage.call else "")
                 raise self._refusal(shortage, name) from None
             if action is None:
@@ -335,14 +354,17 @@ class Driver(Storages):
 
     def bring(self, events: Callable[[], Iterable[Action]]) -> None:
         """Likewise, where something may have to be computed again. If what that reads died amid
-        it, which nobody can prevent, it begins anew."""
+        it, which nobody can prevent, or what the device had was too little, it begins anew."""
         while True:
             actions = events()
             try:
                 return self.perform(actions)
-            except Died:
+            except (Died, _Less) as reason:
                 if isinstance(actions, Generator):
                     actions.close()  # it has locked what it was to read
+                if type(reason) is _Less:
+                    with self.shortfall.insisting():
+                        return self.bring(events)
                 if not self._hear_of_deaths():
                     raise
 
@@ -370,11 +392,19 @@ class Driver(Storages):
     def vacate(self, storage: Storage) -> None:
         """What is in `storage` is gone from memory, as soon as nothing on the device reads it."""
         memory: Memory = storage.payload
-        if self.streams is not None and memory.watch is not None:
-            home = memory.watch()  # None: the program let go of it just now
-            if home is not None:
+        watch = memory.watch if POISONS or self.streams is not None else None
+        home = None if watch is None else watch()
+        if home is not None:  # else the program let go of it just now
+            if POISONS and not self._is_read(storage):
+                with nullcontext() if self.streams is None else self.streams.in_order():
+                    poison(home)
+            if self.streams is not None:
                 self.streams.keep_until_read(home)
         self.table.vacate(storage)
+
+    def _is_read(self, storage: Storage) -> bool:
+        """Whether anybody may still read what is in the memory of `storage`."""
+        return self.table.is_held(storage)
 
     def _run_again(self, call: Call, in_place: bool) -> list[Tensor]:
         if self.streams is None:

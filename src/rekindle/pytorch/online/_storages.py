@@ -22,6 +22,7 @@ from rekindle.pytorch.online._on_host import TransfersOnHost
 from rekindle.pytorch.online._owners import Owners, is_weight, memory_of
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
+from rekindle.pytorch.online._shortfall import Shortfall
 from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import warm_optimizers
@@ -65,7 +66,7 @@ class Storages(ABC):
         self.refused: tuple[int, str, dict[str, Any]] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
-        self._rescues = 0  #: how often the device had less than the budget says
+        self.shortfall = Shortfall(engine)  #: of the device, beneath the budget
         self.recorder: Recorder | None = None
         self._record: Recorder | None = None  # the same, also when it is over
         self.figures: Figures | None = None  #: those of the record, if it is over

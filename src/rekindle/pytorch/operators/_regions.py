@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
@@ -26,22 +26,54 @@ from rekindle.pytorch.operators._random import Drawn, drawn_from, generators_of
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
+#: What makes CUDA graphs of compiled code.
+_CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """What is compiled inside shows itself to dispatch modes from then on.
+    """What is compiled inside shows itself to dispatch modes from then on, and is not captured.
 
-    Not in torch 2.10, where it would come without its graph: there it is as if compiled outside.
+    In torch 2.10 it does not show itself, for it would come without its graph: there it is as if
+    compiled outside.
     """
     from torch._higher_order_ops import wrap
     from torch._inductor import config  # takes a second, which any optimizer's first line takes too
 
-    if not hasattr(wrap, "InductorCompiledCallable"):
+    with ExitStack() as stack:
+        stack.enter_context(_nothing_captured())
+        if hasattr(wrap, "InductorCompiledCallable"):
+            stack.enter_context(config.patch(wrap_inductor_compiled_regions=True))
         yield
-        return
-    with config.patch(wrap_inductor_compiled_regions=True):
+
+
+@contextmanager
+def _nothing_captured() -> Iterator[None]:
+    """What is compiled inside does without CUDA graphs, `mode="reduce-overhead"` or not.
+
+    A graph reads its inputs where they were when it was recorded, and has memory of its own that
+    nobody can let go of: what a region saves for its backward pass would stay.
+    """
+    from torch._inductor import output_code
+
+    before = {name: getattr(output_code, name, None) for name in _CAPTURING}
+
+    def not_captured(
+        inputs: Any, compiled: Any, cudagraphs: Any, constants: Any, forward: Any
+    ) -> None:
+        type(cudagraphs).disable(cudagraphs)
+        if forward is not None and forward.value is not None:  # it was compiled before, and is
+            output_code.maybe_handle_backward_generation(compiled, forward)
+
+    for name, capturing in before.items():
+        if capturing is not None:
+            setattr(output_code, name, not_captured)
+    try:
         yield
+    finally:
+        for name, capturing in before.items():
+            if capturing is not None:
+                setattr(output_code, name, capturing)
 
 
 @final

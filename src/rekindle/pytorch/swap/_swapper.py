@@ -123,6 +123,10 @@ class Swapper:
         self._leaving[storage] = _Moving(home, way)
         return storage.replayable or self._ended(storage)
 
+    def is_leaving(self, storage: Storage) -> bool:
+        """Whether a copy of `storage` is under way."""
+        return storage in self._leaving
+
     def gone(self, storage: Storage) -> None:
         """The memory of `storage` was let go. If it has a copy it can come back."""
         if storage in self._leaving and not self._amid:

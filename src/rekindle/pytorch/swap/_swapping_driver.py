@@ -84,6 +84,9 @@ class SwappingDriver(Driver):
         if self.engine.discarded:
             self.perform(self.engine.discards())
 
+    def _is_read(self, storage: Storage) -> bool:
+        return self.swapper.is_leaving(storage) or super()._is_read(storage)
+
     # -- actions --------------------------------------------------------------------------------
 
     def perform(self, actions: Iterable[Action], who: str = "") -> None:

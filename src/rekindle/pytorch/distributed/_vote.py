@@ -1,0 +1,103 @@
+"""A larger budget for all ranks, voted for between steps where one cannot do with what it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from rekindle._errors import InvalidArgument, OutOfBudget
+from rekindle._types import Bytes
+from rekindle._units import format_bytes, parse_bytes
+from rekindle.pytorch.context import Run
+from rekindle.pytorch.distributed._gathered import gathered
+from rekindle.pytorch.tensors import privately
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Vote:
+    """What one rank tells the others."""
+
+    budget: Bytes
+    limit: Bytes
+    needed: Bytes
+    """What it cannot do without."""
+    wanted: Bytes
+    """What it would rather have."""
+
+
+def agree(
+    run: Run,
+    *,
+    limit: str | Bytes,
+    failed: OutOfBudget | None = None,
+    overhead: float = 0.5,
+    growth: float = 1.25,
+    group: dist.ProcessGroup | None = None,
+) -> Bytes:
+    """A larger budget for the runs of all ranks of `group`, if one of them votes for it.
+
+    >>> with rekindle.budget(amount) as run:  # doctest: +SKIP
+    ...     for batch in batches:
+    ...         step(batch)
+    ...         rekindle.distributed.agree(run, limit="70GiB")
+
+    Called by all ranks after each step, wherever no other collective is under way: it is one of a
+    few bytes. A rank votes for more if it lost much of its last step to recomputation, for all
+    others waited for it; or if it ran out of its budget, where a step has no collective that the
+    others wait in. `run.budget` is raised, never lowered, and the next step has it; returns what
+    all have at least, which is the same on every rank.
+
+    limit: no vote goes beyond; the lowest of all ranks holds.
+    failed: the error that ended this rank's step; the step is to be repeated, on all ranks.
+    overhead: recomputation over computation, above which a rank votes for more.
+    growth: how many times its budget it then votes for.
+    group: one of gloo does not wait for the device: `torch.distributed.new_group(backend="gloo")`.
+
+    Raises `OutOfBudget` on all ranks, if one needs more than the limit.
+    """
+    most = parse_bytes(limit, line="rekindle.distributed.agree(run, limit={})")
+    if not (overhead >= 0 and growth > 1):
+        raise InvalidArgument(
+            f"rekindle.distributed.agree(..., overhead={overhead!r}, growth={growth!r}): a vote is "
+            "for more than there is, as with overhead=0.5, growth=1.25"
+        )
+    with privately():
+        votes = gathered(_vote_of(run, most, failed, overhead, growth), group)
+    most = min(vote.limit for vote in votes)
+    neediest = max(range(len(votes)), key=lambda number: votes[number].needed)
+    needed = votes[neediest].needed
+    if needed > most:
+        raise OutOfBudget(
+            f"rank {neediest} needs a budget of {format_bytes(needed)}, and the limit of all ranks "
+            f"is {format_bytes(most)}. Raise the limit, or give that rank less to do",
+            needed=needed,
+            budget=most,
+            held={},
+            smallest_budget=needed,
+        )
+    wanted = min(most, max(vote.wanted for vote in votes))
+    if run.budget is not None and run.budget < wanted:
+        run.budget = wanted
+    return max(wanted, min(vote.budget for vote in votes))
+
+
+_judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()  # the last step of each run
+
+
+def _vote_of(
+    run: Run, most: Bytes, failed: OutOfBudget | None, overhead: float, growth: float
+) -> _Vote:
+    if run.budget is None:  # it has all there is
+        return _Vote(most, most, 0, 0)
+    if failed is not None:
+        needed = max(failed.smallest_budget, run.budget + 1)
+        return _Vote(run.budget, most, needed, max(needed, failed.worth_trying))
+    step, wanted = run.last_step, 0
+    if step is not None and _judged.get(run) != step.number:
+        _judged[run] = step.number
+        wanted = int(growth * run.budget) if step.overhead > overhead else 0
+    return _Vote(run.budget, most, 0, wanted)

@@ -1,0 +1,178 @@
+"""Two ranks agree on a larger budget between steps, if one of them cannot do with what it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rekindle
+from rekindle.pytorch.native import core as native_core
+from tests.distributed.leaving import leave
+
+Core = Literal["python", "native"]
+WIDTH, ROWS, STEPS = 32, (16, 512), 6
+"""The second rank has more to do, and evicts where the first does not."""
+
+
+class _Trainer:
+    """Steps of one rank; `collective`: as DDP makes them."""
+
+    def __init__(self, rank: int, *, collective: bool) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)]
+        self.model: nn.Module = nn.Sequential(*layers)
+        if collective:
+            self.model = DistributedDataParallel(self.model)
+        self.batch = torch.randn(ROWS[rank], WIDTH)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self.model.parameters()]
+
+
+def _growing(rank: int, core: Core) -> dict[str, Any]:
+    """From a budget at which the second rank recomputes, up to one at which it does not."""
+    expected = _Trainer(rank, collective=True)
+    with rekindle.budget.unlimited(core=core) as run:
+        for _ in range(STEPS):
+            expected.step()
+    (most,) = _from(1, run.peak)
+    trainer, budgets, evictions, said = _Trainer(rank, collective=True), [], [], []
+    with rekindle.budget(int(0.6 * most), core=core, learn="wait") as run:
+        for _ in range(STEPS):
+            trainer.step()
+            before = run.memory, run.evictions
+            said.append(
+                rekindle.distributed.agree(run, limit=most + rank, overhead=0.0, growth=1.3)
+            )
+            again = rekindle.distributed.agree(run, limit=most + rank, overhead=0.0, growth=1.3)
+            assert again == said[-1]  # a step is judged once
+            assert (run.memory, run.evictions) == before  # what we do ourselves is not counted
+            budgets.append(run.budget)
+            evictions.append(run.evictions)
+    return {
+        "most": most,
+        "budgets": budgets,
+        "said": said,
+        "evictions": evictions,
+        "equal": all(map(torch.equal, trainer.weights, expected.weights)),
+    }
+
+
+def _from(rank: int, number: int) -> tuple[int]:
+    """What `rank` says."""
+    found = [number]
+    dist.broadcast_object_list(found, src=rank)
+    return (found[0],)
+
+
+def _repeated(rank: int, core: Core) -> dict[str, Any]:
+    """A step without collectives for which the second rank has no room; both make it again."""
+    trainer, failures = _Trainer(rank, collective=False), 0
+    with rekindle.budget(200_000, core=core, evict="saved") as run:
+        while True:
+            failed = None
+            try:
+                trainer.step()
+            except rekindle.OutOfBudget as error:
+                failed, failures = error, failures + 1
+            budget = rekindle.distributed.agree(run, limit="1MiB", failed=failed)
+            (over,) = _from(1, failed is None)
+            if over:
+                break
+    return {"budget": budget, "own": run.budget, "failures": failures}
+
+
+def _beyond(rank: int, core: Core) -> str:
+    trainer, failed = _Trainer(rank, collective=False), None
+    with rekindle.budget(200_000, core=core, evict="saved") as run:
+        try:
+            trainer.step()
+        except rekindle.OutOfBudget as error:
+            failed = error
+        with pytest.raises(rekindle.OutOfBudget) as caught:
+            rekindle.distributed.agree(run, limit=201_000 + rank, failed=failed)
+        assert run.budget == 200_000
+    return str(caught.value)
+
+
+def _work(rank: int, port: int, folder: str, core: Core) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    found = {
+        "growing": _growing(rank, core),
+        "repeated": _repeated(rank, core),
+        "beyond": _beyond(rank, core),
+    }
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    leave()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("core", ["python", "native"])
+def test_two_ranks_agree_on_more(tmp_path: Path, core: Core) -> None:
+    if core == "native" and native_core() is None:
+        pytest.skip("the native core is not there")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = (port, str(tmp_path), core)
+    mp.start_processes(_work, args=arguments, nprocs=2, start_method="spawn")
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+
+    light, heavy = one["growing"], other["growing"]
+    assert light["equal"]
+    assert heavy["equal"]
+    assert light["budgets"] == light["said"] == heavy["budgets"] == heavy["said"]
+    budgets, most = heavy["budgets"], heavy["most"]
+    assert budgets == sorted(budgets)
+    assert int(0.6 * most) < budgets[0] < budgets[-1] == most  # the lowest limit
+    assert light["evictions"][-1] == 0 < heavy["evictions"][0]
+    assert heavy["evictions"][-1] == heavy["evictions"][-2]  # enough: nothing more is evicted
+
+    assert one["repeated"]["budget"] == other["repeated"]["budget"]
+    assert one["repeated"]["own"] == other["repeated"]["own"] == other["repeated"]["budget"]
+    assert one["repeated"]["failures"] == 0 < other["repeated"]["failures"]
+    assert 200_000 < other["repeated"]["budget"] <= 2**20
+
+    assert one["beyond"] == other["beyond"]
+    assert one["beyond"].startswith("rank 1 needs a budget of")
+
+
+def test_alone_it_votes_for_itself() -> None:
+    trainer = _Trainer(1, collective=False)
+    with rekindle.budget.unlimited() as run:
+        trainer.step()
+        assert rekindle.distributed.agree(run, limit="1GiB") == 2**30  # it has more than that
+    assert run.budget is None
+    with rekindle.budget(int(0.6 * run.peak)) as run:
+        before = run.budget
+        assert rekindle.distributed.agree(run, limit="1GiB") == before  # no step is over
+        trainer.step()
+        assert rekindle.distributed.agree(run, limit="1GiB", overhead=50.0) == before
+        trainer.step()
+        assert rekindle.distributed.agree(run, limit="1GiB", overhead=0.0) == run.budget
+        assert before is not None
+        assert run.budget == int(1.25 * before)
+    with pytest.raises(rekindle.InvalidBudget, match=r"agree\(run, limit='much'\): got text"):
+        rekindle.distributed.agree(run, limit="much")
+    with pytest.raises(rekindle.InvalidArgument, match=r"growth=1\.0"):
+        rekindle.distributed.agree(run, limit="1GiB", growth=1.0)

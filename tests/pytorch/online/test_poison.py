@@ -1,0 +1,60 @@
+"""`REKINDLE_POISON=1`: who keeps an address of what is evicted reads numbers that are none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.pytorch.native import core as native_core
+from rekindle.pytorch.native import why_not
+
+ROOT = Path(__file__).parents[3]
+N = 1_000
+NONE = b"\xff" * 4
+"""A NaN."""
+
+
+def _evicted(core: str) -> tuple[bytes, bytes, bool]:
+    """What is at the address of a value before and after its eviction, and whether gradients are
+    right. Nothing is made between eviction and reading, so no other value is there."""
+    weight = torch.linspace(0.1, 1.0, N, requires_grad=True)
+    (expected,) = torch.autograd.grad(weight.sin().exp().square().sum(), [weight])
+    with rekindle.budget("1MiB", core=core, evict="saved") as run:  # type: ignore[arg-type]
+        x = weight.sin().exp()
+        loss = x.square().sum()
+        middle = x.untyped_storage().data_ptr() + 4 * (N // 2)
+        del x
+        before = ctypes.string_at(middle, 4)
+        run.budget = run.memory - 4 * N
+        after = ctypes.string_at(middle, 4)
+        assert run.evictions == 1
+        run.budget = "1MiB"
+        (gradient,) = torch.autograd.grad(loss, [weight])
+        assert run.recomputations > 0
+    return before, after, torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("its_core", ["python", "native"])
+@pytest.mark.parametrize("asked_for", ["1", "0", ""])
+def test_what_is_evicted_is_overwritten_if_somebody_asks(its_core: str, asked_for: str) -> None:
+    if its_core == "native" and native_core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+    program = (
+        f"from tests.pytorch.online.test_poison import _evicted; print(_evicted({its_core!r}))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+        env=os.environ | {"REKINDLE_POISON": asked_for},
+    )  # fmt: skip
+    before, after, equal = eval(result.stdout)
+    assert equal
+    assert before != NONE
+    assert (after == NONE) == (asked_for == "1")
