@@ -189,8 +189,8 @@ class budget:
         "saved", and "anything" is refused.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, there without `swap`. It is compiled on first use, which takes a minute, or
-        before by `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
+        and on CUDA. It is compiled on first use, which takes a minute, or before by
+        `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
         native one on a CPU wherever it can be had, but with `evict="anything"`. `run.report()`
         says which one ran, and why.
 
