@@ -221,7 +221,7 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     words = [kinds.index("makes"), 0, outside, 0, 0, 0, kinds.index("admit"), 0, 0, HELD, 0, 0]
     with (
         patch.object(NativeDriver, "__init__", made),
-        rekindle.budget(amount, device="cuda", core="native", swap=swap) as run,
+        rekindle.budget(amount, device="cuda", core="native", swap=swap, learn=False) as run,
     ):
         driver: Any = run._driver
         step()
