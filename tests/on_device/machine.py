@@ -16,7 +16,7 @@ from torch import Tensor
 import rekindle
 
 #: Options of budgets that the native core does not do.
-ONLY_IN_PYTHON = frozenset({"swap", "learn", "record", "evict", "policy"})
+ONLY_IN_PYTHON = frozenset({"learn", "record", "evict", "policy"})
 
 #: Makes a model, and one step of its training.
 Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]

@@ -17,6 +17,8 @@ MODES = (
     "learned",
     "anything",
     "native",
+    "native, swap",
+    "native, swapped",
     "native, learned",
     "native, anything",
 )
@@ -31,6 +33,7 @@ PROGRAMS = (
     "by_way_of_the_host",
     "mixed_precision",
     "a_side_stream",
+    "a_side_stream_that_is_met_late",
     "streams_in_turn",
     "workspaces",
 )
@@ -82,10 +85,19 @@ def test_whatever_may_go_does(extension: Path, program: str) -> None:
 
 @pytest.mark.slow
 def test_the_device_has_less_than_the_budget_says(extension: Path) -> None:
-    kinds = product(("online", "native"), STREAMS)
-    found = asked(extension, *(f"transformer, {core}, full, {streams}" for core, streams in kinds))
+    kinds = product(("online", "native", "native, swapped"), STREAMS)
+    found = asked(extension, *(f"transformer, {mode}, full, {streams}" for mode, streams in kinds))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     assert min(answer["evictions"] for answer in found.values()) > 0
+
+
+@pytest.mark.slow
+def test_what_is_swapped_out_for_a_device_that_is_full_is_waited_for(extension: Path) -> None:
+    """Without a limit of the budget's own, too: the first try goes well, so no more has to go."""
+    found = asked(extension, *(f"transformer, swapped, full, {streams}" for streams in STREAMS))
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    assert min(answer["swapped"] for answer in found.values()) > 0
+    assert {answer["rescues by the sum"] for answer in found.values()} == {0}
 
 
 @pytest.mark.slow
@@ -154,6 +166,16 @@ def test_the_allocator_is_asked_where_something_has_to_go(extension: Path) -> No
 
 
 @pytest.mark.slow
+def test_the_engine_in_python_swaps_the_same(extension: Path) -> None:
+    programs = ("mlp", "transformer", "streams_in_turn")
+    found = asked(extension, *map(", ".join, product(programs, ["acts"], STREAMS)))
+    assert {question: a for question, a in found.items() if "error" in a} == {}
+    for answer in found.values():
+        assert answer["compared"] >= answer["recomputations"] + answer["evictions"] > 0
+        assert answer["swapped"] > 0
+
+
+@pytest.mark.slow
 def test_a_plan_trains_the_same(extension: Path) -> None:
     found = asked(extension, *(f"mlp, planned, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
@@ -196,8 +218,18 @@ def test_a_copy_that_nobody_waits_for_lands_in_no_other_memory(extension: Path) 
     [
         ("keep_until_read", "streams_in_turn", "oldest"),
         ("in_order", "a_side_stream", "oldest"),
-        ("wait_on", "mlp", "swap"),
-        ("wait_for", "convolutions", "swap"),
+        *(
+            (missing, program, mode)
+            for mode in ("swapped", "native, swapped")
+            for missing, program in (
+                ("waits of copies out", "a_side_stream"),
+                ("waits of copies back", "a_side_stream"),
+                ("waits for copies out", "mlp"),
+                ("waits for copies back", "mlp"),
+                ("keep_until_read", "streams_in_turn"),
+            )
+        ),
+        ("streams told", "a_side_stream_that_is_met_late", "native, swapped"),
         ("may_differ", "sums_by_atomics", "online"),
         ("keep_until_read", "streams_in_turn", "native, same price"),
         ("in_order", "a_side_stream", "native, same price"),

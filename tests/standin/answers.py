@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +31,9 @@ from rekindle.pytorch.online import Runtime, Streams, Workspaces  # noqa: E402
 from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
 from rekindle.pytorch.online._shortfall import Shortfall  # noqa: E402
 from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
+from rekindle.pytorch.swap import Copies, Transfers  # noqa: E402
 from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
+from tests.native.journals import HELD, KINDS, Replay  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
@@ -42,14 +45,22 @@ MODES: dict[str, dict[str, Any]] = {
     "native": {"core": "native"},
     "native, learned": {"core": "native", "learn": "wait"},
     "native, anything": {"core": "native", "evict": "anything"},
+    "native, swap": {"core": "native", "swap": "1GiB"},
+    # Whatever there is room for, whatever it takes:
+    "swapped": {"swap": rekindle.policies.Swap(only=True)},
+    "native, swapped": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
     "native, full": {"core": "native"},  # the device has less than the budget says
     "online, full": {"core": "python"},
+    "swapped, full": {"swap": rekindle.policies.Swap(only=True)},
+    "native, swapped, full": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
     "oldest, full": {"policy": rekindle.policies.LRU()},
     "native, same price": {"core": "native"},  # of all operators, whatever they took
     "native, harsh": {"core": "native"},  # whatever may go does, before every operator
 }
 FRACTION = 0.6
 WIDTH = 1000
+#: Where the device alone is the limit.
+GIVEN = dict.fromkeys(("swapped, full", "native, swapped, full"))
 #: Of what is evicted there, gradients of convolutions are not: they may differ when they run again.
 MORE = {"convolutions, anything": 0.85, "convolutions, native, anything": 0.85}
 
@@ -102,9 +113,36 @@ def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(NativeDriver, "__init__", made))
         for name in missing:
-            where, instead = MUTANTS[name]
-            stack.enter_context(patch.object(where, name, instead))
+            where, attribute, instead = MUTANTS[name]
+            stack.enter_context(patch.object(where, attribute, instead))
         yield
+
+
+def _copying_at_once(way: str) -> Any:
+    """Copies out, or back, that wait for nothing."""
+    copy = PinnedStore._copy
+
+    def instead(store: Any, into: Any, source: Any, stream: Any, home: Any) -> Any:
+        at_once = stream is getattr(store, way)
+        with patch.object(Streams, "wait_on", _none) if at_once else nullcontext():
+            return copy(store, into, source, stream, home)
+
+    return instead
+
+
+def _going_on(*, out: bool) -> Any:
+    """Nobody waits for copies out, or back."""
+    wait, missing = Transfers.wait, out
+
+    def instead(transfers: Any, way: Any, nbytes: int, *, out: bool) -> None:
+        with patch.object(Streams, "wait_for", _none) if out == missing else nullcontext():
+            wait(transfers, way, nbytes, out=out)
+
+    return instead
+
+
+def _none(*_: Any) -> None:
+    """Does nothing."""
 
 
 @contextmanager
@@ -197,17 +235,60 @@ def _auto(streams: str, core: str, *missing: str) -> dict[str, Any]:
     return found | {"equal": one == other}
 
 
+def _acts(name: str, streams: str) -> dict[str, Any]:
+    """Two steps on the native core at fixed prices, and whether the engine in Python, told the same
+    events, acts the same. Copies take about as long as recomputation, so that both happen."""
+    STANDIN.late(*SCHEDULES["prompt"])
+    core: Any = native_core()
+    core.fix_costs(1_000)
+    torch.manual_seed(0)
+    _, step = PROGRAMS[name]()
+    with rekindle.budget(None, device="cuda", core="native") as roomy:
+        step()
+    STANDIN.late(*SCHEDULES[streams])
+    swap = rekindle.policies.Swap(1 << 30, out_bytes_per_s=10**10, in_bytes_per_s=10**10)
+    amount = int(FRACTION * roomy.peak)
+    make = NativeDriver.__init__
+
+    def made(driver: NativeDriver, *args: Any) -> None:
+        make(driver, *args)
+        core.open_journal(driver.handle, 200_000)
+
+    kinds = KINDS.split()
+    outside = torch.cuda.memory_allocated()  # known from the start, before the journal is
+    words = [kinds.index("makes"), 0, outside, 0, 0, 0, kinds.index("admit"), 0, 0, HELD, 0, 0]
+    with (
+        patch.object(NativeDriver, "__init__", made),
+        rekindle.budget(amount, device="cuda", core="native", swap=swap, learn=False) as run,
+    ):
+        driver: Any = run._driver
+        step()
+        step()
+        words += chain.from_iterable(core.journal(driver.handle))
+    core.check(driver.handle)
+    policy = rekindle.policies.Thrifty()
+    return {
+        "compared": Replay(amount, policy, driven=True, swap=swap).compare(words),
+        "swapped": getattr(run.report().swapped, "out", 0),
+        "recomputations": run.recomputations,
+        "evictions": run.evictions,
+    }
+
+
 #: Waits that order streams, and the like: where each stands, and what does nothing in its place.
-MUTANTS: dict[str, tuple[Any, Any]] = {
-    "in_order": (Streams, _nothing),
-    "keep_until_read": (Streams, lambda *_: None),
-    "wait_on": (Streams, lambda *_: None),
-    "wait_for": (Streams, lambda *_: None),
-    "may_differ": (Operator, lambda *_: False),
-    "took": (Signature, lambda *_: None),
-    "guess": (Workspaces, lambda *_: 0),
-    "fitted": (Shortfall, _only_counted),
-    "cheapest_neighbors": (online_driver, lambda *_: []),
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "in_order": (Streams, "in_order", _nothing),
+    "keep_until_read": (Streams, "keep_until_read", _none),
+    "waits of copies out": (PinnedStore, "_copy", _copying_at_once("_out")),
+    "waits of copies back": (PinnedStore, "_copy", _copying_at_once("_back")),
+    "waits for copies out": (Transfers, "wait", _going_on(out=True)),
+    "waits for copies back": (Transfers, "wait", _going_on(out=False)),
+    "streams told": (Copies, "see", _none),
+    "may_differ": (Operator, "may_differ", lambda *_: False),
+    "took": (Signature, "took", _none),
+    "guess": (Workspaces, "guess", lambda *_: 0),
+    "fitted": (Shortfall, "fitted", _only_counted),
+    "cheapest_neighbors": (online_driver, "cheapest_neighbors", lambda *_: []),
 }
 
 _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
@@ -283,7 +364,9 @@ def _polls(streams: str, *missing: str) -> dict[str, Any]:
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
-    modes = sorted([*MODES, "planned", "least", "dropped", "auto", "polls"], key=len, reverse=True)
+    modes = sorted(
+        [*MODES, "planned", "least", "dropped", "auto", "polls", "acts"], key=len, reverse=True
+    )
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
 
@@ -307,6 +390,8 @@ def answer(question: str) -> dict[str, Any]:
         return _least()
     if mode == "dropped":
         return _dropped(streams)
+    if mode == "acts":
+        return _acts(name, streams)
     if name not in _plain:
         STANDIN.late(*SCHEDULES["prompt"])
         before = STANDIN.states_set()
@@ -326,7 +411,7 @@ def answer(question: str) -> dict[str, Any]:
     with _without(missing, harsh=mode.endswith("harsh")):
         before = STANDIN.states_set()
         try:
-            given = 10 * amount if mode.endswith("full") else amount
+            given = GIVEN.get(mode, 10 * amount if mode.endswith("full") else amount)
             values, peak, run = _trained(name, amount=given, **MODES[mode])
         finally:
             STANDIN.limit(0, 4 << 30)
@@ -337,6 +422,7 @@ def answer(question: str) -> dict[str, Any]:
         "evictions": run.evictions,
         "recomputations": run.recomputations,
         "rescues": run._driver.shortfall.times,
+        "swapped": getattr(run.report().swapped, "out", 0),
         "rescues by the sum": getattr(run._driver.shortfall, "by_sum", None),  # of the Python core
         "told": [each for each in run.report().advice if "had no room" in each],
     }

@@ -94,6 +94,19 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
     def made(index: int, stream_id: int) -> torch.Stream:
         return torch.Stream(stream_id=stream_id, device_index=index, device_type=_CUDA)
 
+    def stream_of(
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int = 0,
+        device_type: int = _CUDA,
+    ) -> torch.Stream:
+        if stream_id is None:
+            return made(at(device), standin.new_stream(at(device)))
+        assert device_type == _CUDA
+        return made(device_index, stream_id)
+
     def event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:
         assert not standin.is_capturing(), "an event with a time while a graph is captured"
         return torch.Event("cuda", enable_timing=enable_timing)  # elapsed_time takes no subclass
@@ -135,7 +148,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
     generators = [standin.default_generator(index) for index in range(DEVICES)]
     return {
         "Event": event,
-        "Stream": lambda device=None, priority=0: made(at(device), standin.new_stream(at(device))),
+        "Stream": stream_of,
         "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,
         "current_device": at,

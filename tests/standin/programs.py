@@ -223,6 +223,31 @@ def a_side_stream() -> tuple[Any, Step]:
     return model, ordered
 
 
+def a_side_stream_that_is_met_late() -> tuple[Any, Step]:
+    """The other one does most, and asks for memory before it has waited."""
+    first, second = blocks(), blocks(depth=2)
+    side = torch.cuda.Stream()
+
+    def loss() -> Tensor:
+        x = torch.randn(256, 64, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        x.record_stream(side)
+        with torch.cuda.stream(side):
+            y = second(x)
+        z = first(x)
+        torch.cuda.current_stream().wait_stream(side)
+        y.record_stream(torch.cuda.current_stream())
+        return (z + y).pow(2).mean()
+
+    model, step = _training(nn.ModuleList([first, second]), loss)
+
+    def ordered() -> None:  # as above
+        side.wait_stream(torch.cuda.current_stream())
+        step()
+
+    return model, ordered
+
+
 def streams_in_turn() -> tuple[Any, Step]:
     """Each block on the other stream than the one before; each hop waits, as it must."""
     model = blocks()
@@ -266,6 +291,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
         by_way_of_the_host,
         mixed_precision,
         a_side_stream,
+        a_side_stream_that_is_met_late,
         streams_in_turn,
         workspaces,
     )

@@ -14,7 +14,7 @@ import torch
 
 import rekindle
 from rekindle.policies import DEFAULT, DTR, Thrifty
-from rekindle.pytorch.context import _arguments, _cores
+from rekindle.pytorch.context import _cores
 from tests.pytorch import cores
 
 ROOT = Path(__file__).parents[3]
@@ -71,24 +71,15 @@ def test_python_where_something_else_is_asked_for(settings: dict[str, Any], reas
 
 
 @pytest.mark.usefixtures("_preferred")
-def test_python_where_values_of_a_device_are_swapped() -> None:
-    asked_for = _arguments.Arguments("1GiB", None, None, False, False, "1MiB", None, "auto")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_arguments, "is_accelerator", lambda device: True)
-        core = asked_for.core_on(torch.device("cpu"))
-    assert str(core).startswith("python, it does not do swap on a device")
-
-
-@pytest.mark.usefixtures("_preferred")
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
 def test_python_on_other_devices(kind: str) -> None:
-    core = _cores.chosen_core("auto", DEFAULT, torch.device(kind), {})
+    core = _cores.chosen_core("auto", DEFAULT, torch.device(kind))
     assert str(core) == f"python, it works on the CPU and on CUDA, and the budget is for {kind}"
 
 
 @pytest.mark.usefixtures("_preferred")
 def test_on_cuda_the_native_core_has_to_be_asked_for() -> None:
-    core = _cores.chosen_core("auto", DEFAULT, torch.device("cuda"), {})
+    core = _cores.chosen_core("auto", DEFAULT, torch.device("cuda"))
     assert str(core) == "python, the default for now on a device"
 
 
@@ -97,7 +88,7 @@ def test_python_for_a_policy_of_the_program_s_own() -> None:
     class Mine(Thrifty):
         """Not the one that the native core knows."""
 
-    assert "python" in str(_cores.chosen_core("auto", Mine(), torch.device("cpu"), {}))
+    assert "python" in str(_cores.chosen_core("auto", Mine(), torch.device("cpu")))
 
 
 def test_nothing_is_built_before_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:

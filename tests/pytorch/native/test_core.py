@@ -83,13 +83,13 @@ def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
 
 def test_other_devices() -> None:
     with pytest.raises(rekindle.Unsupported, match=r"works on the CPU and on CUDA, and .* mps"):
-        _cores.chosen_core("native", DEFAULT, torch.device("mps"), {})
+        _cores.chosen_core("native", DEFAULT, torch.device("mps"))
 
 
 @pytest.mark.parametrize("preferred", ["native", "python"])
 def test_a_device_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch, preferred: str) -> None:
     monkeypatch.setattr(_cores, "PREFERRED", preferred)
-    assert not _cores.chosen_core("auto", DEFAULT, torch.device("cuda", 0), {}).native
+    assert not _cores.chosen_core("auto", DEFAULT, torch.device("cuda", 0)).native
 
 
 def test_no_such_core() -> None:

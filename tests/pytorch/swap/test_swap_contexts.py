@@ -132,7 +132,10 @@ def test_nothing_is_left(tmp_path: Path) -> None:
         del run
         with pytest.raises(Bang):
             fail()
-        gc.collect()  # a traceback is a cycle
+        gc.collect()  # a traceback is a cycle; threads end by themselves
+        deadline = time.monotonic() + 10
+        while threading.active_count() > threads and time.monotonic() < deadline:
+            time.sleep(0.001)
         assert (_open_files(), threading.active_count()) == (before, threads)
     assert list(tmp_path.iterdir()) == []
 

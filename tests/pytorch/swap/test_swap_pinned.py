@@ -19,7 +19,7 @@ from rekindle.pytorch.swap import host_memory
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
 
-pytestmark = pytest.mark.python_core  # on a device the native core does not swap
+pytestmark = pytest.mark.python_core  # but for what asks for another
 
 CPU = torch.device("cpu")  # the stand-in's memory
 
@@ -161,10 +161,11 @@ def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.Mon
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_swapping_on_a_device() -> None:
+@pytest.mark.parametrize("core", ["python", "native"])
+def test_swapping_on_a_device(core: Any) -> None:
     wanted, weights, budget = train_plainly()
     swap = rekindle.policies.Swap(only=True)
-    with rekindle.budget(budget, device="cuda", swap=swap) as run:
+    with rekindle.budget(budget, device="cuda", swap=swap, core=core) as run:
         got, same = train_on_device()
     swapped = run.report().swapped
     assert swapped is not None

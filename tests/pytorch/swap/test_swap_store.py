@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,6 +189,43 @@ def test_every_byte_counts(tmp_path: Path, nbytes: int) -> None:
         with pytest.raises(Lost):
             store.read(key, store.new_home(nbytes)).wait()
     store.close()
+
+
+def test_a_store_that_is_collected_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may come amid the start of a thread, where no other can end. What is written
+    just then has its file and its memory until that is done."""
+    write, started, go_on = os.pwrite, threading.Event(), threading.Event()
+    wrote: list[bytes] = []
+
+    def slow(file: int, data: memoryview, at: int) -> int:
+        started.set()
+        assert go_on.wait(10)
+        done = write(file, data, at)
+        wrote.append(os.pread(file, done, at))
+        return done
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    store, home = FileStore(KIB * KIB, tmp_path), home_of(torch.ones(1000))
+    there, file = weakref.ref(home), store._file
+    found = store.write(home)
+    assert found is not None
+    assert started.wait(10)
+    future = found[1].future  # type: ignore[attr-defined]
+    del store, home, found
+    gc.collect()
+    assert there() is not None
+    os.fstat(file)  # it is open
+    go_on.set()
+    assert future.result(10) > 0
+    assert wrote == [torch.ones(1000).numpy().tobytes()]
+    deadline = time.monotonic() + 10
+    while there() is not None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert there() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
 
 
 def test_closing_waits_for_what_is_under_way(

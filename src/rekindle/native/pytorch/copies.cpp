@@ -1,34 +1,54 @@
 #define PY_SSIZE_T_CLEAN
 #include "copies.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <Python.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/Storage.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 
 #include <memory>
+#include <utility>
 
 #include "gil.h"
-#include "versions.h"
+#include "recipe.h"
 
 namespace rekindle {
 
 namespace {
 
-constexpr const char* LENT = "rekindle.native.Lent";
-
-void give_back(PyObject* capsule) {
-    const std::unique_ptr<Home> kept(static_cast<Home*>(PyCapsule_GetPointer(capsule, LENT)));
+void give_back(void* home) {
+    const std::unique_ptr<Home> kept(static_cast<Home*>(home));
 }
 
-// Keeps the memory of `home` as long as Python has it. Null: an error of Python's.
+// The memory of `home` as a storage of Python's, which keeps it. Not `home` itself: what refers to
+// that is counted, and the program knows it.
 PyObject* lent(const Home& home) {
-    auto kept = std::make_unique<Home>(home);
-    PyObject* capsule = PyCapsule_New(kept.get(), LENT, &give_back);
-    if (capsule != nullptr) {
-        static_cast<void>(kept.release());
-    }
-    return capsule;
+    auto* const kept = std::make_unique<Home>(home).release();
+    c10::DataPtr there(home->mutable_data(), kept, &give_back, home->device());
+    const auto size = static_cast<std::int64_t>(home->nbytes());
+    return THPStorage_Wrap(c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(there)));
 }
+
+// Inside, no mode of functions hears of what Python calls.
+class Unwatched final {
+public:
+    Unwatched() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+        at::impl::PythonTorchFunctionTLS::set_disabled_state(
+            at::impl::TorchFunctionDisabledState::ALL_DISABLED
+        );
+    }
+
+    Unwatched(const Unwatched&) = delete;
+    Unwatched& operator=(const Unwatched&) = delete;
+    Unwatched(Unwatched&&) = delete;
+    Unwatched& operator=(Unwatched&&) = delete;
+
+    ~Unwatched() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
+
+private:
+    const at::impl::TorchFunctionDisabledState before_;
+};
 
 // Calls the method `name`, with a reference of its own to each object among `values`; has `take`
 // look at what it returns. What either raises is thrown.
@@ -36,7 +56,8 @@ template <class F, class... Values>
 void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
     python_error raised;
     {
-        const c10::impl::ExcludeDispatchKeyGuard hidden(KEY);
+        const AsTheFirstTime guard(false);
+        const Unwatched unwatched;
         PyObject* told = PyObject_CallMethod(object, name, format, values...);
         const bool done = told != nullptr && take(told);
         Py_XDECREF(told);
@@ -65,6 +86,13 @@ Copies::~Copies() {
     }
 }
 
+void Copies::see(const c10::Stream& stream) {
+    const Gil gil;
+    const auto id = static_cast<long long>(stream.id());
+    const int device = stream.device_index();
+    call(python_, ignore, "see", "Lii", id, device, static_cast<int>(stream.device_type()));
+}
+
 bool Copies::write(StorageId number, const Home& home) {
     const Gil gil;
     bool begun = false;
@@ -72,10 +100,7 @@ bool Copies::write(StorageId number, const Home& home) {
         begun = told == Py_True;
         return true;
     };
-    auto* address = static_cast<char*>(home->mutable_data());
-    const auto nbytes = static_cast<Py_ssize_t>(home->nbytes());
-    const auto at = reinterpret_cast<Py_ssize_t>(address);
-    call(python_, take, "write", "LNnn", static_cast<long long>(number), lent(home), at, nbytes);
+    call(python_, take, "write", "LN", static_cast<long long>(number), lent(home));
     return begun;
 }
 
@@ -87,10 +112,7 @@ std::string Copies::read(StorageId number, const Home& home) {
         why = text == nullptr ? "" : text;
         return text != nullptr;
     };
-    auto* address = static_cast<char*>(home->mutable_data());
-    const auto nbytes = static_cast<Py_ssize_t>(home->nbytes());
-    const auto at = reinterpret_cast<Py_ssize_t>(address);
-    call(python_, take, "read", "LNnn", static_cast<long long>(number), lent(home), at, nbytes);
+    call(python_, take, "read", "LN", static_cast<long long>(number), lent(home));
     return why;
 }
 

@@ -3,8 +3,11 @@
 //
 // Takes the GIL with the core's lock, for moving a value is rare and long. Whoever waits for that
 // lock has not got the GIL (`Mutex`), and what is called here asks the core for nothing: operators
-// pass meanwhile, and threads that it starts are not within the budget.
+// pass meanwhile, unseen by all modes and by autograd, and threads that it starts are not within
+// the budget.
 #pragma once
+
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <string>
@@ -33,6 +36,9 @@ public:
     Copies& operator=(Copies&&) = delete;
     ~Copies();
 
+    // The program uses `stream` of the device: copies come after what it queues there, and that
+    // after them.
+    void see(const c10::Stream& stream);
     // Begins to copy what is in `home`. Returns whether it did: there may be no room.
     bool write(StorageId number, const Home& home);
     // Begins to copy what was written into `home`, of the same size. Returns why it could not.

@@ -72,6 +72,9 @@ public:
         let_others_wait();
     }
 
+    // The streams of the program, in the order in which they were seen.
+    const c10::SmallVector<c10::Stream, 2>& seen() const noexcept { return seen_; }
+
     // When `home` is freed its block stays until all has run that was queued by then.
     void keep_until_read(const c10::StorageImpl& home) const;
     // What the allocator says now.

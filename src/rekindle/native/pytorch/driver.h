@@ -394,6 +394,7 @@ private:
     void let_go_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
+    void wait_for_copies();
     void compute_now(Call& call, bool in_place);
     bool may_drop(const Record& record) const;
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
@@ -437,6 +438,7 @@ void Driver::rescue(Bytes needed, F&& attempt) {
         poll_held();
         perform([&] { engine.shrink(most); });
         device.empty_cache();
+        wait_for_copies();
         const Bytes now = engine.memory + in_flight + needed;
         try {
             attempt();

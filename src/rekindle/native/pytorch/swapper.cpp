@@ -1,9 +1,11 @@
 #include "swapper.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <utility>
 
 #include "driver.h"
@@ -14,14 +16,6 @@ namespace {
 
 // Begun before they are asked for, at once: one arrives while the one before is computed with.
 constexpr std::size_t READS_AHEAD = 2;
-
-Home new_home(Bytes nbytes) {
-    c10::Allocator* allocator = c10::GetCPUAllocator();
-    const auto size = static_cast<std::size_t>(nbytes);
-    return c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), size, allocator->allocate(size), allocator, true
-    );
-}
 
 }  // namespace
 
@@ -86,6 +80,15 @@ void Swapper::wait_for(Bytes nbytes) {
     }
 }
 
+void Swapper::wait_for_all() {
+    while (!coming_.empty()) {
+        give_up(*coming_.back().record);
+    }
+    while (!leaving_.empty()) {
+        arrive(*leaving_.front().record);
+    }
+}
+
 // Bytes in memory that the engine takes for gone, or for not there yet.
 Bytes Swapper::in_flight() const noexcept {
     Bytes nbytes = 0;
@@ -105,8 +108,21 @@ void Swapper::count(Bytes nbytes) {
     }
 }
 
+// The copies come after all that the program has queued, on whatever stream, and what it queues
+// there later after them.
+void Swapper::tell_streams() {
+    if (!driver_.device.queues()) {
+        return;
+    }
+    driver_.device.see();
+    while (told_ < driver_.device.seen().size()) {
+        copies.see(driver_.device.seen()[told_++]);
+    }
+}
+
 // Returns why it failed, if it did.
 std::string Swapper::wait(const Record& record) {
+    tell_streams();
     Copies::End end = copies.wait(record.id);
     if (end.out_bytes_per_s != 0 || end.in_bytes_per_s != 0) {
         engine_.measured(end.out_bytes_per_s, end.in_bytes_per_s);
@@ -118,8 +134,11 @@ std::string Swapper::wait(const Record& record) {
 
 bool Swapper::begin(Record& record) {
     const Home home = record.at();
-    if (!home || static_cast<Bytes>(home->nbytes()) != record.size ||
-        !copies.write(record.id, home)) {
+    if (!home || static_cast<Bytes>(home->nbytes()) != record.size) {
+        return false;
+    }
+    tell_streams();
+    if (!copies.write(record.id, home)) {
         return false;
     }
     there_.insert(&record);
@@ -191,7 +210,7 @@ Home Swapper::fetch(Record& record) {
     std::string why;
     if (!has(coming_, record)) {
         wait_for(record.nbytes);
-        why = read(record);
+        why = read_now(record);
     }
     Home home;
     if (why.empty()) {
@@ -220,14 +239,43 @@ void Swapper::discard(Record& record) {
     }
 }
 
+// Memory for what comes back.
+Home Swapper::new_home(Bytes nbytes) const {
+    const c10::DeviceGuard guard(driver_.device.which());
+    c10::Allocator* allocator = c10::GetAllocator(driver_.device.which().type());
+    const auto size = static_cast<std::size_t>(nbytes);
+    auto home = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), size, allocator->allocate(size), allocator, true
+    );
+    driver_.device.keep_until_read(*home);
+    return home;
+}
+
 // Returns why it could not.
 std::string Swapper::read(Record& record) {
+    tell_streams();
     const Home home = new_home(record.size);
     std::string why = copies.read(record.id, home);
     if (why.empty()) {
         coming_.push_back({&record, home});
     }
     return why;
+}
+
+// With all the memory that is on its way, if the device has no more.
+std::string Swapper::read_now(Record& record) {
+    try {
+        return read(record);
+    } catch (const std::exception& error) {
+        if (!is_full(error)) {
+            throw;
+        }
+    }
+    wait_for_all();
+    if (driver_.device.queues()) {
+        driver_.device.empty_cache();
+    }
+    return read(record);
 }
 
 // Begins to read what was saved before what came back last. Half of the room is left to the
@@ -247,8 +295,15 @@ void Swapper::read_ahead() {
             2 * record.nbytes > engine_.budget - engine_.memory - in_flight()) {
             return;
         }
-        if (!read(record).empty()) {  // who asks for it will be told
-            return;
+        try {
+            if (!read(record).empty()) {  // who asks for it will be told
+                return;
+            }
+        } catch (const std::exception& error) {
+            if (!is_full(error)) {
+                throw;
+            }
+            return;  // it was to come early, not to displace anything
         }
     }
 }

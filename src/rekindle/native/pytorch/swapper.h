@@ -43,6 +43,8 @@ public:
     bool has_room(Bytes nbytes);
     // Until `nbytes` more fit, or nothing is under way: gives up what was read ahead first.
     void wait_for(Bytes nbytes);
+    // Until nothing is under way.
+    void wait_for_all();
 
     // Begins to copy the resident `record` to the host. False: it cannot be, or was not. What
     // cannot be computed again is there when this returns.
@@ -78,7 +80,10 @@ private:
     bool ended(Record& record);
     void arrive(Record& record);
     void not_written(Record& record, const Home& home);
+    void tell_streams();
+    Home new_home(Bytes nbytes) const;
     std::string read(Record& record);
+    std::string read_now(Record& record);
     void read_ahead();
     void give_up(Record& record);
     std::vector<Record*>::iterator place_of(StorageId number);
@@ -95,6 +100,7 @@ private:
     std::optional<StorageId> wanted_;  // what came back last
     bool amid_ = false;                // an event is being acted on
     Bytes counted_ = 0;                // by the engine for us, between events
+    std::size_t told_ = 0;             // how many of the program's streams the copies know
 };
 
 }  // namespace rekindle

@@ -42,6 +42,13 @@ void Driver::make_room_and_wait(Bytes needed, const char* who) {
     perform([&] { engine.ahead(); });
 }
 
+// Until nothing is on its way to the host or back: what was let go is really gone.
+void Driver::wait_for_copies() {
+    if (swapper != nullptr) {
+        swapper->wait_for_all();
+    }
+}
+
 bool Driver::swap_out(Storage& storage, bool keep) {
     Record& record = record_of(storage);
     if (!swapper->begin(record)) {

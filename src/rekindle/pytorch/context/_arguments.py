@@ -16,7 +16,6 @@ from rekindle._units import parse_bytes
 from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._auto import amount_of, is_auto
 from rekindle.pytorch.context._cores import Chosen, Core, chosen_core
-from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.held import flag_of_reading, there_are_husks
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
@@ -104,8 +103,7 @@ class Arguments:
 
     def core_on(self, device: torch.device) -> Chosen:
         """The core that runs this. Raises if the native one is asked for in vain."""
-        needs_python = {"swap on a device": self.swap is not None and is_accelerator(device)}
-        return chosen_core(self.core, policy_of(self.policy), device, needs_python)
+        return chosen_core(self.core, policy_of(self.policy), device)
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""

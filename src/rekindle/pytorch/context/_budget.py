@@ -107,8 +107,8 @@ class budget:
         "saved", and "anything" is refused.
 
     core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA, there without `swap`. It is compiled on first use, which takes a minute, or
-        before by `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
+        and on CUDA. It is compiled on first use, which takes a minute, or before by
+        `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
         native one on a CPU wherever it can be had. `run.report()` says which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
@@ -304,17 +304,17 @@ class budget:
         traceback: TracebackType | None,
     ) -> None:
         assert self._stack is not None
-        driver = self._runtime.driver
-        with beside(error):
-            try:
-                self._stack.close()
-            finally:
-                for end in list(self._over):
-                    end()
-                driver.close()
-                del self._runtime
-                run = self._run
-                del self._run
+        driver, run = self._runtime.driver, self._run
+        try:
+            with beside(error):
+                try:
+                    self._stack.close()
+                finally:
+                    for end in list(self._over):
+                        end()
+                    driver.close()
+        finally:
+            del self._runtime, self._run
         missed = driver.elsewhere() if error is None else None
         if missed is not None:
             warn(missed, stacklevel=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -42,13 +41,12 @@ def chosen_core(
     asked: Core,
     policy: Policy,
     device: torch.device,
-    needs_python: Mapping[str, bool],
 ) -> Chosen:
     """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
     checks.one_of(asked, get_args(Core), "rekindle.budget(..., core={})")
     if asked == "python":
         return Chosen(False, "as asked for")
-    obstacle = _obstacle(policy, device, needs_python)
+    obstacle = _obstacle(policy, device)
     if asked == "auto" and PREFERRED == "python":
         return Chosen(False, "the default for now")
     if not obstacle and asked == "auto" and is_accelerator(device):
@@ -71,14 +69,11 @@ def core_for(
     policy: Policy | type[Policy] | str | None, device: str | torch.device | None
 ) -> Chosen:
     """The core of a budget of which nothing else is asked."""
-    return chosen_core("auto", policy_of(policy), device_of(device), {})
+    return chosen_core("auto", policy_of(policy), device_of(device))
 
 
-def _obstacle(policy: Policy, device: torch.device, needs_python: Mapping[str, bool]) -> str:
+def _obstacle(policy: Policy, device: torch.device) -> str:
     """What the native core does not do, of all that is asked for; empty: nothing."""
-    for option, asked_for in needs_python.items():
-        if asked_for:
-            return f"it does not do {option}"
     if type(policy) is not Thrifty:
         return f"it knows no policy but Thrifty(), and {policy!r} is asked for"
     if device.type != "cpu" and not is_accelerator(device):

@@ -205,7 +205,7 @@ def empty_cache() -> None:
 
 def pinned(nbytes: Bytes) -> Tensor:
     """Memory of the host that the device can copy from and to while others compute."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 # -- time and order ----------------------------------------------------------------------------
@@ -218,6 +218,11 @@ def event() -> Any:
 
 def new_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
+
+
+def stream(stream_id: int, device: int, kind: int) -> Any:
+    """The one that has those numbers."""
+    return torch.cuda.Stream(stream_id=stream_id, device_index=device, device_type=kind)
 
 
 def current_stream(device: torch.device) -> Any:

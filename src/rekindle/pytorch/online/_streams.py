@@ -34,6 +34,10 @@ class Streams:
             self._seen[found] = accelerator.current_stream(self._device)
         return found
 
+    def add(self, stream: Any) -> None:
+        """Somebody else saw that it uses `stream`."""
+        self._seen.setdefault(stream.stream_id, stream)
+
     @contextmanager
     def in_order(self) -> Iterator[None]:
         """What runs inside comes after all that is queued, and before all that comes later."""

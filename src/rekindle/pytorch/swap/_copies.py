@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
+
+import torch
 
 from rekindle._types import Bytes, StorageId
+from rekindle.pytorch.devices import accelerator
+from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._store import Bandwidth, Lost, Store, Transfer
 from rekindle.pytorch.swap._transfers import Transfers
-
-
-@final
-class Lent:
-    """Memory of the core, as a store wants it; it stays as long as this does."""
-
-    def __init__(self, memory: object, address: int, nbytes: Bytes) -> None:
-        self._memory = memory
-        self._address = address
-        self._nbytes = nbytes
-
-    def data_ptr(self) -> int:
-        return self._address
-
-    def nbytes(self) -> Bytes:
-        return self._nbytes
 
 
 @final
@@ -40,21 +28,28 @@ class Copies:
         self._ways: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}  # bool: it goes out
         self._out_bytes_per_s = self._in_bytes_per_s = 0  # news, of which the core knows nothing
 
-    def write(self, number: StorageId, memory: object, address: int, nbytes: Bytes) -> bool:
-        """Begins to copy what is there. Returns whether it did: there may be no room."""
-        home: Any = Lent(memory, address, nbytes)  # all that a file wants of a storage
+    def see(self, stream_id: int, device: int, kind: int) -> None:
+        """The program uses that stream, which the core knows by its numbers."""
+        assert isinstance(self.store, PinnedStore)
+        self.store.streams.add(accelerator.stream(stream_id, device, kind))
+
+    def write(self, number: StorageId, home: torch.UntypedStorage) -> bool:
+        """Begins to copy what is in `home`, memory of the core, which stays as long as that does.
+
+        Returns whether it did: there may be no room.
+        """
         begun = self.store.write(home)
         if begun is None:
             return False
         self._keys[number], way = begun
-        self._ways[number] = way, nbytes, True
+        self._ways[number] = way, home.nbytes(), True
         return True
 
-    def read(self, number: StorageId, memory: object, address: int, nbytes: Bytes) -> str:
+    def read(self, number: StorageId, home: torch.UntypedStorage) -> str:
         """Begins to copy it back. Returns why it could not."""
-        home: Any = Lent(memory, address, nbytes)
         try:
-            self._ways[number] = self.store.read(self._keys[number], home), nbytes, False
+            way = self.store.read(self._keys[number], home)
+            self._ways[number] = way, home.nbytes(), False
         except Lost as lost:
             return str(lost) or "no reason is known"
         return ""

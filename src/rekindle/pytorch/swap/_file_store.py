@@ -97,6 +97,9 @@ class FileStore(Store):
         return torch.empty(nbytes, dtype=torch.uint8).untyped_storage()
 
     def close(self) -> None:
+        if self.here:
+            for pool in (self._out, self._back):
+                pool.shutdown(wait=True, cancel_futures=True)
         self._end()
 
     def _start(
@@ -141,6 +144,10 @@ class _Job(Transfer):
     @property
     def waiting_ns(self) -> Nanoseconds:
         return self._waiting_ns
+
+    @property
+    def future(self) -> Future[Nanoseconds]:
+        return self._future
 
     @property
     def _forked(self) -> bool:
@@ -270,8 +277,33 @@ def _started(process: int) -> int:
 def _end(
     file: int, owner: int, moving: set[_Job], out: ThreadPoolExecutor, back: ThreadPoolExecutor
 ) -> None:
+    """Waits for nobody: a garbage collector may call it amid anything, such as the start of a
+    thread, where no other can end."""
+    jobs: list[_Job] = []
     if os.getpid() == owner:  # a fork has no such threads
         for pool in (out, back):
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+        jobs.extend(moving)
     moving.clear()
-    os.close(file)
+    end = _End(file, jobs)
+    for job in jobs:
+        job.future.add_done_callback(end)
+    end()
+
+
+@final
+class _End:
+    """Closes a file as soon as nothing is written or read there any more.
+
+    Until then it keeps the memory at the other end.
+    """
+
+    def __init__(self, file: int, jobs: list[_Job]) -> None:
+        self._files = [file]
+        self._jobs = jobs
+
+    def __call__(self, _: object = None) -> None:
+        if all(job.future.done() for job in self._jobs):
+            with suppress(IndexError):  # the other thread was first
+                os.close(self._files.pop())
+            self._jobs = []

@@ -15,7 +15,6 @@ where the bandwidth was measured and not given, the engine hears if it falls.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +95,13 @@ class Swapper:
         while self._coming and self._in_flight() > most:
             self._give_up(next(reversed(self._coming)))
         while self._leaving and self._in_flight() > most:
+            self._arrive(next(iter(self._leaving)))
+
+    def wait_for_all(self) -> None:
+        """Until nothing is under way."""
+        while self._coming:
+            self._give_up(next(reversed(self._coming)))
+        while self._leaving:
             self._arrive(next(iter(self._leaving)))
 
     def _in_flight(self) -> Bytes:
@@ -220,7 +226,7 @@ class Swapper:
         except RuntimeError as error:
             if not is_full(error):
                 raise
-            self.wait_for(sys.maxsize)
+            self.wait_for_all()
             if accelerator.in_use():
                 accelerator.empty_cache()
             self._read(storage)

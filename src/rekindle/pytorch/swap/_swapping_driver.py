@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import final
@@ -57,7 +56,7 @@ class SwappingDriver(Driver):
 
     def rescue(self, again: Callable[[], Result], out: RuntimeError, needed: Bytes) -> Result:
         def when_written() -> Result:
-            self.swapper.wait_for(sys.maxsize)
+            self.swapper.wait_for_all()
             return again()
 
         return super().rescue(when_written, out, needed)
