@@ -76,7 +76,7 @@ PyObject* set_budget(PyObject* arguments) {
 
 // shortfall(driver) -> how often the device had less than the budget says, and what that is now
 PyObject* shortfall(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     const Driver& driver = driver_of(capsule);

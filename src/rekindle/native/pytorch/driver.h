@@ -306,13 +306,11 @@ public:
     void clear(Bytes wanted);
     // Lets go of all that may be.
     void let_go_now();
-    // Finds out which values the program has let go of; dead ones have told so themselves, where
-    // somebody tells. Not amid an action.
+    // Finds out which values the program has let go of. Not amid an action.
     void poll();
     // The device ran out of memory all the same: evicts as much as `needed` bytes, then four times
-    // that, then all, and tries again each time. What an operator needs inside itself, and what
-    // lies in pieces, no budget counts. It would come again at the next operator: so from then on
-    // the budget is what fitted.
+    // that, then all, and tries again each time. From then on the budget is what fitted, or it
+    // would come again at the next operator.
     template <class F>
     void rescue(Bytes needed, F&& attempt);
     // Takes what is dead out of the table; it is acted on later. Before anything is looked up
@@ -390,11 +388,11 @@ private:
     }
 
     // Runs `events`, amid which the engine takes every transfer for done.
-    void act(c10::function_ref<void()> events);
+    void act(c10::function_ref<void()> events) const;
     void let_go_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
-    void wait_for_copies();
+    void wait_for_copies() const;
     void compute_now(Call& call, bool in_place);
     bool may_drop(const Record& record) const;
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);

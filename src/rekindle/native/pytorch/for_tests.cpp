@@ -75,7 +75,7 @@ PyObject* take_out(PyObject* arguments) {
 }
 
 PyObject* fitted(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     long long nbytes = 0;
     parse(arguments, "OL", &capsule, &nbytes);
     const Locked lock;

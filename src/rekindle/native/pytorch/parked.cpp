@@ -16,7 +16,7 @@ struct Parked final {
 };
 
 Parked& parked() {
-    static Parked& made = immortal<Parked>();
+    static auto& made = immortal<Parked>();
     return made;
 }
 
@@ -31,14 +31,14 @@ void let_go(c10::intrusive_ptr<Driver> driver) noexcept {
         the_mutex().unlock();
         return;
     }
-    const std::lock_guard<SpinLock> guard(parked().flag);
+    const std::scoped_lock guard(parked().flag);
     parked().drivers.push_back(std::move(driver));
 }
 
 void let_parked_go() noexcept {
     std::vector<c10::intrusive_ptr<Driver>> drivers;
     {
-        const std::lock_guard<SpinLock> guard(parked().flag);
+        const std::scoped_lock guard(parked().flag);
         drivers.swap(parked().drivers);
     }
 }

@@ -15,8 +15,9 @@ namespace rekindle {
 
 bool poisons() noexcept {
     static const bool asked = [] {
-        const char* said = std::getenv("REKINDLE_POISON");
-        return said != nullptr && std::string_view(said) != "" && std::string_view(said) != "0";
+        const char* said = std::getenv("REKINDLE_POISON");  // NOLINT(concurrency-mt-unsafe): once
+        const std::string_view text = said == nullptr ? "" : said;
+        return !text.empty() && text != "0";
     }();
     return asked;
 }

@@ -8,8 +8,10 @@ namespace rekindle {
 
 // swap(driver, copies, host, out, in, only): values may go to the host, of which a negative number
 // of bytes is no limit; out and in are bytes in a second. Before anything runs
+// NOLINTNEXTLINE(bugprone-exception-escape): it exchanges no two values
 PyObject* swap(PyObject* arguments) {
-    PyObject *capsule, *copies;
+    PyObject* capsule = nullptr;
+    PyObject* copies = nullptr;
     long long host = 0;
     long long out = 0;
     long long back = 0;
@@ -22,7 +24,7 @@ PyObject* swap(PyObject* arguments) {
 
 // swapped(driver) -> bytes that went to the host and that came back in all, and most at once
 PyObject* swapped(PyObject* arguments) {
-    PyObject* capsule;
+    PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     const Locked lock;
     const HostMemory& host = *driver_of(capsule).engine.host;

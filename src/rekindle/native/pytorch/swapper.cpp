@@ -19,8 +19,8 @@ constexpr std::size_t READS_AHEAD = 2;
 
 }  // namespace
 
-Swapper::Swapper(Driver& driver, _object* copies)
-    : copies(copies), driver_(driver), engine_(driver.engine) {}
+Swapper::Swapper(Driver& driver, _object* asked)
+    : copies(asked), driver_(driver), engine_(driver.engine) {}
 
 bool Swapper::has(const Moves& moves, const Record& record) noexcept {
     return std::ranges::any_of(moves, [&](const Moving& each) { return each.record == &record; });
@@ -134,7 +134,7 @@ std::string Swapper::wait(const Record& record) {
 
 bool Swapper::begin(Record& record) {
     const Home home = record.at();
-    if (!home || static_cast<Bytes>(home->nbytes()) != record.size) {
+    if (!home || std::cmp_not_equal(home->nbytes(), record.size)) {
         return false;
     }
     tell_streams();

@@ -26,7 +26,7 @@ struct CopyLost final {
 class Swapper final {
 public:
     // The driver outlives it.
-    Swapper(Driver& driver, _object* copies);
+    Swapper(Driver& driver, _object* asked);
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
     Swapper(Swapper&&) = delete;

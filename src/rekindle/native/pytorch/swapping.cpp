@@ -15,7 +15,7 @@ void Driver::hang(Record& record, const Home& home) {
     arrive(record, home, {});
 }
 
-void Driver::act(c10::function_ref<void()> events) {
+void Driver::act(c10::function_ref<void()> events) const {
     if (swapper == nullptr) {
         events();
     } else {
@@ -43,7 +43,7 @@ void Driver::make_room_and_wait(Bytes needed, const char* who) {
 }
 
 // Until nothing is on its way to the host or back: what was let go is really gone.
-void Driver::wait_for_copies() {
+void Driver::wait_for_copies() const {
     if (swapper != nullptr) {
         swapper->wait_for_all();
     }
