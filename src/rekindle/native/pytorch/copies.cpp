@@ -89,8 +89,9 @@ Copies::~Copies() {
 void Copies::see(const c10::Stream& stream) {
     const Gil gil;
     const auto id = static_cast<long long>(stream.id());
-    const auto device = static_cast<long long>(stream.device_index());
-    call(python_, ignore, "see", "LLi", id, device, static_cast<int>(stream.device_type()));
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a negative one is none in particular
+    const int device = stream.device_index();
+    call(python_, ignore, "see", "Lii", id, device, static_cast<int>(stream.device_type()));
 }
 
 bool Copies::write(StorageId number, const Home& home) {
