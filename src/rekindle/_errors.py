@@ -14,7 +14,7 @@ RekindleError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,7 +151,7 @@ class OutOfBudget(RekindleError, MemoryError):
 
 
 @contextmanager
-def beside(error: BaseException | None) -> Iterator[None]:
+def beside(error: BaseException | None) -> Generator[None]:
     """What fails inside becomes a note of `error`, which goes on its way; without one it raises."""
     try:
         yield

@@ -31,7 +31,7 @@ _FOR_BOTH = (
 _LONG_FOR_BOTH = ("test_models", "test_rules_leaks", "test_steps_are_whole")
 #: Those of these folders and modules run once: they ask for a core, or for what one alone does.
 _FOR_ONE = ("chains", "devices", "held", "learned", "native", "operators", "planned",
-            "tensors", "test_distributed", "test_hunt")  # fmt: skip
+            "tensors", "test_distributed", "test_hunt", "test_on_standin")  # fmt: skip
 #: All others run on the core that users have; if that is the native one, slowly on both.
 #: `REKINDLE_TEST_CORE=python` runs these, and those for one, on that alone.
 _ASKED_FOR: Any = os.environ.get("REKINDLE_TEST_CORE")

@@ -358,10 +358,9 @@ def test_backward_in_inference_mode() -> None:
         def step() -> object:
             loss = deeper(weight, 8).sum()
             with torch.inference_mode():
-                loss.backward(retain_graph=True)
-            loss.backward()
+                loss.backward()
             return loss, weight
 
         return step
 
-    assert harshest(program).again["exp"] >= 2
+    assert harshest(program).again["exp"] >= 1

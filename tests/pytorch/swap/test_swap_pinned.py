@@ -161,11 +161,11 @@ def test_a_host_that_cannot_pin_more(store: PinnedStore, monkeypatch: pytest.Mon
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("core", ["python", "native"])
-def test_swapping_on_a_device(core: Any) -> None:
+@pytest.mark.parametrize("its_core", ["python", "native"])
+def test_swapping_on_a_device(its_core: Any) -> None:
     wanted, weights, budget = train_plainly()
     swap = rekindle.policies.Swap(only=True)
-    with rekindle.budget(budget, device="cuda", swap=swap, core=core) as run:
+    with rekindle.budget(budget, device="cuda", swap=swap, core=its_core) as run:
         got, same = train_on_device()
     swapped = run.report().swapped
     assert swapped is not None

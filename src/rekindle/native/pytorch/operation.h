@@ -16,6 +16,7 @@
 #include "held.h"
 #include "invocation.h"
 #include "mutex.h"
+#include "parts.h"
 #include "positions.h"
 
 namespace rekindle {
