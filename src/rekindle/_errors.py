@@ -14,7 +14,8 @@ RekindleError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rekindle._types import Bytes
@@ -147,6 +148,17 @@ class OutOfBudget(RekindleError, MemoryError):
         look_ahead = self.__dict__.pop("look_ahead", None)
         if look_ahead is not None:
             look_ahead(self)
+
+
+@contextmanager
+def beside(error: BaseException | None) -> Iterator[None]:
+    """What fails inside becomes a note of `error`, which goes on its way; without one it raises."""
+    try:
+        yield
+    except Exception as failure:
+        if error is None:
+            raise
+        error.add_note(f"And then: {failure}")
 
 
 class SwapFailed(RekindleError, OSError):

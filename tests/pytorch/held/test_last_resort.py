@@ -368,6 +368,23 @@ def test_what_cannot_come_back_raises_and_stays_empty() -> None:
         x.sum()
 
 
+def test_what_cannot_come_back_does_not_hide_why_it_ended() -> None:
+    constant, leaf = torch.ones(ROWS, 20), torch.ones(ROWS, 20, requires_grad=True)
+    kept: list[Tensor] = []
+
+    def trains() -> None:
+        with lending(1 << 20) as run:
+            kept.append(constant * leaf)
+            _everything.let_go(run)
+            with torch._C._DisableTorchDispatch(), unseen_by_the_core():
+                constant.add_(1)
+            torch.zeros(1 << 20)
+
+    with pytest.raises(rekindle.OutOfBudget) as caught:
+        trains()
+    assert any("modified by an inplace operation" in note for note in caught.value.__notes__)
+
+
 def test_what_the_program_drops_is_gone() -> None:
     with lending(1 << 30) as run:
         kept = layers()[0]()

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from rekindle import _checks as checks
-from rekindle._errors import OutOfBudget, Unsupported
+from rekindle._errors import OutOfBudget, Unsupported, beside
 from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
@@ -381,13 +381,14 @@ class budget:
     ) -> None:
         assert self._stack is not None
         driver = self._runtime.driver
-        try:
-            self._stack.close()
-        finally:
-            for end in list(self._over):
-                end()
-            driver.close()
-            del self._runtime
+        with beside(error):
+            try:
+                self._stack.close()
+            finally:
+                for end in list(self._over):
+                    end()
+                driver.close()
+                del self._runtime
         missed = driver.elsewhere() if error is None else None
         if missed is not None:
             warn(missed, stacklevel=2)
