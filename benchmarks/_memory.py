@@ -32,6 +32,30 @@ def breakdown() -> str:
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
 
 
+def threads() -> str:
+    found = load("threads")
+    if not found:
+        return ""
+    rows = [
+        [
+            row["case"],
+            row["threads"],
+            "no limit" if row["fraction"] is None else f"{row['fraction']:.0%}",
+            cell(row["elapsed"]["median"]),
+            cell(row["processor"]["median"]),
+            f"{row['peak_over_budget']['max']:.3f}" if "peak_over_budget" in row else "",
+        ]
+        for row in found["rows"]
+    ]
+    text = (
+        "Threads of Python's, each with a model of its own, all within one budget of the native "
+        "core: the time over that of as many threads of plain PyTorch, by the clock and by the "
+        "processor, and the highest peak over the budget. On a CPU autograd has no threads of its own."
+    )
+    heads = ["model", "threads", "activations", "by the clock", "by the processor", "peak"]
+    return section("Several threads", found, text, table_of(heads, rows))
+
+
 def cap() -> str:
     found = load("cap")
     if not found:

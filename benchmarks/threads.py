@@ -1,0 +1,103 @@
+"""What the native core costs where several threads train at once. benchmarks/README.md has more.
+
+Each thread of Python's trains a model of its own, all within one budget; plain PyTorch and the
+budget alternate, block by block, in one process. Ratios are of the time that a block takes by the
+clock, in which waiting for each other shows, and by the processor. On a CPU autograd's backward
+pass runs in the thread that asks for it: there are no other threads of autograd's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from _common import conditions, spread, write
+from native import CASES, FRACTIONS, budget_of
+from tests.pytorch.models import Case, Workload
+
+import rekindle
+
+THREADS = (1, 2, 4)
+
+
+class Took(NamedTuple):
+    """Seconds of a block; the peak of its budget over what was given, if there was one."""
+
+    elapsed: float
+    processor: float
+    peak: float
+
+
+def block(workloads: list[Workload], budget: int | None, steps: int, *, plain: bool) -> Took:
+    """All workloads at once, each in a thread that starts inside; after a step that is not timed."""
+    gc.collect()
+    ready = threading.Barrier(len(workloads) + 1)
+
+    def train(workload: Workload) -> None:
+        workload.step(0)
+        ready.wait()
+        for _ in range(steps):
+            workload.step(0)
+
+    within: AbstractContextManager[Any] = nullcontext()
+    if not plain and budget is None:
+        within = rekindle.budget.unlimited(core="native")
+    elif not plain:
+        within = rekindle.budget(budget, core="native", learn=False)
+    with within as run:
+        threads = [threading.Thread(target=train, args=(each,)) for each in workloads]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        began, processor = time.perf_counter(), time.process_time()
+        for thread in threads:
+            thread.join()
+        elapsed, processor = time.perf_counter() - began, time.process_time() - processor
+    return Took(elapsed, processor, 0.0 if run is None or budget is None else run.peak / budget)
+
+
+def side_by_side(
+    case: Case, threads: int, fraction: float | None, rounds: int, steps: int
+) -> dict[str, Any]:
+    budget = None if fraction is None else threads * budget_of(case, fraction)
+    workloads = [case.build() for _ in range(threads)]
+    elapsed: list[float] = []
+    processor: list[float] = []
+    peaks: list[float] = []
+    for _ in range(rounds):
+        plain = block(workloads, None, steps, plain=True)
+        found = block(workloads, budget, steps, plain=False)
+        elapsed.append(found.elapsed / plain.elapsed)
+        processor.append(found.processor / plain.processor)
+        peaks.append(found.peak)
+    row: dict[str, Any] = {"case": case.name, "threads": threads, "fraction": fraction}
+    row |= {"elapsed": spread(elapsed, 3), "processor": spread(processor, 3)}
+    return row if budget is None else row | {"budget": budget, "peak_over_budget": spread(peaks, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="of each thread in each block")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    results = conditions()
+    torch.set_num_threads(1)
+    rows = []
+    for case in CASES:
+        for threads in THREADS:
+            for fraction in FRACTIONS:
+                row = side_by_side(case, threads, fraction, options.rounds, options.steps)
+                rows.append(row | {"commit": results["commit"]})
+                print(f"{case.name}, {threads} threads, {fraction}: {row['elapsed']['median']}")
+    write("threads", results | {"rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()
