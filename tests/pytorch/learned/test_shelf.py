@@ -233,7 +233,7 @@ def counted(*arguments):
     print("searched")
     return Planning(*arguments)
 
-_lessons.Planning, _lessons.SECONDS = counted, 1.0
+_lessons.Planning, _lessons.SECONDS, _lessons.DEARER = counted, 1.0, float("inf")
 with rekindle.budget(int(sys.argv[1]), learn="wait") as run:
     six(Training())
 print("followed", run.steps_followed, "left", run.steps_left)
