@@ -93,7 +93,13 @@ void view(
 ) {
     const auto given = torch::jit::last(*stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
-        meet_whole(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
+        const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
+        if (facts.returns == 0 && has_memory(tensor) &&
+            is_husk(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
+            torch::jit::drop(*stack, facts.arguments);  // `record_stream`, of no memory
+            return;
+        }
+        meet_whole(driver, lock, tensor);
     }
     const bool tells = facts.marks && driver.tell_ranges;
     lock.unlock();
