@@ -93,8 +93,10 @@ def test_the_device_has_less_than_the_budget_says(extension: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_swapped_out_for_a_device_that_is_full_is_waited_for(extension: Path) -> None:
-    """Without a limit of the budget's own, too: the first try goes well, so no more has to go."""
-    found = asked(extension, *(f"transformer, swapped, full, {streams}" for streams in STREAMS))
+    """Without a limit of the budget's own, too, and where it gets none from what fitted: the first
+    try goes well, so no more has to go."""
+    kinds = (f"transformer, swapped, full, {streams}, fitted" for streams in STREAMS)
+    found = asked(extension, *kinds)
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     assert min(answer["swapped"] for answer in found.values()) > 0
     assert {answer["rescues by the sum"] for answer in found.values()} == {0}
