@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final, NamedTuple, Protocol, final
 
 from rekindle._types import Bytes, Nanoseconds
@@ -114,6 +115,8 @@ class Steps:
         self._every: Nanoseconds = 0
         self._starts: deque[Nanoseconds] = deque([0], maxlen=SHOWN + 1)
         self._clock, self._memory, self._lost = array("q"), array("q"), array("q")
+        # Threads of one budget end steps at once. Inside nothing waits for an engine.
+        self._lock = Lock()
 
     @property
     def number(self) -> int:
@@ -133,11 +136,14 @@ class Steps:
         """A step is over; the counts are those since the beginning."""
         engine = self._engine
         now = Counts(evictions, recomputations, engine.compute_ns, engine.recompute_ns)
-        before, self._before = self._before, now
-        self._number += 1
-        spent = (new - old for new, old in zip(now, before, strict=True))
-        self.last = step = Step(self._number, engine.memory, engine.peak, *spent)
-        self._peak_before, engine.peak = self.peak, engine.memory
+        memory, peak = engine.memory, engine.peak
+        engine.peak = memory
+        with self._lock:
+            before, self._before = self._before, now
+            self._number += 1
+            spent = (new - old for new, old in zip(now, before, strict=True))
+            self.last = step = Step(self._number, memory, peak, *spent)
+            self._peak_before = max(self._peak_before, peak)
         self._note()
         self._begin()
         self._space()
@@ -147,11 +153,12 @@ class Steps:
     def _begin(self) -> None:
         """Samples of all but the last steps go; the next ones are as far apart as these need."""
         clock = self._engine.clock
-        self._every = (clock - self._starts[-1]) // A_STEP
-        self._starts.append(clock)
-        old = bisect_left(self._clock, self._starts[0]) if len(self._starts) > SHOWN else 0
-        for samples in (self._clock, self._memory, self._lost):
-            del samples[:old]
+        with self._lock:
+            self._every = (clock - self._starts[-1]) // A_STEP
+            self._starts.append(clock)
+            old = bisect_left(self._clock, self._starts[0]) if len(self._starts) > SHOWN else 0
+            for samples in (self._clock, self._memory, self._lost):
+                del samples[:old]
 
     def sample(self) -> None:
         """Notes how much memory is in use now."""
@@ -159,19 +166,18 @@ class Steps:
         self._space()
 
     def _note(self) -> None:
-        self._collect()
         engine = self._engine
-        self._clock.append(engine.clock)
-        self._memory.append(engine.memory)
-        self._lost.append(engine.recompute_ns)
-        if len(self._clock) > MOST:
-            self._thin()
+        self._collect(engine.clock, engine.memory, engine.recompute_ns)
 
-    def _collect(self) -> None:
-        if self._sampler is not None:
-            taken = array("q", self._sampler.take_samples())
+    def _collect(self, *now: int) -> None:
+        """What the sampler took, and then `now`."""
+        taken = array("q", b"" if self._sampler is None else self._sampler.take_samples())
+        taken.extend(now)
+        with self._lock:
             for place, samples in enumerate((self._clock, self._memory, self._lost)):
                 samples.extend(taken[place::3])
+            if len(self._clock) > MOST:
+                self._thin()
 
     def _space(self) -> None:
         self.due = self._engine.clock + self._every
@@ -189,4 +195,5 @@ class Steps:
     def samples(self) -> Samples:
         """What was noted of the last steps, and of what came since."""
         self._collect()
-        return Samples(list(self._clock), list(self._memory), list(self._lost))
+        with self._lock:
+            return Samples(list(self._clock), list(self._memory), list(self._lost))
