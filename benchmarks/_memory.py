@@ -50,7 +50,8 @@ def threads() -> str:
     text = (
         "Threads of Python's, each with a model of its own, all within one budget of the native "
         "core: the time over that of as many threads of plain PyTorch, by the clock and by the "
-        "processor, and the highest peak over the budget. On a CPU autograd has no threads of its own."
+        "processor, and the highest peak over the budget. On a CPU autograd has no threads of its "
+        "own."
     )
     heads = ["model", "threads", "activations", "by the clock", "by the processor", "peak"]
     return section("Several threads", found, text, table_of(heads, rows))

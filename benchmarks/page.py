@@ -38,8 +38,8 @@ def page() -> str:
     """The whole page."""
     sections = (
         on_device, peers, compiled, largest_batch, runtime, breakdown, threads, cap, floors,
-        restarts, fragmentation, policies, learned, prediction, accuracy, anything, swap, mixtures, planners,
-        scale, zoo, sweeps,
+        restarts, fragmentation, policies, learned, prediction, accuracy, anything, swap, mixtures,
+        planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 

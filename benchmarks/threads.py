@@ -35,11 +35,12 @@ class Took(NamedTuple):
 
 
 def block(workloads: list[Workload], budget: int | None, steps: int, *, plain: bool) -> Took:
-    """All workloads at once, each in a thread that starts inside; after a step that is not timed."""
+    """All workloads at once, each in a thread that starts inside; after a step without a clock."""
     gc.collect()
     ready = threading.Barrier(len(workloads) + 1)
 
     def train(workload: Workload) -> None:
+        torch.set_num_threads(1)  # a new thread of Python's has as many as there are cores
         workload.step(0)
         ready.wait()
         for _ in range(steps):
@@ -88,7 +89,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     results = conditions()
-    torch.set_num_threads(1)
     rows = []
     for case in CASES:
         for threads in THREADS:
