@@ -72,6 +72,15 @@ def budget_of(case: Case, fraction: float) -> int:
     return constants + int(fraction * (run.peak - constants))
 
 
+def context(core: Core | None, budget: int | None) -> AbstractContextManager[Any]:
+    """Of plain PyTorch, if no core is named; without a limit, if no budget is."""
+    if core is None:
+        return nullcontext()
+    if budget is None:
+        return rekindle.budget.unlimited(core=core)
+    return rekindle.budget(budget, core=core, learn=False)
+
+
 class Clock:
     """Trains on, in blocks, plainly or with one of the cores."""
 
@@ -79,18 +88,11 @@ class Clock:
         self.workload = case.build()
         self.steps = steps
 
-    def context(self, core: Core | None, budget: int | None) -> AbstractContextManager[Any]:
-        if core is None:
-            return nullcontext()
-        if budget is None:
-            return rekindle.budget.unlimited(core=core)
-        return rekindle.budget(budget, core=core, learn=False)
-
     def block(self, core: Core | None, budget: int | None) -> tuple[float, Any]:
         """Seconds of a step, the median of the block, and the run."""
         gc.collect()
         seconds = []
-        with self.context(core, budget) as run:
+        with context(core, budget) as run:
             for _ in range(2):
                 self.workload.step(0)
             for _ in range(self.steps):

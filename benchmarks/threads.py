@@ -12,16 +12,13 @@ import argparse
 import gc
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from _common import conditions, spread, write
-from native import CASES, FRACTIONS, budget_of
+from native import CASES, FRACTIONS, budget_of, context
 from tests.pytorch.models import Case, Workload
-
-import rekindle
 
 THREADS = (1, 2, 4)
 
@@ -46,12 +43,7 @@ def block(workloads: list[Workload], budget: int | None, steps: int, *, plain: b
         for _ in range(steps):
             workload.step(0)
 
-    within: AbstractContextManager[Any] = nullcontext()
-    if not plain and budget is None:
-        within = rekindle.budget.unlimited(core="native")
-    elif not plain:
-        within = rekindle.budget(budget, core="native", learn=False)
-    with within as run:
+    with context(None if plain else "native", budget) as run:
         threads = [threading.Thread(target=train, args=(each,)) for each in workloads]
         for thread in threads:
             thread.start()

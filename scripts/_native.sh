@@ -21,13 +21,8 @@ native_flags() { # where headers of others are
 
 # Parsing headers takes longer than looking at the sources: so each half is one unit.
 native_units() { # FOLDER: writes them there
-    local path
-    for path in src/rekindle/native/{engine,replay}/*.cpp; do
-        printf '#include "%s/%s"\n' "$PWD" "$path"
-    done >"$1/engine.cpp"
-    for path in src/rekindle/native/pytorch/*.cpp; do
-        printf '#include "%s/%s"\n' "$PWD" "$path"
-    done >"$1/pytorch.cpp"
+    printf '#include "%s"\n' "$PWD"/src/rekindle/native/{engine,replay}/*.cpp >"$1/engine.cpp"
+    printf '#include "%s"\n' "$PWD"/src/rekindle/native/pytorch/*.cpp >"$1/pytorch.cpp"
 }
 
 native_each() { # COMMAND: with each unit and the flags; fails if one fails

@@ -198,9 +198,10 @@ def mixed_precision() -> tuple[Any, Step]:
     return _training(model, loss)
 
 
-def a_side_stream() -> tuple[Any, Step]:
-    """Half of the forward pass runs on a stream of its own; its backward pass does, too."""
-    first, second = blocks(), blocks()
+def _beside(depth: int, *, late: bool) -> tuple[Any, Step]:
+    """A part of the forward pass, `depth` blocks, runs on a stream of its own; its backward pass
+    does, too. `late`: the other part asks for memory before it has waited."""
+    first, second = blocks(), blocks(depth=depth)
     side = torch.cuda.Stream()
 
     def loss() -> Tensor:
@@ -209,9 +210,10 @@ def a_side_stream() -> tuple[Any, Step]:
         x.record_stream(side)
         with torch.cuda.stream(side):
             y = second(x)
+        z = first(x) if late else None
         torch.cuda.current_stream().wait_stream(side)
         y.record_stream(torch.cuda.current_stream())
-        return (first(x) + y).pow(2).mean()
+        return ((first(x) if z is None else z) + y).pow(2).mean()
 
     model, step = _training(nn.ModuleList([first, second]), loss)
 
@@ -223,29 +225,14 @@ def a_side_stream() -> tuple[Any, Step]:
     return model, ordered
 
 
+def a_side_stream() -> tuple[Any, Step]:
+    """Half of the forward pass runs on a stream of its own."""
+    return _beside(6, late=False)
+
+
 def a_side_stream_that_is_met_late() -> tuple[Any, Step]:
     """The other one does most, and asks for memory before it has waited."""
-    first, second = blocks(), blocks(depth=2)
-    side = torch.cuda.Stream()
-
-    def loss() -> Tensor:
-        x = torch.randn(256, 64, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        x.record_stream(side)
-        with torch.cuda.stream(side):
-            y = second(x)
-        z = first(x)
-        torch.cuda.current_stream().wait_stream(side)
-        y.record_stream(torch.cuda.current_stream())
-        return (z + y).pow(2).mean()
-
-    model, step = _training(nn.ModuleList([first, second]), loss)
-
-    def ordered() -> None:  # as above
-        side.wait_stream(torch.cuda.current_stream())
-        step()
-
-    return model, ordered
+    return _beside(2, late=True)
 
 
 def streams_in_turn() -> tuple[Any, Step]:

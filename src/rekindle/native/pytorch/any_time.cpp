@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <mutex>
 #include <utility>
 
 #include "held.h"
@@ -99,10 +98,7 @@ Touched::Touched(Driver& driver, const Homes& homes, Locked& lock) : driver_(dri
 
 // NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
 Touched::~Touched() {
-    std::unique_lock lock(the_mutex(), std::defer_lock);
-    if (!Mutex::mine()) {  // what failed had given it back
-        lock.lock();
-    }
+    const auto lock = locked_if_not_mine();  // what failed had given it back
     AnyTime::done(driver_, kept_);
 }
 

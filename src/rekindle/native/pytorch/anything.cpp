@@ -27,9 +27,7 @@ void add_homes(const at::Tensor& tensor, Homes& homes) {
 
 // let_go_of_anything(driver): from the beginning, what variables hold is let go like all else
 PyObject* let_go_of_anything(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     TORCH_CHECK(there_are_husks(), "with this torch storages cannot refuse to be read");
     const Locked lock;
     driver.any_time = std::make_unique<AnyTime>(driver);
@@ -38,9 +36,7 @@ PyObject* let_go_of_anything(PyObject* arguments) {
 
 // husks(driver) -> how many storages of the program are empty now
 PyObject* husks(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     in_words(driver, [&] {
         const Locked lock;
         driver.settle();

@@ -37,9 +37,7 @@ PyObject* for_each_tensor(PyObject* arguments, F&& act) {
 
 // take_samples(driver) -> their numbers as they lie in memory
 PyObject* take_samples(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     std::vector<Sample> taken;
     {
         const Locked lock;
@@ -76,22 +74,18 @@ PyObject* set_budget(PyObject* arguments) {
 
 // shortfall(driver) -> how often the device had less than the budget says, and what that is now
 PyObject* shortfall(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    const Driver& driver = driver_in(arguments);
     const Locked lock;
-    const Driver& driver = driver_of(capsule);
     const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
     return Py_BuildValue("iL", driver.shortfall.times(), static_cast<long long>(budget));
 }
 
 // met(driver) -> the addresses of storages of weights that were met since this was last asked
 PyObject* met(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    Driver& driver = driver_in(arguments);
     std::vector<const void*> found;
     {
         const Locked lock;
-        Driver& driver = driver_of(capsule);
         found.swap(driver.met);
         driver.owners_due = false;
     }
@@ -120,9 +114,7 @@ PyObject* save_what_needs(PyObject* arguments) {
 // forget_sources(driver): what is kept for nothing but to compute again what is there goes
 // -> whether anything did
 PyObject* forget_sources(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     const bool any = in_words(driver, [&] {
         const Locked lock;
         driver.settle();

@@ -65,6 +65,13 @@ inline Driver& driver_of(PyObject* capsule) {
     return *static_cast<Driver*>(found);
 }
 
+// Of who gives nothing else.
+inline Driver& driver_in(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    parse(arguments, "O", &capsule);
+    return driver_of(capsule);
+}
+
 inline void release_driver(PyObject* capsule) {
     if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
         let_go(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));

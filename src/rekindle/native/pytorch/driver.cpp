@@ -87,10 +87,7 @@ Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)
 Driver::~Driver() {
     tell_gone(number());
     swapper.reset();
-    std::unique_lock lock(the_mutex(), std::defer_lock);
-    if (!Mutex::mine()) {
-        lock.lock();
-    }
+    const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
     deaths.take(dead_addresses_, dead_handles_);
     for (Record* record : dead_handles_) {

@@ -12,9 +12,7 @@
 namespace rekindle {
 
 PyObject* let_go_now(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     in_words(driver, [&] {
         Locked lock;
         driver.settle();
@@ -40,19 +38,17 @@ PyObject* longest_chain(PyObject* arguments) {
 }
 
 PyObject* count_again(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver_of(capsule).count_again = true;
+    driver.count_again = true;
     return nothing();
 }
 
 PyObject* again(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    const Driver& driver = driver_in(arguments);
     const Locked lock;
     Object list(PyList_New(0));
-    for (const Facts* facts : driver_of(capsule).again) {
+    for (const Facts* facts : driver.again) {
         const Object name(PyUnicode_FromString(facts->name.c_str()));
         must(PyList_Append(list.get(), name.get()) == 0);
     }
@@ -113,11 +109,10 @@ PyObject* open_journal(PyObject* arguments) {
 }
 
 PyObject* journal(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    const Driver& driver = driver_in(arguments);
     const Locked lock;
     Object list(PyList_New(0));
-    driver_of(capsule).engine.journal.each([&](const Entry& entry) {
+    driver.engine.journal.each([&](const Entry& entry) {
         const Object made(Py_BuildValue(
             "LLLLLL",
             static_cast<long long>(entry.kind),
@@ -133,10 +128,9 @@ PyObject* journal(PyObject* arguments) {
 }
 
 PyObject* remembered(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    Driver& driver = driver_in(arguments);
     const Locked lock;
-    return PyLong_FromSize_t(driver_of(capsule).learner->remembered());
+    return PyLong_FromSize_t(driver.learner->remembered());
 }
 
 PyObject* remember_at_most(PyObject* arguments) {

@@ -1,7 +1,8 @@
 #include "memory.h"
 
 #include <ATen/ops/clone.h>
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -41,6 +42,14 @@ at::Tensor whole_of(const Home& home) {
     return geometry.in(home);
 }
 
+Home new_home(std::size_t nbytes, c10::Device where) {
+    const c10::DeviceGuard guard(where);
+    c10::Allocator* allocator = c10::GetAllocator(where.type());
+    return c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true
+    );
+}
+
 Home copy_of(const Home& home) {
     const std::size_t nbytes = home->nbytes();
     if (home->device_type() != c10::DeviceType::CPU) {
@@ -48,10 +57,7 @@ Home copy_of(const Home& home) {
         const at::Tensor made = at::clone(whole_of(home));
         return Home::reclaim_copy(made.storage().unsafeGetStorageImpl());
     }
-    c10::Allocator* allocator = c10::GetCPUAllocator();
-    auto made = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true
-    );
+    Home made = new_home(nbytes, c10::kCPU);
     std::memcpy(made->mutable_data(), home->data(), nbytes);
     return made;
 }

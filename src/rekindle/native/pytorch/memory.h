@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
@@ -105,6 +106,8 @@ inline const void* address_of(const c10::StorageImpl& home) noexcept {
 
 // The bytes of `home` as a tensor.
 at::Tensor whole_of(const Home& home);
+// So many bytes of `where`, of which nobody knows what they are.
+Home new_home(std::size_t nbytes, c10::Device where);
 // The same bytes in memory of its own.
 Home copy_of(const Home& home);
 // Of all bytes.

@@ -26,6 +26,7 @@
 namespace {
 
 using rekindle::Driver;
+using rekindle::driver_in;
 using rekindle::driver_of;
 using rekindle::Locked;
 using rekindle::must;
@@ -280,19 +281,17 @@ PyObject* step_back(PyObject* arguments) {
 
 // follow_again(driver): those that it stepped back from
 PyObject* follow_again(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver_of(capsule).follow_again();
+    driver.follow_again();
     return nothing();
 }
 
 // resized(driver): what was about to be
 PyObject* resized(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    Driver& driver = driver_in(arguments);
     const Locked lock;
-    driver_of(capsule).has_been_resized();
+    driver.has_been_resized();
     return nothing();
 }
 
@@ -308,9 +307,7 @@ PyObject* never_recompute(PyObject* arguments) {
 
 // check(driver): asserts every invariant
 PyObject* check(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     const Locked lock;
     driver.settle();
     if (const auto fault = driver.engine.check()) {

@@ -67,6 +67,11 @@ Mutex& the_mutex() noexcept;
 // In a child process nobody has it.
 void forget_owner() noexcept;
 
+// For who may be called with it as well as without.
+inline std::unique_lock<Mutex> locked_if_not_mine() {
+    return Mutex::mine() ? std::unique_lock<Mutex>() : std::unique_lock(the_mutex());
+}
+
 class Locked final {
 public:
     Locked() { the_mutex().lock(); }

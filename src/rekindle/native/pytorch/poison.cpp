@@ -1,15 +1,12 @@
 #include "poison.h"
 
-#include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/COW.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 
-#include "versions.h"
+#include "recipe.h"
 
 namespace rekindle {
 
@@ -22,17 +19,12 @@ bool poisons() noexcept {
     return asked;
 }
 
-void poison(const c10::intrusive_ptr<c10::StorageImpl>& home) {
+void poison(const Home& home) {
     if (c10::impl::cow::is_cow_data_ptr(home->data_ptr())) {
         return;  // others have it as well
     }
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::impl::ExcludeDispatchKeyGuard hidden(
-        c10::DispatchKeySet(KEY) | c10::DispatchKeySet(c10::DispatchKey::Python) |
-        c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot)
-    );
-    const auto options = at::TensorOptions(at::kByte).device(home->device());
-    at::empty({0}, options).set_(c10::Storage(home)).fill_(0xFF);
+    const AsTheFirstTime guard(false);
+    whole_of(home).fill_(0xFF);
 }
 
 }  // namespace rekindle

@@ -2,13 +2,13 @@
 // rekindle.pytorch.online._poison.
 #pragma once
 
-#include <c10/core/StorageImpl.h>
+#include "memory.h"
 
 namespace rekindle {
 
 // Whether the environment asks for it (REKINDLE_POISON).
 bool poisons() noexcept;
 // Every byte of `home` is 0xFF: numbers that are none.
-void poison(const c10::intrusive_ptr<c10::StorageImpl>& home);
+void poison(const Home& home);
 
 }  // namespace rekindle

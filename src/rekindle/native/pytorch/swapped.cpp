@@ -24,10 +24,9 @@ PyObject* swap(PyObject* arguments) {
 
 // swapped(driver) -> bytes that went to the host and that came back in all, and most at once
 PyObject* swapped(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    const Driver& driver = driver_in(arguments);
     const Locked lock;
-    const HostMemory& host = *driver_of(capsule).engine.host;
+    const HostMemory& host = *driver.engine.host;
     return Py_BuildValue(
         "LLL",
         static_cast<long long>(host.swapped_out),

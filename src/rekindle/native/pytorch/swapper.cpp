@@ -1,8 +1,5 @@
 #include "swapper.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceGuard.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <exception>
@@ -239,22 +236,11 @@ void Swapper::discard(Record& record) {
     }
 }
 
-// Memory for what comes back.
-Home Swapper::new_home(Bytes nbytes) const {
-    const c10::DeviceGuard guard(driver_.device.which());
-    c10::Allocator* allocator = c10::GetAllocator(driver_.device.which().type());
-    const auto size = static_cast<std::size_t>(nbytes);
-    auto home = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), size, allocator->allocate(size), allocator, true
-    );
-    driver_.device.keep_until_read(*home);
-    return home;
-}
-
 // Returns why it could not.
 std::string Swapper::read(Record& record) {
     tell_streams();
-    const Home home = new_home(record.size);
+    const Home home = new_home(static_cast<std::size_t>(record.size), driver_.device.which());
+    driver_.device.keep_until_read(*home);
     std::string why = copies.read(record.id, home);
     if (why.empty()) {
         coming_.push_back({&record, home});

@@ -81,7 +81,6 @@ private:
     void arrive(Record& record);
     void not_written(Record& record, const Home& home);
     void tell_streams();
-    Home new_home(Bytes nbytes) const;
     std::string read(Record& record);
     std::string read_now(Record& record);
     void read_ahead();

@@ -12,9 +12,7 @@ namespace rekindle {
 
 // numbers(driver) -> in this order
 PyObject* numbers(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
-    Driver& driver = driver_of(capsule);
+    Driver& driver = driver_in(arguments);
     const Locked lock;
     driver.settle();
     driver.look_at_unheard();
@@ -87,11 +85,10 @@ PyObject* has_room(PyObject* arguments) {
 
 // devices_met(driver) -> what they are called
 PyObject* devices_met(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    const Driver& driver = driver_in(arguments);
     const Locked lock;
     Object list(PyList_New(0));
-    for (const c10::Device& each : driver_of(capsule).devices_met()) {
+    for (const c10::Device& each : driver.devices_met()) {
         const Object name(PyUnicode_FromString(each.str().c_str()));
         must(PyList_Append(list.get(), name.get()) == 0);
     }
@@ -121,13 +118,12 @@ PyObject* look_above(PyObject* arguments) {
 // holders(driver) -> [(bytes, address, flags, site, address of the gradient, parameter, storage,
 // maker)]
 PyObject* holders(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    parse(arguments, "O", &capsule);
+    Driver& driver = driver_in(arguments);
     std::vector<Holder> found;
     {
         const Locked lock;
-        driver_of(capsule).settle();
-        found = driver_of(capsule).holders();
+        driver.settle();
+        found = driver.holders();
     }
     Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
     for (std::size_t i = 0; i < found.size(); ++i) {

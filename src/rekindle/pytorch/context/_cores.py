@@ -37,11 +37,7 @@ class Chosen:
         return f"{self.name}, {self.reason}"
 
 
-def chosen_core(
-    asked: Core,
-    policy: Policy,
-    device: torch.device,
-) -> Chosen:
+def chosen_core(asked: Core, policy: Policy, device: torch.device) -> Chosen:
     """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
     checks.one_of(asked, get_args(Core), "rekindle.budget(..., core={})")
     if asked == "python":

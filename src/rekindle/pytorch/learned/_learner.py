@@ -15,7 +15,7 @@ from threading import RLock
 from typing import Protocol, final
 
 from rekindle._errors import InvalidTrace
-from rekindle._types import Bytes, OpId
+from rekindle._types import OpId
 from rekindle.engine import Call, Engine, Follower, Host, Storage
 from rekindle.pytorch.learned._learning import Ended, Learning
 from rekindle.pytorch.learned._lesson import Lesson
@@ -182,16 +182,6 @@ class Learner(Learning):
             self._driver.settle()
             self._end(over=True)
             self._begin()
-
-    def within(self, budget: Bytes) -> None:
-        with self._driver.lock:
-            self._end(over=False)
-            self.lessons = self.lessons.within(budget)
-            self._begin()
-
-    def close(self) -> None:
-        with self._driver.lock:
-            self._end(over=False)
 
     def _begin(self) -> None:
         self._met: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.learned._lesson import Lesson
@@ -43,6 +43,8 @@ class Engine(Protocol):
 class Learning(ABC):
     """Watches the steps of one run, and makes of them what `lessons` are about."""
 
+    _driver: Any  #: of the run
+
     def __init__(self, lessons: Lessons, *, wait: bool) -> None:
         self.lessons = lessons
         self.followed = 0  #: steps that went along a route from beginning to end
@@ -61,12 +63,24 @@ class Learning(ABC):
         """A step is over, and another one begins."""
 
     @abstractmethod
-    def close(self) -> None:
-        """The run is over."""
+    def _begin(self) -> None:
+        """A step begins. With the driver's lock."""
 
     @abstractmethod
+    def _end(self, *, over: bool) -> None:
+        """It is over; `over`: by an optimizer's step. With the driver's lock."""
+
+    def close(self) -> None:
+        """The run is over."""
+        with self._driver.lock:
+            self._end(over=False)
+
     def within(self, budget: Bytes) -> None:
         """From now on the budget is another one: plans for the old one are of no use."""
+        with self._driver.lock:
+            self._end(over=False)
+            self.lessons = self.lessons.within(budget)
+            self._begin()
 
     def wait(self, timeout: float | None) -> bool:
         """Waits for the plan in the making; whether there is none any more."""

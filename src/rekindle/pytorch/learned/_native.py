@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol, final
 
 from rekindle._errors import InvalidTrace
-from rekindle._types import Bytes
 from rekindle.engine import Route
 from rekindle.pytorch.learned._learning import Ended, Engine, Learning
 from rekindle.pytorch.learned._lesson import Lesson
@@ -76,16 +75,6 @@ class NativeLearner(Learning):
         with self._driver.lock:
             self._end(over=True)
             self._begin()
-
-    def within(self, budget: Bytes) -> None:
-        with self._driver.lock:
-            self._end(over=False)
-            self.lessons = self.lessons.within(budget)
-            self._begin()
-
-    def close(self) -> None:
-        with self._driver.lock:
-            self._end(over=False)
 
     def _begin(self) -> None:
         self._evictions = self._driver.evictions

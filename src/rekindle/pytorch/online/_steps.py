@@ -137,13 +137,13 @@ class Steps:
         engine = self._engine
         now = Counts(evictions, recomputations, engine.compute_ns, engine.recompute_ns)
         memory, peak = engine.memory, engine.peak
-        engine.peak = memory
         with self._lock:
             before, self._before = self._before, now
             self._number += 1
             spent = (new - old for new, old in zip(now, before, strict=True))
             self.last = step = Step(self._number, memory, peak, *spent)
             self._peak_before = max(self._peak_before, peak)
+        engine.peak = memory
         self._note()
         self._begin()
         self._space()
