@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 assert _ROOT
 
 
-class _Count(TorchDispatchMode):
+class Count(TorchDispatchMode):
     """Counts operators."""
 
     def __init__(self) -> None:
@@ -29,6 +29,6 @@ def operators(case: Case, batch: int) -> int:
     """In one step on this batch, forward, backward and optimizer, whose state is there already."""
     workload = case.build()
     workload.step(0)
-    with _Count() as count:
+    with Count() as count:
         workload.step(batch)
     return count.operators

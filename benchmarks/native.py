@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from _common import conditions, spread, write
-from _operators import operators
+from _operators import Count, operators
 from tests.pytorch.models import Case, Phase, Workload, next_token_loss, tokens, tree_lstm
 from tests.pytorch.networks import GPT
 from torch import Tensor, nn
@@ -49,8 +49,8 @@ def lstm() -> Workload:
     return Workload(model, lambda number: batch, (phase,))
 
 
-def gpt() -> Workload:
-    model = GPT(vocabulary=64, width=128, heads=4, layers=4, context=64)
+def gpt(layers: int = 4) -> Workload:
+    model = GPT(vocabulary=64, width=128, heads=4, layers=layers, context=64)
     phase = Phase(next_token_loss, torch.optim.AdamW(model.parameters(), foreach=True))
     return Workload(model, tokens(64, batch=8, time=64), (phase,))
 
@@ -60,6 +60,7 @@ CASES = [
     Case("tree_lstm", lambda: tree_lstm(width=64, sentences=24)),
     Case("gpt", gpt),
 ]
+DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # whose pages are full of books
 
 
 def budget_of(case: Case, fraction: float) -> int:
@@ -100,6 +101,26 @@ class Clock:
                 self.workload.step(0)
                 seconds.append(time.process_time() - start)
         return sorted(seconds)[len(seconds) // 2], run
+
+
+def bookkeeping(case: Case) -> dict[str, Any]:
+    """Bytes of books at the end of a first forward pass: its operators, and its weights."""
+    workload = case.build()
+    (phase,) = workload.phases
+    batch = workload.data(0)
+    with Count() as count:
+        phase.losses(workload.model, batch)
+    with context("native", None) as run:
+        loss = phase.losses(workload.model, batch)
+        nbytes = run._driver.engine.now().bookkeeping
+        del loss
+    return {
+        "case": case.name,
+        "operators": count.operators,
+        "bytes": nbytes,
+        "bytes_per_operator": round(nbytes / count.operators),
+        "share_of_memory": round(nbytes / run.peak, 5),
+    }
 
 
 def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) -> dict[str, Any]:
@@ -147,7 +168,10 @@ def main() -> None:
             rows.append(row)
             native, python = (row[core]["ratio"]["median"] for core in ("native", "python"))
             print(f"{case.name} {fraction}: native {native}, python {python} times plain")
-    write("native", results | {"rows": rows}, options.out)
+    books = [bookkeeping(case) for case in (*CASES, DEEP)]
+    for row in books:
+        print(f"{row['case']}: {row['bytes_per_operator']} bytes of books an operator")
+    write("native", results | {"rows": rows, "bookkeeping": books}, options.out)
 
 
 if __name__ == "__main__":

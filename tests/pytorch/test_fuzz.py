@@ -125,6 +125,19 @@ PINNED = {
         "torch._foreach_mul_([v1, v1], 0.9)",
         "v1.exp().backward()",
     ),
+    "what is only looked at in inference mode counts": (
+        "with torch.inference_mode(): v1 = w3.real",
+        "with torch.inference_mode(): v2 = b3.float()",
+    ),
+    "one of several views is written, as below a mode": (
+        "v1 = w3.view(-1)",
+        "v2 = v1.chunk(2)[1]",
+        "v3 = Scribbles.apply(v2)",
+        "torch._foreach_mul_([v3, v3], 0.9)",
+        "loss = v3.abs().sum() + v2.abs().sum()",
+        "loss.backward(retain_graph=True)",
+        "loss.backward()",
+    ),
     "statistics that were written and loaded": (
         "norm.running_mean.copy_(torch.zeros(6))",
         "v0 = norm(w1)",

@@ -88,7 +88,9 @@ def _complaint_within(
     try:
         got, space = left_behind(program, context, enter)
         context.run._driver.engine.check()
-    except (AssertionError, KeyError, IndexError) as error:
+    except OutOfBudget:
+        raise
+    except (AssertionError, KeyError, IndexError, RuntimeError) as error:  # of the budget's end too
         return f"{type(error).__name__}: {error}"
     space.clear()
     left = alive(context.tracker)

@@ -63,9 +63,11 @@ class Wanted:
             return DETACHED, self._below_hooks(check=True)
         if NOTICED in plain and NOTICED not in error and self._exchanges():
             return EXCHANGED, self._below_hooks(check=False)
-        same_line = error.partition(": ")[0] == plain.partition(": ")[0]
-        if NOTICED in error and "and its base or another" in plain and same_line:
-            return VIEWS, {**self.below, "error": error}
+        line = error.partition(": ")[0]
+        for there in (plain, self.below["error"]):
+            same_line = there.partition(": ")[0] == line
+            if NOTICED in error and "and its base or another" in there and same_line:
+                return VIEWS, {**self.below, "error": error}
         return "", {}
 
     def _exchanges(self) -> bool:

@@ -82,7 +82,15 @@ void set_memory(
     }
 }
 
-// Runs what makes no memory and does no work. Somebody may read what its result is of: it counts.
+// Somebody may read what a result is of that may have no memory of its own: that counts.
+void meet_first(Driver& driver, const Facts& facts, torch::jit::Stack& stack, Locked& lock) {
+    const auto given = torch::jit::last(stack, facts.arguments);
+    if (!given.empty() && given[0].isTensor()) {
+        meet_whole(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
+    }
+}
+
+// Runs what makes no memory and does no work.
 void view(
     Driver& driver,
     const Facts& facts,
@@ -99,8 +107,8 @@ void view(
             torch::jit::drop(*stack, facts.arguments);  // `record_stream`, of no memory
             return;
         }
-        meet_whole(driver, lock, tensor);
     }
+    meet_first(driver, facts, *stack, lock);
     const bool tells = facts.marks && driver.tell_ranges;
     lock.unlock();
     if (tells) {
@@ -123,7 +131,8 @@ void run(
     if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
         throw Unseen{&facts, true};
     }
-    if (facts.composed) {  // its parts come here; so it is in inference mode
+    if (facts.composed) {  // its parts come here, if it has any; so it is in inference mode
+        meet_first(driver, facts, *stack, lock);
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, stack);
     } else if (facts.view) {
