@@ -138,6 +138,12 @@ PINNED = {
         "loss.backward(retain_graph=True)",
         "loss.backward()",
     ),
+    "a backward pass writes what its variable has no more": (
+        "v1 = w1.view(-1)",
+        "v2 = Scribbles.apply(v1)",
+        "v1.data = v1.data.clone()",
+        "v2.sum().backward()",
+    ),
     "statistics that were written and loaded": (
         "norm.running_mean.copy_(torch.zeros(6))",
         "v0 = norm(w1)",

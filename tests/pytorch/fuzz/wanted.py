@@ -26,6 +26,7 @@ MODE = "as below a mode that does nothing, not as without one"
 #: `detach_` takes the graph away from a saved tensor; hooks were told of the graph when it was.
 DETACHED = "detach_() of what was saved is no error below hooks that do nothing"
 #: Its counter moved with writes elsewhere. Hooks that make no check of versions show what is right.
+#: Without hooks the backward pass reads, and writes, what the variable has been given since.
 EXCHANGED = "set_ or .data = left what was saved unharmed, as hooks that do nothing show"
 #: PyTorch finds it when it asks such a view for its graph, which hooks never do. At the same line.
 VIEWS = "a write to one of several views is noticed by its version"
@@ -61,7 +62,8 @@ class Wanted:
         plain = self.plain["error"]
         if "detached in-place" in plain:
             return DETACHED, self._below_hooks(check=True)
-        if NOTICED in plain and NOTICED not in error and self._exchanges():
+        noticed = NOTICED in plain and NOTICED not in error
+        if (noticed or plain == error) and self._exchanges():
             return EXCHANGED, self._below_hooks(check=False)
         line = error.partition(": ")[0]
         for there in (plain, self.below["error"]):
