@@ -83,7 +83,7 @@ void set_memory(
 }
 
 // Somebody may read what a result is of that may have no memory of its own: that counts.
-void meet_first(Driver& driver, const Facts& facts, torch::jit::Stack& stack, Locked& lock) {
+void meet_first(Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock) {
     const auto given = torch::jit::last(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
         meet_whole(driver, lock, *given[0].toTensor().unsafeGetTensorImpl());
