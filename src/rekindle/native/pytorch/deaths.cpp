@@ -63,6 +63,17 @@ void tell_and(void* context, F&& free) {
     }
 }
 
+// As a rule `to` is empty, and nothing is copied.
+template <class T>
+void move_all(std::vector<T>& from, std::vector<T>& to) {
+    if (to.empty()) {
+        to.swap(from);
+        return;
+    }
+    to.insert(to.end(), from.begin(), from.end());
+    from.clear();
+}
+
 // In the place of the deleter that `Frees` gives. Two kinds of memory go about: that of the
 // allocator that was there, and that of the one that counts.
 template <c10::DeleterFnPtr (*Frees)() noexcept>
@@ -96,10 +107,8 @@ void Deaths::released(Record& record) {
 
 void Deaths::take(std::vector<const void*>& addresses, std::vector<Record*>& records) {
     const std::scoped_lock guard(flag_);
-    addresses.insert(addresses.end(), addresses_.begin(), addresses_.end());
-    records.insert(records.end(), records_.begin(), records_.end());
-    addresses_.clear();
-    records_.clear();
+    move_all(addresses_, addresses);
+    move_all(records_, records);
     any_.store(false, std::memory_order_release);
 }
 

@@ -42,24 +42,32 @@ std::uint64_t next_ordinal() noexcept {
     return made.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-}  // namespace
-
-c10::intrusive_ptr<Driver> active() {
-    const std::scoped_lock guard(the_active().flag);
+// With either lock.
+c10::intrusive_ptr<Driver> active_for_this_thread() {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
-    if (driver && joined() != 0 && joined() != driver->ordinal) {
+    const std::uint64_t which = driver ? joined() : 0;
+    if (which != 0 && which != driver->ordinal) {
         return {};
     }
     return driver;
 }
 
-c10::intrusive_ptr<Driver> seeing(c10::DispatchKeySet keys) {
+}  // namespace
+
+c10::intrusive_ptr<Driver> active() {
+    const std::scoped_lock guard(the_active().flag);
+    return active_for_this_thread();
+}
+
+c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     // Amid something of ours Python may run what listens to the death of a storage.
-    if (keys.has_backend(c10::BackendComponent::MetaBit) || Mutex::mine()) {
+    if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
     }
-    c10::intrusive_ptr<Driver> driver = active();
-    if (driver && driver->device.is_capturing()) {
+    the_mutex().lock();
+    c10::intrusive_ptr<Driver> driver = active_for_this_thread();
+    if (!driver || driver->device.is_capturing()) {
+        the_mutex().unlock();
         return {};
     }
     return driver;
@@ -70,6 +78,7 @@ void join(const Driver* driver) noexcept {
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {
+    const auto lock = locked_if_not_mine();  // whoever has one of the two may read
     const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
 }

@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include "../base/slab.h"
 #include "python.h"
 
 namespace rekindle {
@@ -12,14 +11,8 @@ void Mutex::wait() {
     mutex_.lock();
 }
 
-Mutex& the_mutex() noexcept {
-    static auto& made = immortal<Mutex>();
-    return made;
-}
-
 void forget_owner() noexcept {
     std::construct_at(&the_mutex());
-    Mutex::mine() = false;
 }
 
 }  // namespace rekindle

@@ -2,6 +2,8 @@
 // own lock (GIL) before both or not at all.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
@@ -33,11 +35,11 @@ public:
         if (!mutex_.try_lock()) {
             wait();
         }
-        mine() = true;
+        owner_.store(pthread_self(), std::memory_order_relaxed);
     }
 
     void unlock() noexcept {
-        mine() = false;
+        owner_.store({}, std::memory_order_relaxed);
         mutex_.unlock();
     }
 
@@ -46,35 +48,39 @@ public:
         if (mine() || !mutex_.try_lock()) {
             return false;
         }
-        mine() = true;
+        owner_.store(pthread_self(), std::memory_order_relaxed);
         return true;
     }
 
-    // Whether this thread has it.
-    static bool& mine() noexcept {
-        thread_local bool has = false;
-        return has;
-    }
+    // Whether this thread has it: of another one's coming and going nothing else is read.
+    bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == pthread_self(); }
 
 private:
     void wait();
 
     std::mutex mutex_;
+    std::atomic<pthread_t> owner_;
 };
 
 // Of the whole core: contexts do not nest, and what is left of earlier ones has little to do.
-Mutex& the_mutex() noexcept;
+inline Mutex& the_mutex() noexcept {
+    static constinit Mutex made;
+    return made;
+}
+
 // In a child process nobody has it.
 void forget_owner() noexcept;
 
 // For who may be called with it as well as without.
 inline std::unique_lock<Mutex> locked_if_not_mine() {
-    return Mutex::mine() ? std::unique_lock<Mutex>() : std::unique_lock(the_mutex());
+    return the_mutex().mine() ? std::unique_lock<Mutex>() : std::unique_lock(the_mutex());
 }
 
 class Locked final {
 public:
     Locked() { the_mutex().lock(); }
+
+    explicit Locked(std::adopt_lock_t /*taken*/) {}
 
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;

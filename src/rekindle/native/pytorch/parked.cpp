@@ -23,7 +23,7 @@ Parked& parked() {
 }  // namespace
 
 void let_go(c10::intrusive_ptr<Driver> driver) noexcept {
-    if (driver.use_count() > 1 || Mutex::mine()) {
+    if (driver.use_count() > 1 || the_mutex().mine()) {
         return;
     }
     if (the_mutex().try_lock()) {

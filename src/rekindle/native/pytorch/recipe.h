@@ -34,9 +34,9 @@ struct Recipe final : Call {
     struct Aside final {
         Noted random;
         std::vector<c10::IValue> extras;
-        std::vector<std::uint32_t> written;  // which of the tensors the operator writes
-        bool statistics = false;             // those are left out: they move only once (R6)
-        Bytes workspace = 0;                 // what it takes beside its results while it runs
+        c10::SmallVector<std::uint32_t, 2> written;  // which of the tensors the operator writes
+        bool statistics = false;                     // those are left out: they move only once (R6)
+        Bytes workspace = 0;  // what it takes beside its results while it runs
     };
 
     std::unique_ptr<Aside> aside;

@@ -123,7 +123,7 @@ void run(
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack
 ) {
-    Locked lock;
+    Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
     if (facts.unseen) {
         throw Unseen{&facts};
@@ -145,7 +145,7 @@ void run(
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    const c10::intrusive_ptr<Driver> driver = seeing(keys);
+    const c10::intrusive_ptr<Driver> driver = lock_and_see(keys);
     if (!driver) {
         pass(op, keys, stack);
         return;

@@ -8,6 +8,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "../base/slab.h"
@@ -41,6 +42,17 @@ constexpr c10::DispatchKeySet QUANTIZED_KEYS = c10::DispatchKeySet(c10::Dispatch
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
     hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
     return hash ^ hash >> 29;
+}
+
+// Each word has a multiplier of its own, so that none waits for the one before it.
+std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
+    std::uint64_t multiplier = 0x9E3779B97F4A7C15ULL;
+    std::uint64_t sum = NO_WORDS;
+    for (const std::int64_t word : words) {
+        sum += static_cast<std::uint64_t>(word) * multiplier;
+        multiplier = std::rotl(multiplier, 5);
+    }
+    return mixed(sum, sum >> 32);
 }
 
 // Whether the bits of this type are all there is to a number of it.
@@ -413,10 +425,7 @@ Signatures& signatures() {
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
 ) {
-    std::uint64_t hash = NO_WORDS;
-    for (const std::int64_t word : invocation.key) {
-        hash = mixed(hash, static_cast<std::uint64_t>(word));
-    }
+    const std::uint64_t hash = hash_of(invocation.key);
     Signatures& all = signatures();
     const std::size_t mask = all.slots.size() - 1;
     for (std::size_t i = hash & mask; all.slots[i].signature; i = (i + 1) & mask) {

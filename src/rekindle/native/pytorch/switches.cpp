@@ -6,6 +6,9 @@
 
 #include <array>
 #include <utility>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 namespace rekindle {
 
@@ -32,9 +35,15 @@ bool has_device() {
 }
 
 bool flushes_denormal() noexcept {
+#ifdef __SSE__  // the arithmetic below takes the processor as long as all the other switches
+    constexpr unsigned results = 0x8000;
+    constexpr unsigned operands = 0x0040;
+    return (_mm_getcsr() & (results | operands)) != 0;
+#else
     const volatile double least = 5e-324;
     const volatile double one = 1.0;
     return least * one == 0.0;
+#endif
 }
 
 void set_switches(std::int64_t word) {

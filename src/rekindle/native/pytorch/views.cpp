@@ -51,9 +51,9 @@ template <
     Result (*redispatch)(c10::DispatchKeySet, const at::Tensor&, Rest...)>
 struct View<redispatch> final {
     static Result run(c10::DispatchKeySet keys, const at::Tensor& whole, Rest... rest) {
-        if (const c10::intrusive_ptr<Driver> driver = seeing(keys)) {
+        if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
             in_words(*driver, [&] {
-                Locked lock;
+                Locked lock(std::adopt_lock);
                 meet_whole(*driver, lock, *whole.unsafeGetTensorImpl());
             });
             tell(*driver);

@@ -180,7 +180,7 @@ class budget:
                 "the outer context first (if that is `rekindle run`: start the program with "
                 "python), or give the outer one the smaller amount"
             )
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
+        if _is_within_transform():
             raise Unsupported(
                 "rekindle.budget(...) inside a torch.func transform (grad, vmap, jvp), which has "
                 "no graph to recompute from. Enter the budget outside and use loss.backward()"
@@ -374,6 +374,16 @@ class budget:
             its_steps.leave()
             if its_steps.over in self._over:
                 self._over.remove(its_steps.over)
+
+
+def _is_within_transform() -> bool:
+    """Whether a transform of `torch.func` is under way.
+
+    To ask for its interpreter would make functorch's state of this thread, which autograd would
+    copy at each node of every backward pass to come.
+    """
+    front = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+    return torch._C._dispatch_tls_is_dispatch_key_included(front)
 
 
 def _is_inside(runtime: Runtime) -> bool:
