@@ -32,6 +32,44 @@ def breakdown() -> str:
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
 
 
+def native() -> str:
+    """The two cores side by side, and what the books take."""
+    found = load("native")
+    if not found:
+        return ""
+    cores = ("native", "python")
+    rows = [
+        [
+            row["case"],
+            "no limit" if row["fraction"] is None else f"{row['fraction']:.0%}",
+            row["operators_per_step"],
+            cell(1e3 * row["plain_ms"]["median"] / row["operators_per_step"]),
+            *(cell(row[core]["added_us_per_operator"]["median"]) for core in cores),
+            *(cell(row[core]["ratio"]["median"]) for core in cores),
+        ]
+        for row in found["rows"]
+    ]
+    text = (
+        "Microseconds of plain PyTorch for an operator, those that a core adds to it, with what is "
+        "computed again, and the time of a step over that of plain PyTorch. What is added for "
+        "watching does not depend on how large an operator is: the smaller they are, the more it "
+        "is of the step."
+    )
+    heads = ["model", "activations", "operators", "plain, us", "native, us", "python, us",
+             "native", "python"]  # fmt: skip
+    books = [
+        [row["case"], row["operators"], row["bytes_per_operator"], f"{row['share_of_memory']:.1%}"]
+        for row in found["bookkeeping"]
+    ]
+    after = (
+        "Bytes of books at the end of a first forward pass, those of weights included, and their "
+        "share of the peak of what is counted:"
+    )
+    about = ["model", "operators", "bytes an operator", "share"]
+    parts = ["## The two cores", "", said(found), "", text, "", *table_of(heads, rows)]
+    return "\n".join([*parts, "", after, "", *table_of(about, books)]) + "\n"
+
+
 def threads() -> str:
     found = load("threads")
     if not found:

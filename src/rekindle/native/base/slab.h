@@ -51,7 +51,7 @@ public:
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(Slot); }
 
 private:
-    static constexpr std::size_t PAGE = 256;  // slots
+    static constexpr std::size_t PAGE = 32;  // slots: small programs have books too
 
     union Slot {
         Slot* next = nullptr;
@@ -118,7 +118,7 @@ public:
 
 private:
     static constexpr std::size_t KINDS = 7;   // up to 64 elements
-    static constexpr std::size_t PAGE = 512;  // elements
+    static constexpr std::size_t PAGE = 128;  // elements
 
     struct Page {
         alignas(T) std::array<std::byte, PAGE * sizeof(T)> memory;
