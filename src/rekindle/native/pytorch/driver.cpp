@@ -64,12 +64,12 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
     }
-    the_mutex().lock();
+    std::unique_lock lock(the_mutex());
     c10::intrusive_ptr<Driver> driver = active_for_this_thread();
     if (!driver || driver->device.is_capturing()) {
-        the_mutex().unlock();
         return {};
     }
+    lock.release();
     return driver;
 }
 

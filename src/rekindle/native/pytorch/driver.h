@@ -491,8 +491,7 @@ void Driver::bring(F&& events) {
 // Within whose budget this process is; null: in none. Any thread may ask, without the lock. One
 // that joined an earlier budget, and goes on, is in none.
 c10::intrusive_ptr<Driver> active();
-// Whose is an operator that is called with these keys; null: nobody's, it passes. Else the lock has
-// been taken, and is to be adopted.
+// Whose is an operator with these keys, and the lock, to be adopted; null: nobody's, and no lock.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
 // This thread of Python's is within the budget of `driver`; null: in none.
 void join(const Driver* driver) noexcept;
