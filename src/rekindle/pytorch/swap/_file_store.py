@@ -17,6 +17,7 @@ import ctypes
 import errno
 import os
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -53,8 +54,8 @@ class FileStore(Store):
         self._file = _open(directory)
         self._space = Space(limit)
         self._process = os.getpid()
-        self._out = ThreadPoolExecutor(1, "rekindle-swap-out")
-        self._back = ThreadPoolExecutor(1, "rekindle-swap-in")
+        self._out = ThreadPoolExecutor(1, "rekindle-swap-out", _begin)
+        self._back = ThreadPoolExecutor(1, "rekindle-swap-in", _begin)
         #: Memory that a thread writes or reads must not go before it is done, come what may.
         self._moving: set[_Job] = set()
         self._end = weakref.finalize(
@@ -118,6 +119,14 @@ class FileStore(Store):
         return job
 
 
+_thread = threading.local()
+
+
+def _begin() -> None:
+    """This thread is one that writes and reads."""
+    _thread.moves = True
+
+
 @final
 class _Job(Transfer):
     """One call of a thread, which knows the address alone; the memory is kept here meanwhile."""
@@ -163,6 +172,9 @@ class _Job(Transfer):
         store, start = self._store(), time.perf_counter_ns()
         if not self._future.done() and (store is None or not store.here):
             raise Lost("its file was closed while it was on its way")
+        if not self._future.done() and getattr(_thread, "moves", False):
+            # The garbage collector came here in the thread that would have to end it.
+            raise Lost("it was on its way when it was not needed any more")
         try:
             error = self._future.exception()  # not raised: its traceback would keep the memory
         except CancelledError:
