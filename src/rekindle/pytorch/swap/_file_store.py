@@ -38,6 +38,12 @@ _PIECE = 8 * 2**14
 """Bytes that PyTorch adds up without asking other threads to help."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
 _FORKED = "what was swapped out before a fork belongs to the process it was forked from"
+_thread = threading.local()
+
+
+def _begin() -> None:
+    """This thread is one that writes and reads."""
+    _thread.moves = True
 
 
 @final
@@ -119,14 +125,6 @@ class FileStore(Store):
         return job
 
 
-_thread = threading.local()
-
-
-def _begin() -> None:
-    """This thread is one that writes and reads."""
-    _thread.moves = True
-
-
 @final
 class _Job(Transfer):
     """One call of a thread, which knows the address alone; the memory is kept here meanwhile."""
@@ -170,11 +168,12 @@ class _Job(Transfer):
         if self._forked:
             raise Lost(_FORKED)
         store, start = self._store(), time.perf_counter_ns()
-        if not self._future.done() and (store is None or not store.here):
-            raise Lost("its file was closed while it was on its way")
-        if not self._future.done() and getattr(_thread, "moves", False):
-            # The garbage collector came here in the thread that would have to end it.
-            raise Lost("it was on its way when it was not needed any more")
+        if not self._future.done():
+            if store is None or not store.here:
+                raise Lost("its file was closed while it was on its way")
+            if getattr(_thread, "moves", False):
+                # The garbage collector came here in the thread that would have to end it.
+                raise Lost("it was on its way when it was not needed any more")
         try:
             error = self._future.exception()  # not raised: its traceback would keep the memory
         except CancelledError:
