@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,6 +227,30 @@ def test_a_store_that_is_collected_waits_for_nobody(
     assert there() is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
+
+
+def test_a_thread_does_not_wait_for_what_it_has_to_do_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may come there to a budget that is over, and let go of what it has."""
+    store = FileStore(100 * KIB, tmp_path)
+    write, told, all_begun = os.pwrite, list[str](), threading.Event()
+
+    def waiting(*arguments: Any) -> int:
+        all_begun.wait()
+        for way in ways[len(told) :]:
+            with pytest.raises(Lost) as lost:
+                way.wait()
+            told.append(str(lost.value))
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", waiting)
+    begun = [store.write(home_of(torch.randn(100))) for _ in range(2)]
+    ways = [each[1] for each in begun if each is not None]
+    all_begun.set()
+    ways[1].wait()
+    assert told == ["it was on its way when it was not needed any more"] * 2
+    store.close()
 
 
 def test_closing_waits_for_what_is_under_way(
