@@ -12,7 +12,11 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    is_in_any_mode_without_ignore_compile_internals,
+)
+from torch.utils.flop_counter import FlopCounterMode
 
 import rekindle
 from rekindle.pytorch.context import _budget
@@ -211,3 +215,23 @@ def test_the_class_of_threads_is_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError), rekindle.budget("1GiB"):
         _ = 1 / 0
     assert (threading.Thread.start, threading.Thread._bootstrap_inner) == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_a_thread_that_outlives_a_mode_leaves_no_note_of_it(evict: Evict) -> None:
+    """Where PyTorch believes that there is one, it compiles again at each call."""
+    go_on, began = threading.Event(), threading.Event()
+
+    def run() -> None:
+        began.set()
+        go_on.wait(10)
+
+    with rekindle.budget("1GiB", evict=evict):
+        with FlopCounterMode(display=False):
+            assert is_in_any_mode_without_ignore_compile_internals()
+            thread = threading.Thread(target=run)
+            thread.start()
+            assert began.wait(10)
+        go_on.set()
+        thread.join()
+        assert not is_in_any_mode_without_ignore_compile_internals()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 
@@ -58,6 +59,7 @@ def test_what_they_take(numbers: int, share: int) -> None:
 def test_a_thousand_dropouts_within_a_budget() -> None:
     """States of 5,056 bytes each would take four times the budget."""
     torch.manual_seed(0)
+    gc.collect()
     before = cores.bytes_of_positions()  # of others
     width = 1_000
     x = torch.ones(width, requires_grad=True)

@@ -57,6 +57,7 @@ from rekindle.pytorch.online import (
     given_away,
     handing_out_seen,
     lost_in,
+    pushed,
     resizes_seen,
     short_form,
     trades_seen,
@@ -345,7 +346,8 @@ class budget:
         """For a thread that started inside: the same as in the one that entered."""
         hooks = Hooks(runtime if held is None else held)
         with ExitStack() as stack:
-            mode = stack.enter_context(Mode(runtime))
+            mode = Mode(runtime)
+            stack.enter_context(pushed(mode))
             touching = None if held is None else held.enter(stack)
             stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
             its_steps = steps.of_this_thread(mode)

@@ -22,7 +22,7 @@ from rekindle.pytorch.held._any_time import AnyTime
 from rekindle.pytorch.held._escapes import escapes_seen
 from rekindle.pytorch.held._last_resort import LastResort
 from rekindle.pytorch.held._shells import Shells, tensors_within
-from rekindle.pytorch.online import Runtime
+from rekindle.pytorch.online import Runtime, pushed
 from rekindle.pytorch.operators import EFFECTS, takes_itself_apart
 
 
@@ -82,7 +82,9 @@ class Anything:
     def enter(self, stack: ExitStack) -> Touching:
         """Until `stack` unwinds, the thread that runs this is within, too."""
         stack.enter_context(self._shells.threads.this_one_known())
-        return stack.enter_context(Touching(self._shells))
+        touching = Touching(self._shells)
+        stack.enter_context(pushed(touching))
+        return touching
 
 
 @final

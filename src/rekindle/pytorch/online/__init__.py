@@ -3,6 +3,7 @@
 from rekindle.pytorch.online._audit import Audit as Audit
 from rekindle.pytorch.online._audit import Site as Site
 from rekindle.pytorch.online._beneath import Work as Work
+from rekindle.pytorch.online._beneath import pushed as pushed
 from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape

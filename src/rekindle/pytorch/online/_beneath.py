@@ -94,6 +94,18 @@ class Work:
                 _exchange(found)
 
 
+@contextmanager
+def pushed(mode: TorchDispatchMode) -> Iterator[None]:
+    """Inside, `mode` is one of this thread's. PyTorch's note of modes does not tell of it: that is
+    one for all threads, and each puts back what it found, so that it would stay set for good where
+    a thread that began within another mode outlives that."""
+    _push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode()
+
+
 def dispatch_modes() -> Modes:
     """Those of this thread, the outermost first."""
     return tuple([_C._get_dispatch_stack_at(i) for i in range(_C._len_torch_dispatch_stack())])
