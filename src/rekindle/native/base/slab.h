@@ -32,6 +32,7 @@ public:
         }
         Slot* slot = free_;
         Slot* next = slot->next;
+        fetch(next);
         T* made = new (static_cast<void*>(slot)) T(std::forward<Arguments>(arguments)...);
         free_ = next;
         ++alive_;
@@ -52,11 +53,23 @@ public:
 
 private:
     static constexpr std::size_t PAGE = 32;  // slots: small programs have books too
+    static constexpr std::size_t LINE = 64;  // bytes that the processor fetches at once
 
     union Slot {
         Slot* next = nullptr;
         alignas(T) std::array<std::byte, sizeof(T)> memory;
     };
+
+    // The processor has it at hand when the next one is made.
+    static void fetch(const Slot* slot) noexcept {
+        if (slot == nullptr) {
+            return;
+        }
+        const auto* bytes = static_cast<const std::byte*>(static_cast<const void*>(slot));
+        for (std::size_t at = 0; at < sizeof(Slot); at += LINE) {
+            __builtin_prefetch(bytes + at, 1);
+        }
+    }
 
     void grow() {
         pages_.push_back(std::make_unique<std::array<Slot, PAGE>>());

@@ -122,15 +122,19 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
     const bool asks = sees_requires_grad_ && impl.requires_grad();
     const bool there = impl.device_type() == ACCELERATOR;
     const std::int64_t device = there ? impl.device().index() + 1 : 0;
-    key.push_back(
-        Mark::tensor | static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
-        device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
-        static_cast<std::int64_t>(impl.is_neg()) << 25 | static_cast<std::int64_t>(asks) << 26 |
-        static_cast<std::int64_t>(sizes.size()) << 32
-    );
-    key.append(sizes.begin(), sizes.end());
-    key.append(strides.begin(), strides.end());
-    key.push_back(impl.storage_offset());
+    const std::size_t before = key.size();
+    key.resize_for_overwrite(before + 2 + 2 * sizes.size());
+    std::int64_t* word = &key[before];
+    *word++ = Mark::tensor |
+              static_cast<std::int64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
+              device << 16 | static_cast<std::int64_t>(impl.is_conj()) << 24 |
+              static_cast<std::int64_t>(impl.is_neg()) << 25 |
+              static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32;
+    *word++ = impl.storage_offset();
+    for (std::size_t i = 0; i < sizes.size(); ++i) {  // few: a call to copy them takes longer
+        *word++ = sizes[i];
+        *word++ = strides[i];
+    }
 }
 
 // A number of Python's: its value is copied, and no memory counted.

@@ -8,7 +8,9 @@ namespace rekindle {
 
 void Mutex::wait() {
     const WithoutGil guard;
-    mutex_.lock();
+    for (pthread_t other{}; !taken(other);) {
+        owner_.wait(other);
+    }
 }
 
 void forget_owner() noexcept {

@@ -24,41 +24,45 @@ private:
     std::atomic_flag flag_;
 };
 
-// Not recursive. Who has to wait for it does so without the GIL: an operator that is run again may
-// be written in Python.
+// Not recursive: it is who has it. Who has to wait for it does so without the GIL: an operator that
+// is run again may be written in Python.
 class Mutex final {
 public:
     void lock() {
-        if (mine()) {
-            throw std::logic_error("the native core was asked for something amid something else");
-        }
-        if (!mutex_.try_lock()) {
+        pthread_t other{};
+        if (!taken(other)) {
+            if (other == pthread_self()) {
+                throw std::logic_error(
+                    "the native core was asked for something amid something else"
+                );
+            }
             wait();
         }
-        owner_.store(pthread_self(), std::memory_order_relaxed);
     }
 
     void unlock() noexcept {
-        owner_.store({}, std::memory_order_relaxed);
-        mutex_.unlock();
+        owner_.exchange({});  // a store might come after the look for those who wait
+        owner_.notify_one();
     }
 
     // Not if this thread has it, or another one.
     bool try_lock() noexcept {
-        if (mine() || !mutex_.try_lock()) {
-            return false;
-        }
-        owner_.store(pthread_self(), std::memory_order_relaxed);
-        return true;
+        pthread_t other{};
+        return taken(other);
     }
 
     // Whether this thread has it: of another one's coming and going nothing else is read.
     bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == pthread_self(); }
 
 private:
+    // Whether this thread has it from now on; else `other` has it.
+    bool taken(pthread_t& other) noexcept {
+        other = {};
+        return owner_.compare_exchange_strong(other, pthread_self());
+    }
+
     void wait();
 
-    std::mutex mutex_;
     std::atomic<pthread_t> owner_;
 };
 

@@ -27,18 +27,6 @@ constexpr std::size_t MOST_KEPT = 20'000;
 constexpr std::uint64_t NO_WORDS = 0x243F6A8885A308D3ULL;
 Nanoseconds fixed_cost = -1;
 
-constexpr c10::DispatchKeySet PLAIN_KEYS = c10::DispatchKeySet(c10::DispatchKey::CPU) |
-                                           c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
-                                           c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
-                                           c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
-                                           c10::DispatchKeySet(c10::DispatchKey::Negative) |
-                                           c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
-                                           c10::DispatchKeySet(c10::DispatchKey::CUDA) |
-                                           c10::DispatchKeySet(c10::DispatchKey::AutogradCUDA) |
-                                           c10::DispatchKeySet(c10::DispatchKey::AutocastCUDA);
-constexpr c10::DispatchKeySet QUANTIZED_KEYS = c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU) |
-                                               c10::DispatchKeySet(c10::DispatchKey::QuantizedCUDA);
-
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
     hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
     return hash ^ hash >> 29;
@@ -53,12 +41,6 @@ std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
         multiplier = std::rotl(multiplier, 5);
     }
     return mixed(sum, sum >> 32);
-}
-
-// Whether the bits of this type are all there is to a number of it.
-bool is_exotic(caffe2::TypeMeta type) noexcept {
-    const c10::ScalarType dtype = c10::typeMetaToScalarType(type);
-    return c10::isQIntType(dtype) || c10::isBitsType(dtype);
 }
 
 }  // namespace
@@ -112,19 +94,6 @@ Bytes Geometry::reach() const noexcept {
         last += (sizes[i] - 1) * strides[i];
     }
     return (last + 1) * static_cast<Bytes>(dtype.itemsize());
-}
-
-bool has_memory(const c10::TensorImpl& tensor) noexcept {
-    // First of all: tensors of other kinds, as nested ones, throw when they are asked for more.
-    const std::uint64_t known_keys = (PLAIN_KEYS | QUANTIZED_KEYS).raw_repr();
-    return (tensor.key_set().raw_repr() & ~known_keys) == 0 && tensor.layout() == c10::kStrided &&
-           !tensor.has_symbolic_sizes_strides() && tensor.has_storage() &&
-           (tensor.device_type() == c10::DeviceType::CPU || tensor.device_type() == ACCELERATOR);
-}
-
-bool is_plain(const c10::TensorImpl& tensor) noexcept {
-    return has_memory(tensor) && (tensor.key_set().raw_repr() & ~PLAIN_KEYS.raw_repr()) == 0 &&
-           !is_exotic(tensor.dtype());
 }
 
 // -- signatures -----------------------------------------------------------------------------------

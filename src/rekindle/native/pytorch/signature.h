@@ -44,11 +44,37 @@ struct Geometry final {
     Bytes reach() const noexcept;
 };
 
-// Whether a tensor has plain memory on the CPU or on a device, so that its geometry says all about
-// it.
-bool is_plain(const c10::TensorImpl& tensor) noexcept;
-// Whether it has memory there, though perhaps of a kind that cannot be rebuilt.
-bool has_memory(const c10::TensorImpl& tensor) noexcept;
+inline constexpr c10::DispatchKeySet PLAIN_KEYS =
+    c10::DispatchKeySet(c10::DispatchKey::CPU) |
+    c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
+    c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
+    c10::DispatchKeySet(c10::DispatchKey::Conjugate) |
+    c10::DispatchKeySet(c10::DispatchKey::Negative) |
+    c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
+    c10::DispatchKeySet(c10::DispatchKey::CUDA) |
+    c10::DispatchKeySet(c10::DispatchKey::AutogradCUDA) |
+    c10::DispatchKeySet(c10::DispatchKey::AutocastCUDA);
+inline constexpr c10::DispatchKeySet QUANTIZED_KEYS =
+    c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU) |
+    c10::DispatchKeySet(c10::DispatchKey::QuantizedCUDA);
+
+// Whether it has memory on the CPU or on a device, though perhaps of a kind that cannot be rebuilt.
+inline bool has_memory(
+    const c10::TensorImpl& tensor, c10::DispatchKeySet keys = PLAIN_KEYS | QUANTIZED_KEYS
+) noexcept {
+    // The keys first of all: tensors of other kinds, as nested ones, throw when they are asked for
+    // more. Those that are left are strided.
+    return (tensor.key_set().raw_repr() & ~keys.raw_repr()) == 0 &&
+           !tensor.has_symbolic_sizes_strides() &&
+           tensor.unsafe_storage().unsafeGetStorageImpl() != nullptr &&
+           (tensor.device_type() == c10::DeviceType::CPU || tensor.device_type() == ACCELERATOR);
+}
+
+// Whether that is plain, so that its geometry says all about it.
+inline bool is_plain(const c10::TensorImpl& tensor) noexcept {
+    const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
+    return has_memory(tensor, PLAIN_KEYS) && !c10::isQIntType(type) && !c10::isBitsType(type);
+}
 
 class Invocation;
 
