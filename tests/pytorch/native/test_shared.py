@@ -18,7 +18,7 @@ from rekindle.native import _build
 
 PROGRAM = Path(__file__).with_name("threads.cpp")
 FOLDER = _build.FOLDER / "pytorch"
-SOURCES = [PROGRAM, FOLDER / "deaths.cpp", FOLDER / "counting.cpp"]
+SOURCES = [PROGRAM, *(FOLDER / f"{name}.cpp" for name in ("deaths", "counting", "mutex"))]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_who_is_to_hear_of_deaths_hears_of_all(program: Path) -> None:
     run(program, "threads")
+
+
+def test_one_thread_at_a_time_has_the_lock(program: Path) -> None:
+    run(program, "locks")
 
 
 def test_a_child_process_does_not_wait_for_threads_that_it_has_not(program: Path) -> None:

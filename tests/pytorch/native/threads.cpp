@@ -1,6 +1,6 @@
 // Threads amid the parts of the native core that they share, without Python: who hears of memory
-// that dies, and what counts allocations. `threads`: all at once, for ThreadSanitizer. `forks`:
-// children of a process whose threads are amid it.
+// that dies, what counts allocations, and the lock. `threads`: all at once, for ThreadSanitizer.
+// `locks`: likewise, of the lock. `forks`: children of a process whose threads are amid it.
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <sys/wait.h>
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
+#include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -16,10 +17,15 @@
 
 #include "counting.h"
 #include "deaths.h"
+#include "mutex.h"
+#include "without_gil.h"
 
 namespace rekindle {
 
 void settle_late() noexcept {}  // there is no driver
+
+WithoutGil::WithoutGil() = default;  // nor Python
+WithoutGil::~WithoutGil() = default;
 
 }  // namespace rekindle
 
@@ -97,6 +103,29 @@ long threads() {
     return watched - static_cast<long>(heard.size());
 }
 
+// How many turns were lost, for two threads had the lock at once.
+long locks() {
+    constexpr long TURNS = 50'000;
+    rekindle::Mutex& mutex = rekindle::the_mutex();
+    long taken = 0;
+    std::vector<std::thread> take;
+    for (int i = 0; i < 4; ++i) {
+        take.emplace_back([&] {
+            for (long turn = 0; turn < TURNS; ++turn) {
+                if (turn % 3 != 0 || !mutex.try_lock()) {
+                    mutex.lock();
+                }
+                const std::lock_guard had(mutex, std::adopt_lock);
+                ++taken;
+            }
+        });
+    }
+    for (std::thread& each : take) {
+        each.join();
+    }
+    return static_cast<long>(take.size()) * TURNS - taken;
+}
+
 // How many children ended otherwise than well.
 long forks() {
     std::atomic<bool> over{false};
@@ -140,8 +169,8 @@ int main(int count, char** arguments) {
     if (count != 2 || !rekindle::allocations_are_counted()) {
         return 2;
     }
-    const bool forking = std::string_view(arguments[1]) == "forks";
-    const long wrong = forking ? forks() : threads();
+    const std::string_view what = arguments[1];
+    const long wrong = what == "forks" ? forks() : what == "locks" ? locks() : threads();
     std::printf("%s: %ld wrong\n", arguments[1], wrong);
     return wrong == 0 ? 0 : 1;
 }

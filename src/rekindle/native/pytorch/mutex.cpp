@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "python.h"
+#include "without_gil.h"
 
 namespace rekindle {
 

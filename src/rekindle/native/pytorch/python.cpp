@@ -7,6 +7,7 @@
 
 #include "gil.h"
 #include "swapper.h"
+#include "without_gil.h"
 
 namespace rekindle {
 

@@ -19,20 +19,6 @@ struct _object;
 
 namespace rekindle {
 
-// Gives the GIL up, if this thread has it, until the end.
-class WithoutGil final {
-public:
-    WithoutGil();
-    WithoutGil(const WithoutGil&) = delete;
-    WithoutGil& operator=(const WithoutGil&) = delete;
-    WithoutGil(WithoutGil&&) = delete;
-    WithoutGil& operator=(WithoutGil&&) = delete;
-    ~WithoutGil();
-
-private:
-    void* saved_ = nullptr;
-};
-
 // Who answers: an object of Python's whose methods make errors of numbers, and the types of plain
 // tensors. Once.
 void meet_python(_object* answers, _object* tensor, _object* parameter);
