@@ -7,22 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.utils import _python_dispatch
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A cache folder of their own, which the processes that tests start inherit."""
     os.environ["REKINDLE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(autouse=True)
-def _no_mode_left() -> Iterator[None]:
-    """PyTorch's note of dispatch modes is one for all threads. Where they come and go crosswise it
-    stays set, and compiled code is compiled again at each call from then on."""
-    before = _python_dispatch.is_in_any_mode_without_ignore_compile_internals()
-    yield
-    assert _python_dispatch.is_in_any_mode_without_ignore_compile_internals() == before
 
 
 @pytest.fixture

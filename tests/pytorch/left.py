@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optimizers
 from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import is_in_any_mode_without_ignore_compile_internals
 
 _PATCHED: Any = (torch.Tensor, torch.UntypedStorage, torch._C.TensorBase, threading.Thread)
 
@@ -16,6 +17,8 @@ def settings() -> dict[str, Any]:
     """Modes, hooks, switches and classes of PyTorch as they are now."""
     found: dict[str, Any] = {
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        # One note for all threads: while it is set compiled code is compiled again at each call.
+        "note of modes": is_in_any_mode_without_ignore_compile_internals(),
         "function modes": torch._C._len_torch_function_stack(),
         "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "grad": torch.is_grad_enabled(),
