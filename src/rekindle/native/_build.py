@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import shlex
@@ -33,6 +34,7 @@ _UNFINISHED: Final = "build-"  # how folders are called in which something is co
 FLAGS: Final = (
     "-std=c++20",
     "-O2",
+    "-DNDEBUG",  # as PyTorch is built: without it the assertions in its headers are compiled in
     "-ffp-contract=off",  # floats are those of the Python engine, to the last bit
     "-fvisibility=hidden",
     "-fPIC",
@@ -283,17 +285,43 @@ def _locked(path: Path) -> Generator[None]:
         yield
 
 
+_UNIT_BYTES: Final = 240_000  # of sources in a unit, at most
+
+
+def _units(sources: Sequence[Path]) -> list[list[Path]]:
+    """Group the sources of each folder into few translation units of about equal size.
+
+    Parsing PyTorch's headers takes longer than compiling any one source.
+    """
+    units: list[list[Path]] = []
+    for _, group in itertools.groupby(sources, key=lambda path: path.parent):
+        files = list(group)
+        sizes = [path.stat().st_size for path in files]
+        count = -(-sum(sizes) // _UNIT_BYTES)
+        parts: list[list[Path]] = [[] for _ in range(count)]
+        before = 0
+        for path, size in zip(files, sizes, strict=True):
+            parts[(before + size // 2) * count // max(sum(sizes), 1)].append(path)
+            before += size
+        units += [part for part in parts if part]
+    return units
+
+
 def _compile(recipe: _Recipe, path: Path, tell: Callable[[int], None]) -> None:
     """Each source by itself, as many at a time as there are processors; then one library. `tell`
     hears how many are done."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as folder:
-        objects = [str(Path(folder, f"{i}.o")) for i in range(len(recipe.sources))]
+        units = _units(recipe.sources)
+        objects = [str(Path(folder, f"{i}.o")) for i in range(len(units))]
+        files = [Path(folder, f"{i}.cpp") for i in range(len(units))]
+        for file, unit in zip(files, units, strict=True):
+            file.write_text("".join(f'#include "{source}"\n' for source in unit), "utf-8")
 
         def one(job: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
             return _run([*recipe.compiler, *recipe.flags, "-c", str(job[0]), "-o", job[1]])
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            jobs = [pool.submit(one, job) for job in zip(recipe.sources, objects, strict=True)]
+            jobs = [pool.submit(one, job) for job in zip(files, objects, strict=True)]
             for number, done in enumerate(as_completed(jobs), start=1):
                 _must(done.result())
                 tell(number)
