@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "rekindle" / "native"
-MOST_LINES = 500
+MOST_LINES = 800
 
 # Which folders a folder may include from, beside itself and the standard library.
 ALLOWED = {
@@ -201,6 +201,6 @@ def test_forbidden_allows(tmp_path: Path, line: str) -> None:
 
 
 def test_sizes_and_guards_complain(tmp_path: Path) -> None:
-    plant(tmp_path, "base/a.h", "\n" * 501)
-    assert "base/a.h: 501 lines, at most 500" in list(long_files(tmp_path))
+    plant(tmp_path, "base/a.h", "\n" * 801)
+    assert "base/a.h: 801 lines, at most 800" in list(long_files(tmp_path))
     assert "base/a.h: no #pragma once" in list(headers_once(tmp_path))
