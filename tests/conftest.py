@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.helpers import own_cache
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A cache folder of their own, which the processes that tests start inherit."""
-    os.environ["REKINDLE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    """Give the tests a cache of their own, which the processes that they start inherit."""
+    os.environ["REKINDLE_CACHE"] = str(own_cache(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def prices_of_plans(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operators are priced once for all tests that plan."""
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path_factory.getbasetemp() / "prices"))
+    monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path_factory.getbasetemp() / "prices")))
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekindle._cache import core_folder
 from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Random
 
 ALL_POLICIES: tuple[Policy, ...] = (
@@ -19,6 +21,16 @@ ALL_POLICIES: tuple[Policy, ...] = (
     Random(seed=3),
     Ablation(staleness=True, size=False, cost="classes"),
 )
+
+
+def own_cache(folder: Path) -> Path:
+    """Make `folder` a cache that knows nothing yet but the native cores that are compiled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cores, link = core_folder(), folder / "cores"
+    cores.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(cores.resolve())
+    return folder
 
 
 def others_slow(values: Iterable[object]) -> list[Any]:

@@ -35,7 +35,7 @@ ALLOWED = {
     "schedule": SHARED | {"trace", "policies.swap"},
     "policies": SHARED,
     "engine": SHARED | {"trace", "schedule", "policies"},
-    "native": set[str](),  # it compiles, finds and loads; what goes in and out is its callers'
+    "native": {"_cache"},  # it compiles, finds and loads; what goes in and out is its callers'
     "simulator": SHARED | {"trace", "schedule", "policies", "engine", "native"},
     # Neither engine nor simulator: a planner does not judge itself.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},

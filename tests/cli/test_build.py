@@ -35,7 +35,7 @@ def test_what_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(native._build, "_found", {})
     monkeypatch.setattr(pytorch.native._core, "_started", {})
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
     done = CliRunner().invoke(main, ["build"])
     assert done.exit_code == 1
     reason = "not there, no C++ compiler: $CXX is no-such-compiler, which is not found"

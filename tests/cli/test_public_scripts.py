@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.cli.test_run import python, run
+from tests.helpers import own_cache
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FOR_TRAINER = (
@@ -84,7 +85,8 @@ def test_a_public_script_does_not_notice(
 def test_what_was_learned_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image model's loop logs, evaluates, averages weights and saves: every step but those that
     are learned from is followed, and all of them when the script is started again."""
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))  # others learn of it as well
+    cache = own_cache(tmp_path / "cache")  # others learn of it as well
+    monkeypatch.setenv("REKINDLE_CACHE", str(cache))
     words = (SCRIPTS / "vision.py", "--epochs=4")
     assert (
         run("--budget=none", "--report", "json", "run.json", *words, cwd=tmp_path).returncode == 0

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
+import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 import textwrap
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rekindle.native import _build
+from rekindle.native import _build, _compile
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -41,6 +48,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "answer.h").write_text("#define ANSWER 42\n")
     monkeypatch.setattr(_build, "FOLDER", folder)
     monkeypatch.setattr(_build, "_found", {})
+    monkeypatch.delenv("REKINDLE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
     return folder
@@ -59,7 +67,7 @@ def test_it_is_compiled_once_and_again_when_a_header_changes(tree: Path) -> None
     assert module is not None, _build.why_not("tiny")
     assert module.answer == 42
     assert _build.extension("tiny", ["*.cpp"]) is module
-    cache = tree.parent / "cache" / "rekindle"
+    cache = tree.parent / "cache" / "rekindle" / "cores"
     (made,) = cache.glob("*.so")
     before = made.stat().st_mtime_ns
     assert _again() is not None
@@ -77,32 +85,140 @@ class _Terminal(io.StringIO):
 
 @needs_compiler
 @pytest.mark.usefixtures("tree")
-def test_a_terminal_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal_is_a_bar_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert _again() is not None
     said = [line for line in terminal.getvalue().split("\r\x1b[K") if line]
-    assert said == [
-        f"rekindle: compiling the native core, once: {done} of 1 files" for done in (0, 1)
-    ]
+    assert said
+    for line in said:
+        assert re.fullmatch(
+            r"rekindle: compiling the native core, once \[[#-]{20}\] [01] of 1 units, "
+            r"about \d+ s left",
+            line,
+        )
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert _again() is not None
     assert said == [line for line in terminal.getvalue().split("\r\x1b[K") if line]
 
 
 @needs_compiler
-@pytest.mark.usefixtures("tree")
-def test_a_log_is_told_once_that_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_in_a_log_names_time_place_and_way_out(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_compile, "_LINE_EVERY_S", 0.0)
     assert _again() is not None
     assert _again() is not None
-    assert capsys.readouterr().err == (
-        "rekindle: compiling the native core, once: 1 files; `rekindle build` does so ahead\n"
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    cache = re.escape(str(tree.parent / "cache" / "rekindle" / "cores"))
+    assert re.fullmatch(
+        r"rekindle: compiling the native core, once for this PyTorch and compiler: about \d+ s\. "
+        rf"It is kept in {cache}\. `rekindle build` compiles it ahead of time; a wheel made by "
+        r"scripts/wheels has it inside\.",
+        first,
     )
+    assert lines
+    assert all(re.fullmatch(r"rekindle: [01] of 1 units compiled after \d+ s", x) for x in lines)
+    assert re.fullmatch(r"rekindle: compiled the native core in \d+ s", last)
+
+
+@needs_compiler
+def test_a_changed_file_compiles_its_unit_alone(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "engine").mkdir()
+    (tree / "engine" / "other.cpp").write_text("int other() { return 1; }\n")
+    compiled: list[int] = []
+    run_all = _compile.run_all
+
+    def counted(jobs: Sequence[_compile.Job], *rest: Any) -> None:
+        compiled.append(len(jobs))
+        run_all(jobs, *rest)
+
+    monkeypatch.setattr(_compile, "run_all", counted)
+    for text in ("#define ANSWER 42\n", "#define ANSWER 43\n"):
+        (tree / "answer.h").write_text(text)
+        _build._found.clear()
+        assert _build.extension("tiny", ["engine/*.cpp", "*.cpp"]) is not None
+    assert compiled == [2, 1]
+
+
+def test_units_of_a_folder_are_few_and_of_equal_size(tmp_path: Path) -> None:
+    for folder, count in (("engine", 3), ("pytorch", 40)):
+        (tmp_path / folder).mkdir()
+        for number in range(count):
+            (tmp_path / folder / f"{number:02}.cpp").write_text("x" * 10_000)
+    paths = [*sorted(tmp_path.glob("engine/*")), *sorted(tmp_path.glob("pytorch/*"))]
+    units = _compile.units_of(paths, ["engine"])
+    assert [(len(unit.sources), unit.with_torch) for unit in units] == [
+        (3, False), (20, True), (20, True),
+    ]  # fmt: skip
+    assert [source for unit in units for source in unit.sources] == paths
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
+def test_one_interrupt_ends_the_compilers_and_leaves_nothing(tree: Path) -> None:
+    """The compiler's own child is slow, as g++'s is."""
+    marks = tree.parent / "marks"
+    marks.mkdir()
+    compiler = tree.parent / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {COMPILER} --version\n'
+        f'touch {marks}/$$; sh -c "sleep 3; touch {marks}/late"\n'
+    )
+    compiler.chmod(0o755)
+    for folder in ("first", "second"):
+        (tree / folder).mkdir()
+        (tree / folder / "some.cpp").write_text("int x;\n")
+    program = textwrap.dedent(f"""
+        from pathlib import Path
+        from rekindle.native import _build
+        _build.FOLDER = Path({str(tree)!r})
+        _build.extension("tiny", ["first/*.cpp", "second/*.cpp"])
+        print("went on")
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"CXX": str(compiler)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not [*marks.iterdir()]:
+        time.sleep(0.01)
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    printed, complaint = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in complaint
+    assert not printed
+    cache = tree.parent / "cache" / "rekindle" / "cores"
+    assert not [*cache.glob("build-*"), *cache.glob("*.so"), *cache.glob("*.failed")]
+    time.sleep(3.2)  # the compilers would have written by now
+    assert not (marks / "late").exists()
+
+
+@needs_compiler
+def test_the_key_leaves_out_where_things_are_installed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = _build._recipe("tiny", ["*.cpp"], with_torch=True)
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda: {"include": str(tree / "another" / "environment")}
+    )
+    moved = _build._recipe("tiny", ["*.cpp"], with_torch=True)
+    assert moved.key() == recipe.key()
+    assert recipe.torch is not None
+    other = dataclasses.replace(recipe.torch, made_by=("another version",))
+    assert dataclasses.replace(recipe, torch=other).key() != recipe.key()
+    assert dataclasses.replace(recipe, version="g++ 99").key() != recipe.key()
 
 
 @needs_compiler
 def test_what_nobody_loaded_for_long_goes_when_something_is_compiled(tree: Path) -> None:
-    cache = tree.parent / "cache" / "rekindle"
+    cache = tree.parent / "cache" / "rekindle" / "cores"
     assert _again() is not None
     (used,) = cache.glob("*.so")
     forgotten, failed, killed = cache / "old-1.so", cache / "old-2.failed", cache / "build-killed"
@@ -187,7 +303,7 @@ def test_what_does_not_compile_is_told_and_not_tried_each_time(
     reason = _build.why_not("tiny")
     assert "nothing" in reason
     assert "\n" not in reason
-    monkeypatch.setattr(_build, "_compile", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(_build, "_compile_and_link", lambda *_: pytest.fail("tried again"))
     assert _again() is None
     assert _build.why_not("tiny") == reason
 
@@ -208,3 +324,19 @@ def test_import_rekindle_builds_nothing() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@needs_compiler
+def test_the_latest_few_are_kept_of_many(tree: Path) -> None:
+    cache = tree.parent / "cache" / "rekindle" / "cores"
+    cache.mkdir(parents=True)
+    two_days_ago = time.time() - 2 * 86_400
+    for number in range(12):
+        lock = cache / f"tiny-{number}.lock"
+        lock.with_suffix(".so").touch()
+        lock.touch()
+        os.utime(lock, (two_days_ago + number, two_days_ago + number))
+    assert _again() is not None
+    left = sorted(int(path.stem.partition("-")[2]) for path in cache.glob("tiny-?*.so")
+                  if path.stem.partition("-")[2].isdigit() and len(path.stem) < 10)  # fmt: skip
+    assert left == [5, 6, 7, 8, 9, 10, 11]  # with the new one, eight

@@ -36,7 +36,7 @@ def test_it_is_used_where_there_is_no_compiler(tmp_path: Path) -> None:
     environment = os.environ | {
         "PATH": "/nonexistent",
         "PYTHONPATH": str(site),
-        "XDG_CACHE_HOME": str(home),
+        "REKINDLE_CACHE": str(home),
     }
     environment.pop("CXX", None)
     done = subprocess.run(

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from rekindle._cache import core_folder
+
 SOURCES = Path(__file__).parent / "sources"
 ROOT = Path(__file__).parents[2]
 
@@ -24,8 +26,7 @@ def compiled(compiler: str) -> Path:
     digest = hashlib.sha256(made_for.encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = home / "rekindle" / f"standin-{digest.hexdigest()[:16]}.so"
+    path = core_folder() / f"standin-{digest.hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -1,9 +1,10 @@
-"""Finds a compiled extension, or compiles it with the compiler at hand.
+"""Find a compiled extension, or compile it with the compiler at hand.
 
-One may have come with the package, for these sources and any torch of one minor version. Else it is
-in the user's cache, for exactly these sources, this compiler, these flags and (where it is used)
-this torch: all of them are in its key, so a change of any makes another one. Several processes may
-ask at once: one compiles, the others wait for it.
+An extension may have come with the package, for these sources and any torch of one minor version.
+Otherwise it is in the user's cache. Its key there is a digest of the sources, the compiler's
+version, the flags, Python, and PyTorch's version and commit: a change of any of them makes another
+extension. Where they are installed is not part of it, so all environments share one. Several
+processes may ask at once: one compiles, the others wait for it.
 """
 
 from __future__ import annotations
@@ -11,26 +12,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import itertools
 import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final, final
 
+from rekindle._cache import core_folder
+from rekindle.native import _compile
+from rekindle.native._compile import CompilerError, Job, Unit
+
 FOLDER: Final = Path(__file__).parent
-_SHIPPED: Final = "prebuilt"  # the folder of what came with the package
-_UNFINISHED: Final = "build-"  # how folders are called in which something is compiled
+_SHIPPED: Final = "prebuilt"  # the folder of extensions that came with the package
+_UNFINISHED: Final = "build-"  # prefix of folders in which something is compiled
+_OBJECTS: Final = (
+    "objects"  # the folder of compiled units: a changed file compiles one of them again
+)
+_WITHOUT_TORCH: Final = ("engine", "replay")  # folders of sources that include no PyTorch
 FLAGS: Final = (
     "-std=c++20",
     "-O2",
@@ -40,8 +46,9 @@ FLAGS: Final = (
     "-fPIC",
 )
 _DAY_S: Final = 24 * 3600.0
-_AGAIN_AFTER_S: Final = _DAY_S  # what failed is tried again: a disk may have been full
-_OLD_S: Final = 30 * _DAY_S  # not used for so long, it is of sources or a torch that are gone
+_AGAIN_AFTER_S: Final = _DAY_S  # a failed build is tried again: a disk may have been full
+_OLD_S: Final = 30 * _DAY_S  # unused for so long, it is of sources or a torch that are gone
+_KEPT: Final = 8  # extensions of one name that are kept: those used last
 
 
 @final
@@ -52,19 +59,58 @@ class Unbuildable(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How one extension is compiled; its key is a digest of all this."""
+    """How one extension is compiled."""
 
     name: str
-    sources: tuple[Path, ...]
+    units: tuple[Unit, ...]
     compiler: tuple[str, ...]
-    version: str  # what the compiler says of itself
-    flags: tuple[str, ...]
-    links: tuple[str, ...]
-    torch: str
+    version: str  # the first line that the compiler prints about itself
+    torch: _Torch | None
+
+    @property
+    def made_by(self) -> tuple[str, ...]:
+        """The part of a key that is not sources. Paths are left out: they change nothing."""
+        return (
+            self.version,
+            *self.compiler[1:],
+            *FLAGS,
+            *(self.torch.made_by if self.torch else ()),
+        )
 
     def key(self) -> str:
-        made_by = self.version, *self.compiler, *self.flags, *self.links, self.torch
-        return _digest(self.sources, made_by)
+        """The digest in the extension's file name."""
+        return _digest([source for unit in self.units for source in unit.sources], self.made_by)
+
+    def object_key(self, unit: Unit) -> str:
+        """The digest in the file name of a unit's object."""
+        made_by = self.made_by if unit.with_torch else (self.version, *self.compiler[1:], *FLAGS)
+        return _digest(unit.sources, made_by)
+
+    def command(self, unit: Unit, source: Path, target: Path) -> tuple[str, ...]:
+        """The call of the compiler for one unit, whose text is in `source`."""
+        flags = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"]
+        if unit.with_torch and self.torch:
+            flags += self.torch.flags
+        return (*self.compiler, *flags, "-c", str(source), "-o", str(target))
+
+    def link(self, objects: Sequence[Path], target: Path) -> tuple[str, ...]:
+        """The call of the compiler that makes a library of the objects."""
+        links = ["-shared", "-pthread"]
+        if sys.platform == "darwin":
+            links += ["-undefined", "dynamic_lookup"]
+        if self.torch:
+            links += self.torch.links
+        return (*self.compiler, *map(str, objects), "-o", str(target), *links)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Torch:
+    """The PyTorch that is installed, as a compiler needs it."""
+
+    flags: tuple[str, ...]
+    links: tuple[str, ...]
+    made_by: tuple[str, ...]  # what an extension depends on
 
 
 _found: dict[str, ModuleType | str] = {}  # or why there is none
@@ -74,7 +120,8 @@ def _digest(sources: Sequence[Path], made_by: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for part in (*made_by, _python()):
         digest.update(part.encode() + b"\0")
-    for path in (*sources, *sorted(FOLDER.rglob("*.h"))):
+    headers = {path: path.read_bytes() for path in FOLDER.rglob("*.h")}
+    for path in (*sources, *_compile.included(sources, headers)):
         digest.update(str(path.relative_to(FOLDER)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
 
@@ -98,7 +145,7 @@ def extension(
         return module
     try:
         recipe = _recipe(name, sources, with_torch=with_torch)
-        path = _cache() / f"{name}-{recipe.key()}.so"
+        path = _folder() / f"{name}-{recipe.key()}.so"
         if not path.exists():
             if not build:
                 return None
@@ -165,43 +212,31 @@ def _paths(sources: Sequence[str]) -> list[Path]:
 
 def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
     compiler = _compiler()
-    flags, links = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"], ["-shared", "-pthread"]
-    torch = ""
-    if sys.platform == "darwin":
-        links += ["-undefined", "dynamic_lookup"]
-    if with_torch:
-        more, torch_links, torch = _torch()
-        flags += more
-        links += torch_links
-    version = _run([*compiler, "--version"])
-    if version.returncode != 0:
-        raise Unbuildable(f"{compiler[0]} --version fails: {_first_line(version)}")
-    return _Recipe(
-        name, tuple(_paths(sources)), compiler, version.stdout, tuple(flags), tuple(links), torch
-    )
+    try:
+        version = _compile.run([*compiler, "--version"]).partition("\n")[0]
+    except CompilerError as error:
+        raise Unbuildable(f"{compiler[0]} --version fails: {error}") from None
+    units = _compile.units_of(_paths(sources), _WITHOUT_TORCH)
+    return _Recipe(name, tuple(units), compiler, version, _torch() if with_torch else None)
 
 
-def _torch() -> tuple[list[str], list[str], str]:
-    """Flags and libraries of the torch that is installed, and which it is."""
+def _torch() -> _Torch:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise Unbuildable("torch is not installed")
     import torch
 
     home = Path(spec.origin).resolve().parent  # by whichever link it was found
-    include = home / "include"
-    abi = int(torch.compiled_with_cxx11_abi())
-    flags = [
-        f"-isystem{include}",
-        f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-    ]
-    # Where these lie Linux need not be told: torch is loaded before, and with it all of them.
-    library = home / "lib"
+    include, library = home / "include", home / "lib"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    made_by = [abi, torch.__version__, str(torch.version.git_version)]
+    # On Linux the loader need not be told where these are: torch is loaded before.
     links = [f"-L{library}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
     if sys.platform == "darwin":
         links.append(f"-Wl,-rpath,{library}")
-    return flags, links, f"{torch.__version__} {torch.version.git_version}"
+        made_by.append(str(library))
+    api = include / "torch" / "csrc" / "api" / "include"
+    return _Torch((f"-isystem{include}", f"-isystem{api}", abi), tuple(links), tuple(made_by))
 
 
 def _compiler() -> tuple[str, ...]:
@@ -222,12 +257,11 @@ def _python() -> str:
     return f"{sys.implementation.cache_tag} {platform.machine()} {sysconfig.get_platform()}"
 
 
-def _cache() -> Path:
-    """The user's folder for what can be made again; made if it is not there."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
+def _folder() -> Path:
+    """Return the folder of compiled extensions, made if it is missing."""
     try:
-        folder = (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "rekindle"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = core_folder()
+        (folder / _OBJECTS).mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise Unbuildable(f"no folder to keep the compiled core in: {error}") from None
     return folder
@@ -243,14 +277,13 @@ def _compile_once(recipe: _Recipe, path: Path) -> None:
             if time.time() - failed.stat().st_mtime < _AGAIN_AFTER_S:
                 raise Unbuildable(failed.read_text(encoding="utf-8"))
         try:
-            with _progress(recipe) as tell:
-                _compile(recipe, path, tell)
+            _compile_and_link(recipe, path)
         except OSError as error:
             raise Unbuildable(f"the native core cannot be compiled: {error}") from None
-        except Unbuildable as reason:
+        except CompilerError as error:
             with contextlib.suppress(OSError):
-                failed.write_text(str(reason), encoding="utf-8")
-            raise
+                failed.write_text(str(error), encoding="utf-8")
+            raise Unbuildable(str(error)) from None
 
 
 def _last_use(path: Path) -> Path:
@@ -259,13 +292,20 @@ def _last_use(path: Path) -> Path:
 
 
 def _remove_old(cache: Path) -> None:
-    """Libraries that nobody loaded for long go, and what compilations left that were killed."""
+    """Remove extensions and objects that nobody used for long, and folders of killed builds."""
     now = time.time()
-    with contextlib.suppress(OSError):  # another process may be at it, too
+    with contextlib.suppress(OSError):  # another process may remove the same
+        by_name: dict[str, list[tuple[float, Path]]] = {}
         for each in cache.glob("*.lock"):
-            if now - each.stat().st_mtime > _OLD_S:
-                for suffix in (".so", ".failed", ".lock"):
-                    each.with_suffix(suffix).unlink(missing_ok=True)
+            by_name.setdefault(each.name.partition("-")[0], []).append((each.stat().st_mtime, each))
+        for locks in by_name.values():
+            for place, (used, each) in enumerate(sorted(locks, reverse=True)):
+                if now - used > _OLD_S or (place >= _KEPT and now - used > _DAY_S):
+                    for suffix in (".so", ".failed", ".lock"):
+                        each.with_suffix(suffix).unlink(missing_ok=True)
+        for each in (cache / _OBJECTS).glob("*.o"):
+            if now - each.stat().st_mtime > _DAY_S:
+                each.unlink(missing_ok=True)
         for each in cache.glob(f"{_UNFINISHED}*"):
             if now - each.stat().st_mtime > _DAY_S:
                 shutil.rmtree(each, ignore_errors=True)
@@ -285,99 +325,28 @@ def _locked(path: Path) -> Generator[None]:
         yield
 
 
-_UNIT_BYTES: Final = 240_000  # of sources in a unit, at most
-
-
-def _units(sources: Sequence[Path]) -> list[list[Path]]:
-    """Group the sources of each folder into few translation units of about equal size.
-
-    Parsing PyTorch's headers takes longer than compiling any one source.
-    """
-    units: list[list[Path]] = []
-    for _, group in itertools.groupby(sources, key=lambda path: path.parent):
-        files = list(group)
-        sizes = [path.stat().st_size for path in files]
-        count = -(-sum(sizes) // _UNIT_BYTES)
-        parts: list[list[Path]] = [[] for _ in range(count)]
-        before = 0
-        for path, size in zip(files, sizes, strict=True):
-            parts[(before + size // 2) * count // max(sum(sizes), 1)].append(path)
-            before += size
-        units += [part for part in parts if part]
-    return units
-
-
-def _compile(recipe: _Recipe, path: Path, tell: Callable[[int], None]) -> None:
-    """Each source by itself, as many at a time as there are processors; then one library. `tell`
-    hears how many are done."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as folder:
-        units = _units(recipe.sources)
-        objects = [str(Path(folder, f"{i}.o")) for i in range(len(units))]
-        files = [Path(folder, f"{i}.cpp") for i in range(len(units))]
-        for file, unit in zip(files, units, strict=True):
-            file.write_text("".join(f'#include "{source}"\n' for source in unit), "utf-8")
-
-        def one(job: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
-            return _run([*recipe.compiler, *recipe.flags, "-c", str(job[0]), "-o", job[1]])
-
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            jobs = [pool.submit(one, job) for job in zip(files, objects, strict=True)]
-            for number, done in enumerate(as_completed(jobs), start=1):
-                _must(done.result())
-                tell(number)
-        made = Path(folder, path.name)
-        _must(_run([*recipe.compiler, *objects, "-o", str(made), *recipe.links]))
-        made.replace(path)  # whole, or not there
-
-
-def _must(done: subprocess.CompletedProcess[str]) -> None:
-    if done.returncode != 0:
-        raise Unbuildable(f"{Path(done.args[0]).name} fails: {_first_line(done)}")
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, errors="replace"
-        )
-    except OSError as error:
-        raise Unbuildable(f"{command[0]} cannot be run: {error}") from None
-
-
-def _first_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What it complains of first."""
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line]
-    return (errors or lines or [f"it ends with {done.returncode}"])[0][:300]
-
-
-_COMPILING: Final = "rekindle: compiling the native core, once: "
-
-
-@contextlib.contextmanager
-def _progress(recipe: _Recipe) -> Generator[Callable[[int], None]]:
-    """One line that says what takes so long; on a terminal, how much of it is done as well."""
-    terminal = sys.stderr
-    if terminal is None:  # there is no console
-        yield lambda done: None
-        return
-    files = f"{len(recipe.sources)} files"
-    if not terminal.isatty():
-        terminal.write(f"{_COMPILING}{files}; `rekindle build` does so ahead\n")
-        terminal.flush()
-        yield lambda done: None
-        return
-
-    def tell(done: int) -> None:
-        terminal.write(f"\r\x1b[K{_COMPILING}{done} of {files}")
-        terminal.flush()
-
-    tell(0)
-    try:
-        yield tell
-    finally:
-        terminal.write("\r\x1b[K")
-        terminal.flush()
+def _compile_and_link(recipe: _Recipe, path: Path) -> None:
+    """Compile the units that have no object yet, and link; `path` appears whole or not at all."""
+    objects = [path.parent / _OBJECTS / f"{recipe.object_key(unit)}.o" for unit in recipe.units]
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as name:
+        folder = Path(name)
+        made: dict[Path, Path] = {}
+        jobs: list[Job] = []
+        for unit, target in zip(recipe.units, objects, strict=True):
+            if target.exists():
+                target.touch()
+            else:
+                source = folder / f"{target.stem}.cpp"
+                source.write_text(unit.text, encoding="utf-8")
+                made[target] = source.with_suffix(".o")
+                jobs.append(Job(recipe.command(unit, source, made[target]), unit.cost))
+        with _compile.shown_progress(path.parent, [job.cost for job in jobs]) as progress:
+            _compile.run_all(jobs, folder, progress)
+        for target, new in made.items():
+            new.replace(target)
+        library = folder / path.name
+        _compile.run(recipe.link(objects, library))
+        library.replace(path)
 
 
 def _load(name: str, path: Path) -> ModuleType:

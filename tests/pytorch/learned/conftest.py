@@ -18,6 +18,7 @@ from rekindle.pytorch.learned._background import Planning
 from rekindle.pytorch.learned._lessons import forget_lessons
 from rekindle.simulator import replay
 from rekindle.trace import Trace
+from tests.helpers import own_cache
 
 
 class AtOnce:
@@ -46,7 +47,7 @@ class AtOnce:
 
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path / "cache")))
     monkeypatch.setattr(_lessons, "Planning", AtOnce)
     # What another policy would have done may lose more, and is to be followed all the same.
     monkeypatch.setattr(_lessons, "DEARER", float("inf"))

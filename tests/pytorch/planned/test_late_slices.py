@@ -15,6 +15,7 @@ import rekindle
 from rekindle.planners import KeepAll, RecomputeAll
 from rekindle.pytorch.planned import _backend, _prices
 from rekindle.pytorch.planned._late_slices import copy_late_slices
+from tests.helpers import own_cache
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.networks import UNet
 
@@ -45,7 +46,7 @@ def copies(plan: Any) -> int:
 
 def test_a_unet_needs_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # What convolutions take inside themselves would be all that matters in a net as small.
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path)))
     monkeypatch.setattr(_prices, "_most_at_once", lambda call, device: 0)
     spared = rekindle.plan(unet(), images(), budget=1, planner=RecomputeAll())
     monkeypatch.setattr(_backend, "copy_late_slices", lambda module: False)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.planners import Cuts, KeepAll, RecomputeAll, Status
 from rekindle.pytorch.planned._planned import ModelPlan
+from tests.helpers import own_cache
 from tests.pytorch.harsh import differing, everything
 from tests.pytorch.planned.helpers import Onlooker, training_on
 from tests.pytorch.tracker import Tracker
@@ -386,7 +387,7 @@ def test_a_larger_budget_never_gets_a_slower_plan() -> None:
 def test_prices_are_measured_once_and_kept(tmp_path: Path, monkeypatch: Any) -> None:
     from rekindle.pytorch.planned import _prices
 
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path)))
     measured: list[object] = []
     measure = _prices.measure
     monkeypatch.setattr(_prices, "measure", lambda n: measured.append(n) or measure(n))
@@ -414,7 +415,7 @@ def test_a_full_memory_is_no_price(tmp_path: Path, monkeypatch: Any) -> None:
     def full(node: object) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    monkeypatch.setenv("REKINDLE_CACHE", str(own_cache(tmp_path)))
     with monkeypatch.context() as patch:
         patch.setattr(_prices, "measure", full)
         rekindle.plan(mlp(), batch(), budget="1GB", planner=KeepAll())

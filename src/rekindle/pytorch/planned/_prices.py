@@ -7,7 +7,7 @@ filled with something else. Where memory comes from is seen from the same run: a
 the storage of an argument is a view, whatever the schema says.
 
 Prices are kept in a file for each device and version of torch, so that the second plan of a model
-starts at once: `$REKINDLE_CACHE`, else `$XDG_CACHE_HOME/rekindle`, else `~/.cache/rekindle`.
+starts at once: in the folder of `rekindle._cache.cache_folder`.
 """
 
 from __future__ import annotations
