@@ -235,3 +235,55 @@ def test_a_thread_that_outlives_a_mode_leaves_no_note_of_it(evict: Evict) -> Non
         go_on.set()
         thread.join()
         assert not is_in_any_mode_without_ignore_compile_internals()
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_report_beside_another_thread_has_the_table(works: bool) -> None:
+    """A progress bar's thread waits, one that prepares batches computes: neither trains."""
+    over = threading.Event()
+
+    def beside() -> None:
+        while works and not over.is_set():
+            torch.ones(2_000).exp()
+        over.wait(60)
+
+    program = Program()
+    with rekindle.budget(None) as run:
+        thread = threading.Thread(target=beside)
+        thread.start()
+        program.steps()
+        over.set()
+        thread.join(60)
+    table = run.report().at_peak.categories
+    weights = sum(each.nbytes for each in program.model.parameters())
+    assert table["parameters"] == weights
+    assert table["saved for backward"] > 0
+    assert sum(table.values()) == run.report().at_peak.memory > 0.9 * run.peak
+
+
+def test_out_of_budget_beside_another_thread_has_the_table() -> None:
+    over, program = threading.Event(), Program()
+    with rekindle.budget(60_000) as _:
+        thread = threading.Thread(target=over.wait, args=(60,))
+        thread.start()
+        with pytest.raises(rekindle.OutOfBudget) as caught:
+            program.steps()
+        over.set()
+        thread.join(60)
+    assert caught.value.held["parameters"] > 0
+    assert "parameters" in str(caught.value)
+
+
+def test_report_after_training_in_a_thread_has_no_table() -> None:
+    """Another thread may free gradients while the native core looks at them."""
+    if not cores.native():
+        return
+    inside, outside = Program(), Program()
+    with rekindle.budget(None) as run:
+        assert in_a_thread(inside.steps) == []
+        outside.steps()
+        assert run._driver.snapshot().categories == {}
+    assert run.report().at_peak.categories == {}
+    with rekindle.budget(None) as run:
+        outside.steps()
+    assert run.report().at_peak.categories["parameters"] > 0

@@ -1,5 +1,7 @@
 #include "driver.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -23,6 +25,8 @@ std::vector<Driver*>& drivers() {
 struct Active final {
     SpinLock flag;
     c10::intrusive_ptr<Driver> driver;
+    pthread_t entered_in{};  // the thread that opened the budget
+    bool trained_elsewhere = false;
 };
 
 Active& the_active() {
@@ -40,6 +44,11 @@ std::uint64_t& joined() noexcept {
 std::uint64_t next_ordinal() noexcept {
     static std::atomic<std::uint64_t> made = 0;
     return made.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+// Whether the program started this thread inside the budget. With the lock, while one is active.
+bool is_started_inside() noexcept {
+    return joined() != 0 && pthread_self() != the_active().entered_in;
 }
 
 // With either lock.
@@ -69,8 +78,21 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     if (!driver || driver->device.is_capturing()) {
         return {};
     }
+    if (is_started_inside() && in_backward_pass()) {
+        the_active().trained_elsewhere = true;
+    }
     lock.release();
     return driver;
+}
+
+bool gradients_stay() {
+    const auto lock = locked_if_not_mine();
+    return !the_active().trained_elsewhere && !is_started_inside();
+}
+
+bool looks_later() {
+    const auto lock = locked_if_not_mine();
+    return !the_active().trained_elsewhere && is_started_inside();
 }
 
 void join(const Driver* driver) noexcept {
@@ -81,6 +103,10 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     const auto lock = locked_if_not_mine();  // whoever has one of the two may read
     const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
+    if (the_active().driver) {
+        the_active().entered_in = pthread_self();
+        the_active().trained_elsewhere = false;
+    }
 }
 
 Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)

@@ -332,9 +332,8 @@ public:
     void about_to_run() {
         device.see();
         settle_if_needed();
-        if (transcriber
-                .writes()) {  // a trace says when the program lets go, not when somebody asks
-            poll();
+        if (transcriber.writes()) {
+            poll();  // a trace says when the program lets go, not when somebody asks
         }
     }
 
@@ -496,5 +495,9 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
 // This thread of Python's is within the budget of `driver`; null: in none.
 void join(const Driver* driver) noexcept;
 void set_active(c10::intrusive_ptr<Driver> driver);
+// Whether no other thread may free a gradient now: none that started inside ran a backward pass.
+bool gradients_stay();
+// Whether the thread that entered looks at a new peak later: this one must not ask for gradients.
+bool looks_later();
 
 }  // namespace rekindle

@@ -403,6 +403,7 @@ PyMethodDef methods[] = {
     method<rekindle::met>("met"),
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
     method<rekindle::save_what_needs>("save_what_needs"),
+    method<rekindle::gradients_stay>("gradients_stay"),
     method<rekindle::holders>("holders"),
     method<keep>("keep"),
     method<meet>("meet"),

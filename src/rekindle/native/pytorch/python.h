@@ -47,7 +47,7 @@ void tell_range(const Driver& driver, bool ends);
 
 // Tells all that is due.
 inline void tell(Driver& driver) {
-    if (driver.look_due) {
+    if (driver.look_due && !looks_later()) {
         tell_peak(driver);
     }
     if (driver.samples_due) {

@@ -115,6 +115,12 @@ PyObject* look_above(PyObject* arguments) {
     return nothing();
 }
 
+// gradients_stay() -> whether `holders` may be asked: no other thread may free a gradient now
+PyObject* gradients_stay(PyObject* arguments) {
+    parse(arguments, "");
+    return PyBool_FromLong(gradients_stay() ? 1 : 0);
+}
+
 // holders(driver) -> [(bytes, address, flags, site, address of the gradient, parameter, storage,
 // maker)]
 PyObject* holders(PyObject* arguments) {

@@ -166,7 +166,6 @@ class NativeDriver:
         self.device = device
         self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
         self.busy = False
-        self.alone = True  #: no other thread has been within the budget
         self.capture: NativeCapture | None = None  #: of a part of the run
         self.whole: NativeCapture | None = None  #: of the whole run, if it is asked for
         self.figures: Figures | None = None  #: those of the record, if it is over
@@ -364,10 +363,10 @@ class NativeDriver:
     def snapshot(self) -> Snapshot:
         """Who holds memory now. Walks everything: not for every operator.
 
-        With several threads only how much there is: the gradients of one thread's parameters, by
-        which they are known, may go while another thread looks at them.
+        Only how much there is, once a thread that started inside ran a backward pass, or if this is
+        such a thread: gradients are known by their parameters, and may be freed meanwhile.
         """
-        if not self.alone:
+        if not self.core.gradients_stay():
             now = self.engine.now()
             return Snapshot(now.memory, now.clock, users_line())
         found = [_Holder(*each) for each in self.core.holders(self.handle)]

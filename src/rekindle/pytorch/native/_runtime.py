@@ -94,7 +94,6 @@ def seen(driver: NativeDriver) -> Iterator[None]:
 def seen_in_thread(driver: NativeDriver) -> Iterator[None]:
     """For a thread that was started inside. When the budget is over, what it runs just passes."""
     core = driver.core
-    driver.alone = False
     core.see(driver.handle)
     del driver  # which the thread may outlive
     try:
