@@ -20,37 +20,47 @@ native_flags() { # where headers of others are
 }
 
 # Parsing headers takes longer than looking at the sources: so each half is one unit.
-native_units() { # FOLDER: writes them there
-    printf '#include "%s"\n' "$PWD"/src/rekindle/native/{engine,replay}/*.cpp >"$1/engine.cpp"
-    printf '#include "%s"\n' "$PWD"/src/rekindle/native/pytorch/*.cpp >"$1/pytorch.cpp"
+NATIVE_UNITS=(pytorch engine)
+
+native_unit() { # UNIT FOLDER: writes it there, and prints where
+    case "$1" in
+        pytorch) printf '#include "%s"\n' "$PWD"/src/rekindle/native/pytorch/*.cpp ;;
+        engine) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{engine,replay}/*.cpp ;;
+    esac >"$2/$1.cpp"
+    printf '%s\n' "$2/$1.cpp"
 }
 
-native_each() { # COMMAND: with each unit and the flags; fails if one fails
-    local folder status=0 unit flags
+native_each() { # COMMAND [UNIT...]: with each unit, by default all, and the flags; fails if one fails
+    local command="$1" folder status=0 unit flags
+    shift
+    (($#)) || set -- "${NATIVE_UNITS[@]}"
     mapfile -t flags < <(native_flags)
     folder="$(mktemp -d)"
     cp .clang-tidy "$folder/"
-    native_units "$folder"
-    for unit in "$folder"/*.cpp; do
-        "$1" "$unit" "${flags[@]}" || status=1
+    for unit in "$@"; do
+        "$command" "$(native_unit "$unit" "$folder")" "${flags[@]}" || status=1
     done
     rm -r "$folder"
     return $status
 }
 
-native_warnings_in() { # UNIT FLAGS
+native_warnings_in() { # FILE FLAGS
     g++ -fsyntax-only -Werror "${NATIVE_WARNINGS[@]}" "${@:2}" "$1"
 }
 
-native_warnings() { # silent if there is no warning, or no compiler
+native_warnings() { # [UNIT...]: silent if there is no warning, or no compiler
     command -v g++ >/dev/null || return 0
-    native_each native_warnings_in
+    native_each native_warnings_in "$@"
 }
 
-native_tidy_in() { # UNIT FLAGS
+native_tidy_in() { # FILE FLAGS
     .venv/bin/clang-tidy -quiet "$1" -- "${@:2}"
 }
 
-native_tidy() {
-    native_each native_tidy_in
+native_tidy() { # [UNIT...]
+    native_each native_tidy_in "$@"
+}
+
+native_format() {
+    native_files | xargs .venv/bin/clang-format --dry-run -Werror
 }

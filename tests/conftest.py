@@ -1,12 +1,119 @@
-"""What a test learns is kept from the user's cache, and from the next run of the tests."""
+"""Leave slow tests out, hold the others to their limit, and keep tests from the user's cache."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+from tests import durations
+
+settings.register_profile("fast", settings.get_profile("ci"), max_examples=20)
+
+_ROOT = Path(__file__).parents[1]
+_SLOW = durations.read_slow()
+_MARKED = "not slow"  #: what `-m` says when slow tests are left out
+_started = pytest.StashKey[float]()
+_recorder = pytest.StashKey["_Recorder"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--measure",
+        action="store_true",
+        help="write the tests that were slow into tests/slow.txt",
+    )
+    parser.addoption(
+        "--limit",
+        type=float,
+        default=durations.LIMIT,
+        help="processor seconds after which a test that is not slow fails; 0: none does",
+    )
+    parser.addoption(
+        "--part", default="1/1", help="of all tests this part: 2/3 is the second third"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        recorder = config.stash[_recorder] = _Recorder(config)
+        config.pluginmanager.register(recorder)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file of slow tests where none of them runs."""
+    if config.getoption("-m") != _MARKED or not collection_path.is_relative_to(_ROOT):
+        return None
+    return True if collection_path.relative_to(_ROOT).as_posix() in _SLOW else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if durations.is_slow(item.nodeid, _SLOW):
+        item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every n-th test of those that are chosen otherwise."""
+    part, parts = (int(each) for each in config.getoption("--part").split("/"))
+    config.hook.pytest_deselected(
+        items=[each for at, each in enumerate(items) if at % parts != part - 1]
+    )
+    items[:] = items[part - 1 :: parts]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_started] = durations.processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport]:
+    report = yield
+    taken = durations.processor_seconds() - item.stash[_started]
+    if report.when == "teardown":
+        item.user_properties.append(("processor", taken))
+        report.user_properties = item.user_properties
+    if report.when == "call" and item.get_closest_marker("slow") is None:
+        durations.judge(report, taken, _limit(item))
+    return report
+
+
+def _limit(item: pytest.Item) -> float:
+    """Return the processor seconds that the test may take; with more examples it may take more."""
+    share = settings().max_examples / settings.get_profile("fast").max_examples
+    drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    return item.config.getoption("--limit") * (max(1, share) if drawn else 1)
+
+
+class _Recorder:
+    """What each test took, in the process that reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._seconds: dict[str, float] = {}
+        self._marked: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "teardown":
+            return
+        self._seconds[report.nodeid] = dict(report.user_properties)["processor"]
+        if "slow" in report.keywords and not durations.is_slow(report.nodeid, _SLOW):
+            self._marked.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._seconds:
+            return
+        terminalreporter.write_line(
+            f"{sum(self._seconds.values()):.0f} s of processor time in {len(self._seconds)} tests"
+        )
+        if self._config.getoption("--measure"):
+            durations.write_slow(durations.find_slow(self._seconds, _SLOW, self._marked))
 
 from tests.helpers import own_cache
 

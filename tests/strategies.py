@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
+
+#: Hypothesis' own number of examples, which its profile in CI keeps.
+USUAL_EXAMPLES = 100
+
+
+def examples(most: int) -> settings:
+    """Draw this many examples in CI, and a share of them where the profile draws fewer.
+
+    Write it instead of `settings(max_examples=...)`, which no profile changes.
+    """
+    share = settings().max_examples / USUAL_EXAMPLES
+    return settings(
+        max_examples=max(1, round(most * share)),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle._types import OpId, StorageId
@@ -13,7 +13,7 @@ from rekindle.schedule import Compute, Free, verify
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak
 from tests.helpers import ALL_POLICIES
-from tests.strategies import problems, traces
+from tests.strategies import examples, problems, traces
 
 
 def _check(engine: Engine) -> None:
@@ -22,7 +22,7 @@ def _check(engine: Engine) -> None:
 
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_the_engine_does_is_a_valid_schedule_within_the_budget(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:
@@ -40,7 +40,7 @@ def test_what_the_engine_does_is_a_valid_schedule_within_the_budget(
 
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(trace=traces())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_with_room_for_everything_nothing_is_recomputed(policy: Policy, trace: Trace) -> None:
     room = replay(trace, budget=None, policy=policy).peak
     record = replay(trace, budget=room, policy=policy, watch=_check)
@@ -50,7 +50,7 @@ def test_with_room_for_everything_nothing_is_recomputed(policy: Policy, trace: T
 
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_same_events_give_the_same_actions(policy: Policy, problem: tuple[Trace, int]) -> None:
     trace, budget = problem
     try:
@@ -62,7 +62,7 @@ def test_the_same_events_give_the_same_actions(policy: Policy, problem: tuple[Tr
 
 
 @given(problem=problems(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_budget_that_was_enough_stays_enough_one_byte_less_than_its_peak_is_not(
     problem: tuple[Trace, int], data: st.DataObject
 ) -> None:
@@ -240,7 +240,7 @@ class Eager(Policy):
 
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_one_who_slept_until_the_first_choice_chooses_alike(
     policy: Policy, problem: tuple[Trace, int]
 ) -> None:

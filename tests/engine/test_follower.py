@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle._types import StorageId
@@ -16,7 +16,7 @@ from rekindle.policies import DTR, LRU, Advised, AdvisedChooser, Policy
 from rekindle.schedule import Schedule, verify
 from rekindle.simulator import replay
 from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 def _check(engine: Engine) -> None:
@@ -55,7 +55,7 @@ def routes(draw: st.DrawFn, operators: int, storages: int) -> Route:
 
 @pytest.mark.parametrize("policy", [DTR(), LRU()], ids=repr)
 @given(data=st.data(), problem=problems())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_wrong_route_costs_time_only(
     policy: Policy, data: st.DataObject, problem: tuple[Trace, int]
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_wrong_route_costs_time_only(
 
 
 @given(problem=problems(), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_plan_of_another_program_costs_time_only(problem: tuple[Trace, int], seed: int) -> None:
     trace, budget = problem
     other = random_dag(len(trace.ops), random.Random(seed))

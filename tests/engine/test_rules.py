@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from rekindle._types import StorageId
 from rekindle.engine import Engine, NoRoom, Rules, Thrashed
@@ -11,7 +11,7 @@ from rekindle.policies import DTR, LRU
 from rekindle.schedule import Compute, Free, verify
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder, chain
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from tests.strategies import problems
     ids=repr,
 )
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_is_done_is_a_valid_schedule_under_all_rules(
     rules: Rules, problem: tuple[Trace, int]
 ) -> None:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle._errors import InvalidSchedule
@@ -28,7 +28,7 @@ from rekindle.simulator import replay
 from rekindle.simulator._replay import _drive
 from rekindle.trace import Trace, TraceBuilder
 from tests.helpers import ALL_POLICIES
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 BYTE_PER_NS = 1_000_000_000
 
@@ -51,7 +51,7 @@ def _run(trace: Trace, budget: int | None, policy: Policy, swap: Swap | None) ->
 
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_what_the_engine_does_is_a_valid_schedule_within_both_limits(
     policy: Policy, problem: tuple[Trace, int], swap: Swap
 ) -> None:
@@ -67,14 +67,14 @@ def test_what_the_engine_does_is_a_valid_schedule_within_both_limits(
 
 
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_same_events_give_the_same_actions(problem: tuple[Trace, int], swap: Swap) -> None:
     trace, budget = problem
     assert _run(trace, budget, DTR(), swap) == _run(trace, budget, DTR(), swap)
 
 
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_swapping_only_recomputes_nothing(problem: tuple[Trace, int]) -> None:
     trace, budget = problem
     record = _run(trace, budget, LRU(), Swap(only=True))
@@ -82,7 +82,7 @@ def test_swapping_only_recomputes_nothing(problem: tuple[Trace, int]) -> None:
 
 
 @given(problem=problems())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_nothing_goes_to_a_host_without_room_but_what_has_no_bytes(
     problem: tuple[Trace, int],
 ) -> None:
@@ -116,7 +116,7 @@ def _mutated(schedule: Schedule, rng: random.Random) -> Schedule:
 
 
 @given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_schedule_with_one_copy_wrong_is_refused(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_schedule_with_one_copy_wrong_is_refused(
 
 
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_one_byte_less_than_either_peak_is_refused(problem: tuple[Trace, int], swap: Swap) -> None:
     trace, budget = problem
     record = _run(trace, budget, DTR(), swap)
@@ -169,7 +169,7 @@ def _failing(trace: Trace, engine: Engine, rng: random.Random) -> list[Action]:
 
 
 @given(problem=problems(), swap=swaps(), rng=st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_copies_that_fail_lose_nothing(
     problem: tuple[Trace, int], swap: Swap, rng: random.Random
 ) -> None:

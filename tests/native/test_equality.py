@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle import native
@@ -16,6 +16,7 @@ from rekindle.simulator import Run
 from rekindle.simulator._native import PASSED, play
 from rekindle.trace import Trace, chain, keep_all_peak, largest_need, random_dag
 from tests.native.streams import EVENTS, SWAPPING, Stream, some_swap, told
+from tests.strategies import examples
 
 MODULE = native.engine()
 pytestmark = pytest.mark.skipif(MODULE is None, reason=native.why_not(native.ENGINE))
@@ -57,7 +58,7 @@ def _replayed(trace: Trace, budget: int, policy: Policy, rules: Rules, core: str
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(POLICIES), share=st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_same_record_of_a_program(
     rules: Rules, seed: int, policy: Policy, share: float
 ) -> None:
@@ -111,14 +112,14 @@ def _compare(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 200), budget=st.integers(4, 40))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_same_answer_to_any_event(policy: Policy, seed: int, length: int, budget: int) -> None:
     _compare(seed, length, budget, policy, Rules())
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 200), budget=st.integers(4, 40))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_same_answer_to_any_event_where_values_are_swapped(
     policy: Policy, seed: int, length: int, budget: int
 ) -> None:

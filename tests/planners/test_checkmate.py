@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from rekindle.planners import Checkmate, Cuts, Problem, Rounding, Status
 from tests.planners.helpers import exhaustive, reference_problem, small_graphs, unit_chain
+from tests.strategies import examples
 
-QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUIET = examples(60)
 
 
 @given(small_graphs(most=6))

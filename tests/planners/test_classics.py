@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from rekindle.planners import (
     ChenGreedy,
@@ -28,7 +28,7 @@ from tests.planners.helpers import (
     small_graphs,
     unit_chain,
 )
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 ALL: tuple[Planner, ...] = (
     ChenSqrt(),
@@ -41,7 +41,7 @@ ALL: tuple[Planner, ...] = (
     KeepAll(),
     RecomputeAll(),
 )
-QUIET = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUIET = examples(50)
 
 
 @pytest.mark.parametrize("planner", ALL, ids=lambda planner: planner.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from rekindle.planners import Cuts, Problem, Search, Status
 from rekindle.planners._relaxation import Relaxation, decode
@@ -18,7 +18,7 @@ from tests.planners.helpers import (
     small_graphs,
     unit_chain,
 )
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 # From static_reference.json: graph, ratio, cost in us; proven optimal, solved here in a second.
 QUICK = [
@@ -34,7 +34,7 @@ QUICK = [
 
 
 @given(small_graphs())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 def test_brute_force_on_small_graphs(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     best = exhaustive(problem, budget)
@@ -51,7 +51,7 @@ def test_brute_force_on_small_graphs(drawn: tuple[Problem, int]) -> None:
 
 
 @given(small_graphs())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 def test_a_cut_at_every_node_is_still_a_lower_bound(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     best = exhaustive(problem, budget)
@@ -63,7 +63,7 @@ def test_a_cut_at_every_node_is_still_a_lower_bound(drawn: tuple[Problem, int]) 
 
 
 @given(problems())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 def test_programs_with_views_and_in_place_writes_and_holds(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)

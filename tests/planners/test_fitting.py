@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle._planners import Online, WarmCuts
@@ -18,7 +18,7 @@ from rekindle.policies import DTR, MSPS, Thrifty
 from rekindle.schedule import verify
 from rekindle.trace import Event, Pin, Retain, TraceBuilder, check_trace
 from tests.planners.helpers import exhaustive, problem_of, small_graphs, unit_chain
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 def fitted(problem: Problem, budget: int, steps: list[int] | None = None) -> Timeline | None:
@@ -76,7 +76,7 @@ def unet(levels: int) -> Problem:
 
 
 @given(small_graphs())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     line = fitted(problem, budget)
@@ -90,7 +90,7 @@ def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int])
 
 
 @given(problems())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 def test_views_writes_in_place_and_holds(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)
@@ -102,7 +102,7 @@ def test_views_writes_in_place_and_holds(drawn) -> None:
 
 
 @given(problems())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 def test_what_the_program_pins_while_it_holds_it(drawn) -> None:
     trace, budget = drawn
     events: list[Event] = []
@@ -117,7 +117,7 @@ def test_what_the_program_pins_while_it_holds_it(drawn) -> None:
 
 
 @given(problems(), st.sampled_from([1, 2, 4]))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 def test_rounds_that_let_go_of_much(drawn, share: int) -> None:
     """As in programs of thousands of values, where a round lets go of one in 32."""
     trace, budget = drawn
@@ -132,7 +132,7 @@ def test_rounds_that_let_go_of_much(drawn, share: int) -> None:
 
 
 @given(small_graphs())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 def test_rounds_find_plans_where_single_steps_do(drawn: tuple[Problem, int]) -> None:
     problem, budget = drawn
     alone = fitted(problem, budget)
@@ -213,7 +213,7 @@ def test_the_smallest_budget_that_is_named_has_a_plan() -> None:
 
 
 @given(problems())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 def test_a_plan_wherever_a_policy_finds_room(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)

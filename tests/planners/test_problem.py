@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rekindle._errors import InvalidTrace
 from rekindle.planners import Problem
@@ -13,7 +13,7 @@ from rekindle.planners._writer import to_schedule
 from rekindle.schedule import verify
 from rekindle.trace import TraceBuilder, keep_all_peak
 from tests.planners.helpers import problem_of, reference, reference_problem
-from tests.strategies import traces
+from tests.strategies import examples, traces
 
 
 def test_parameters_are_fixed_bytes() -> None:
@@ -93,7 +93,7 @@ def test_what_is_pinned_before_autograd_asks_for_it_stays() -> None:
 
 
 @given(traces())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_keeping_all_has_the_peak_that_the_trace_says(trace) -> None:
     problem = Problem.of(trace)
     line = timeline(problem, range(len(problem)))

@@ -7,13 +7,14 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.planners import Chain, Rotor
 from rekindle.planners._chain import Kind, Operation
 from rekindle.planners.rotor import persistent, weakly_persistent
 from tests.planners.helpers import reference, reference_problem
+from tests.strategies import examples
 
 
 def chain_of(raw: dict) -> Chain:
@@ -129,7 +130,7 @@ def chains(draw: st.DrawFn, longest: int = 5) -> Chain:
 
 
 @given(chains(), st.integers(0, 60))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_more_memory_is_never_worse_and_giving_up_helps(chain: Chain, limit: int) -> None:
     exact = persistent(chain, limit, slots=None)
     assert weakly_persistent(chain, limit) <= exact.time + 1e-9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle.engine import NoRoom
@@ -14,14 +14,14 @@ from rekindle.policies import DTR, Swap
 from rekindle.simulator import replay
 from tests.planners.fastest import fastest
 from tests.planners.helpers import exhaustive, problem_of, small_graphs
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 PER_US = 1_000_000  # bytes per second
 RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
 
 
 @given(small_graphs(most=4), RATES, RATES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 def test_no_run_of_a_small_graph_is_faster(drawn: tuple[Problem, int], out: int, back: int) -> None:
     problem, budget = drawn
     bandwidth = Bandwidth(out, back)
@@ -33,7 +33,7 @@ def test_no_run_of_a_small_graph_is_faster(drawn: tuple[Problem, int], out: int,
 
 
 @given(problems(longest=12), RATES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 def test_no_simulated_run_is_faster(drawn, rate: int) -> None:
     trace, budget = drawn
     swap = Swap(out_bytes_per_s=1000 * rate, in_bytes_per_s=1000 * rate)

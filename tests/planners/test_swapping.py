@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine import NoRoom
@@ -24,7 +24,7 @@ from rekindle.trace import Trace, TraceBuilder, chain
 from tests.engine.test_swap import BYTE_PER_NS, swaps
 from tests.planners.fastest import fastest
 from tests.planners.helpers import problem_of, small_graphs
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 PER_US = 1_000_000  # bytes per second
 RATES = st.sampled_from([PER_US // 10, PER_US, 10 * PER_US])
@@ -43,7 +43,7 @@ def _runs(trace: Trace, budget: int, swap: Swap) -> list[Record]:
 
 @pytest.mark.slow
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 def test_a_plan_is_valid_and_no_slower_than_any_run_that_it_began_with(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_plan_is_valid_and_no_slower_than_any_run_that_it_began_with(
 
 
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_run_written_anew_is_valid_and_its_time_is_the_verifiers(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_run_written_anew_is_valid_and_its_time_is_the_verifiers(
 
 
 @given(small_graphs(most=4), RATES, RATES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 def test_no_plan_of_a_small_graph_is_faster_than_the_fastest(
     drawn: tuple[Problem, int], out: int, back: int
 ) -> None:

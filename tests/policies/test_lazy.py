@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle.engine import NoRoom, Rules, Thrashed
@@ -18,7 +18,7 @@ from rekindle.policies._scored import ScoredChooser
 from rekindle.simulator import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
 from tests.helpers import Link
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 class Compared(Policy):
@@ -77,7 +77,7 @@ LAZY = [
 # have it, so that no look at all candidates can say what it is. Their own figures judge that mode.
 @pytest.mark.parametrize("rules", [Rules(), Rules("banish")], ids=repr)
 @given(problem=problems(longest=40))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_the_choice_is_the_best_of_all(
     policy: Policy, rules: Rules, problem: tuple[Trace, int]
 ) -> None:
@@ -113,7 +113,7 @@ def test_the_comparison_sees_many_choices() -> None:
 @pytest.mark.parametrize("few", [FEW, 0], ids=["few", "rows"])
 @pytest.mark.parametrize("moving", [True, False])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_the_envelope_knows_the_top(seed: int, moving: bool, few: int) -> None:
     rng = random.Random(seed)
     lines = Envelope(moving=moving, few=few)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,17 @@ from rekindle.pytorch.operators import Position, _signature
 
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
+#: Tests run on the core that users have, and a sample on the one in Python as well.
+#: `REKINDLE_TEST_CORE=both` runs all of them on both, `...=python` on that one alone.
+ASKED_FOR = os.environ.get("REKINDLE_TEST_CORE")
+
+
+def chosen() -> tuple[Name, ...]:
+    """Return the cores for what is too long to run on both in CI."""
+    if ASKED_FOR == "both":
+        return BOTH
+    return ("python",) if ASKED_FOR == "python" else ("native",)
+
 
 _made: list[weakref.ref[NativeDriver]] = []  # since the test began
 _tunings: list[Callable[[NativeDriver], None]] = []

@@ -317,7 +317,7 @@ def two(
     return _found(2, tmp_path_factory.mktemp("two"), ON_TWO, _built(request.param))
 
 
-@pytest.fixture(scope="module", params=cores.BOTH)
+@pytest.fixture(scope="module", params=cores.chosen())
 def four(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from tests.pytorch.fuzz.check import complaint, report, shortened
 from tests.pytorch.fuzz.lines import BUILD, programs
 from tests.pytorch.fuzz.program import Program, left_behind
 from tests.pytorch.fuzz.wanted import DETACHED, EXCHANGED, MODE, VIEWS, Wanted
+from tests.strategies import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of all that random programs do
 
@@ -199,8 +200,7 @@ def test_what_is_excepted_is_as_in_another_run_of_pytorchs_own(reason: str) -> N
 
 @pytest.mark.slow
 @settings(
-    max_examples=300,
-    deadline=None,
+    examples(300),
     derandomize=True,
     database=None,
     phases=[Phase.generate],

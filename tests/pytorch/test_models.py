@@ -172,12 +172,13 @@ def test_with_room_for_everything_nothing_is_let_go(case: Case, core: cores.Name
 
 
 @pytest.mark.slow
+@pytest.mark.python_core("the native core knows one policy")
 @pytest.mark.parametrize("policy", ALL_POLICIES, ids=repr)
 @each_case
-def test_every_policy_trains_the_same(case: Case, policy: Policy, core: cores.Name) -> None:
+def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
     plain = plainly(case)
     # At half, largest-first spends minutes on the LSTM: all its values are alike.
-    trained = within(case, plain.measured.budget(0.7), policy, core)
+    trained = within(case, plain.measured.budget(0.7), policy)
     assert differing(trained.outcome, plain.outcome) == []
 
 

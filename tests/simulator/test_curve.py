@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle._errors import InvalidTrace
 from rekindle.policies import DTR, LRU, Policy
 from rekindle.simulator import at_batch, curve, fits, smallest_budget
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak, largest_need
+from tests.strategies import examples
 
 
 def at(batch: int, layers: int = 6) -> Trace:
@@ -35,7 +36,7 @@ def test_the_smallest_budget_is_feasible_and_just_so(policy: Policy) -> None:
     assert smallest_budget(trace, policy, above=found + 5) == found + 5
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.integers(1, 40), st.integers(2, 20))
 def test_less_is_never_faster(layers: int, points: int) -> None:
     trace = chain(layers, nbytes=100, cost=1000)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rekindle
@@ -17,7 +17,7 @@ from rekindle.schedule import Compute, Free, Record, verify
 from rekindle.simulator import AllocatorName, Device, Repair, Run, replay
 from rekindle.trace import Trace, TraceBuilder, chain, keep_all_peak
 from tests.engine.test_swap import swaps
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 MIB = 2**20
 
@@ -174,7 +174,7 @@ def test_arguments_that_do_not_fit_are_refused_with_the_line_to_write() -> None:
     ),
     policy=st.sampled_from((Thrifty(), LRU())),
 )
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_on_a_tight_device_everything_has_its_place_and_the_schedule_is_valid(
     problem: tuple[Trace, int], factor: int, share: float, device: Device, policy: Policy
 ) -> None:
@@ -202,7 +202,7 @@ def test_on_a_tight_device_everything_has_its_place_and_the_schedule_is_valid(
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_what_goes_to_the_host_gives_its_place_and_finds_one_when_it_is_back(
     allocator: AllocatorName, problem: tuple[Trace, int], swap: Swap
 ) -> None:
@@ -224,7 +224,7 @@ def test_what_goes_to_the_host_gives_its_place_and_finds_one_when_it_is_back(
 
 
 @given(problem=problems())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_small_blocks_of_whole_grains_are_neither_rounded_nor_forgotten(
     problem: tuple[Trace, int],
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 import rekindle
 from rekindle.engine import NoRoom
@@ -11,7 +11,7 @@ from rekindle.schedule import Compute, Discard, Free, Record, SwapIn, SwapOut
 from rekindle.simulator import replay
 from rekindle.trace import Trace, TraceBuilder
 from tests.engine.test_swap import BYTE_PER_NS, swaps
-from tests.strategies import problems
+from tests.strategies import examples, problems
 
 
 def _two() -> Trace:
@@ -38,7 +38,7 @@ def test_without_swap_nothing_changes() -> None:
 
 
 @given(problem=problems(), swap=swaps())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_copy_is_read_before_it_is_whole_and_each_way_carries_one_at_a_time(
     problem: tuple[Trace, int], swap: Swap
 ) -> None:

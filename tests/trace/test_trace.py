@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rekindle._errors import InvalidTrace
 from rekindle._types import OpId, StorageId, ValueId
@@ -25,7 +25,7 @@ from rekindle.trace import (
     largest_need,
     random_dag,
 )
-from tests.strategies import traces
+from tests.strategies import examples, traces
 
 
 def _small() -> Trace:
@@ -80,7 +80,7 @@ def test_a_drop_without_a_hold_is_refused() -> None:
 
 
 @given(trace=traces())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_random_programs_are_valid(trace: Trace) -> None:
     check_trace(trace)
     inside = max(op.workspace for op in trace.ops)

@@ -31,12 +31,6 @@ NUMBERS = 10_000
 STEPS, NBYTES = 40, 4 * NUMBERS
 
 
-@pytest.fixture(autouse=True, params=cores.BOTH)
-def _core(request: pytest.FixtureRequest) -> Iterator[None]:
-    with cores.taken(request.param):
-        yield
-
-
 def pipeline(steps: int = 20) -> list[Tensor]:
     """Inference that keeps every intermediate."""
     torch.manual_seed(20)

@@ -21,12 +21,10 @@ NBYTES = 4 * WIDTH
 variables: list[Tensor] = []
 
 
-@pytest.fixture(autouse=True, params=cores.BOTH)
-def _core(request: pytest.FixtureRequest) -> Iterator[None]:
-    with (
-        cores.taken(request.param),
-        cores.fixed_prices(alike=True),
-    ):  # what is evicted hangs on them
+@pytest.fixture(autouse=True)
+def _prices(core: cores.Name) -> Iterator[None]:
+    """Fix the prices, which decide what is evicted."""
+    with cores.fixed_prices(alike=True):
         yield
     variables.clear()
     _Drops.wanted = _Drops.all = False

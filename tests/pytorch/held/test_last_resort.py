@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -27,12 +27,6 @@ from tests.pytorch.tracker import Tracker, measure
 
 ROWS = 400
 NBYTES = 4 * 20 * ROWS  #: of one hidden state
-
-
-@pytest.fixture(autouse=True, params=cores.BOTH)
-def _core(request: pytest.FixtureRequest) -> Iterator[None]:
-    with cores.taken(request.param):
-        yield
 
 
 def lending(amount: int, **options: Any) -> rekindle.budget:

@@ -11,17 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from tests.pytorch import cores
 from tests.pytorch.harsh import deeper, harshest
 from tests.pytorch.sweep import _everything
 
 Step = Callable[[], object]
-
-
-@pytest.fixture(autouse=True, params=cores.BOTH)
-def _core(request: pytest.FixtureRequest) -> Iterator[None]:
-    with cores.taken(request.param):
-        yield
 
 
 def test_spectral_norm() -> None:

@@ -3,7 +3,7 @@ the program's, and goes like everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.pytorch import Run
-from tests.pytorch import cores
 from tests.pytorch.harsh import differing, everything
 
 WIDTH, BATCH = 64, 512
@@ -22,12 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # the compiler's own
     pytest.mark.usefixtures("kernels", "nothing_left_compiled"),
 ]
-
-
-@pytest.fixture(autouse=True, params=cores.BOTH)
-def _core(request: pytest.FixtureRequest) -> Iterator[None]:
-    with cores.taken(request.param):
-        yield
 
 
 @pytest.fixture(scope="module")

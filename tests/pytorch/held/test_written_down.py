@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,17 +14,10 @@ from rekindle._errors import InvalidSchedule
 from rekindle.pytorch import Run
 from rekindle.schedule import verify
 from rekindle.trace import check_trace
-from tests.pytorch import cores
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.husks import empty
 from tests.pytorch.held.test_anything import NBYTES, pipeline, skips
 from tests.pytorch.tracker import Tracker, measure
-
-
-@pytest.fixture(autouse=True, params=cores.BOTH)
-def _core(request: pytest.FixtureRequest) -> Iterator[None]:
-    with cores.taken(request.param):
-        yield
 
 
 def within(amount: int, **options: Any) -> rekindle.budget:

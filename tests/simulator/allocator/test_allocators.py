@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.simulator.allocator import (
@@ -17,6 +17,7 @@ from rekindle.simulator.allocator import (
     rounded,
     segment_bytes,
 )
+from tests.strategies import examples
 
 KIB, MIB = 2**10, 2**20
 KINDS: tuple[type[Native | Expandable], ...] = (Native, Expandable)
@@ -207,7 +208,7 @@ SIZES = st.one_of(
     steps=st.lists(st.one_of(SIZES, st.integers(-40, -1)), max_size=60),
     limit=st.one_of(st.none(), st.integers(40, 160).map(lambda mebibytes: mebibytes * MIB)),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_whatever_comes_every_invariant_holds(
     kind: type[Native | Expandable], steps: list[int], limit: int | None
 ) -> None:

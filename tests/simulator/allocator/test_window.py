@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.simulator.allocator import Block, Pool, cheapest_release, cheapest_window
+from tests.strategies import examples
 
 Piece = tuple[int, float | None, str]  # bytes, loss (None: it stays), what it is
 
@@ -52,7 +53,7 @@ def test_what_must_stay_or_is_not_mapped_ends_a_window() -> None:
     ),
     nbytes=st.integers(1, 20),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_other_window_is_cheaper(pieces: list[Piece], nbytes: int) -> None:
     blocks, losses = blocks_of(pieces)
 

@@ -8,13 +8,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rekindle._errors import InvalidFile, InvalidTrace, Unsupported
 from rekindle._types import ValueId
 from rekindle.trace import Pin, Release, Trace, TraceBuilder, chain, keep_all_peak
 from rekindle.trace.formats import dtr, load, native, save
-from tests.strategies import traces
+from tests.strategies import examples, traces
 
 LOG = """\
 {"INSTRUCTION":"CONSTANT","NAME":"before"}
@@ -94,7 +94,7 @@ def test_a_log_that_was_cut_off_is_refused() -> None:
 
 
 @given(trace=traces())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_trace_comes_back_from_the_native_format(trace: Trace) -> None:
     assert native.read(native.write(trace)) == trace
 

@@ -1,7 +1,6 @@
 #include "engine.h"
 
 #include <cstddef>
-#include <utility>
 
 #include "../base/assert.h"
 
@@ -21,14 +20,9 @@ std::int64_t index_of(const Value& value) {
 }  // namespace
 
 Engine::Engine(
-    Bytes most,
-    Performer& performer,
-    const Policy& policy,
-    bool advised,
-    const Rules& how,
-    std::unique_ptr<Chooser> own
+    Bytes most, Performer& performer, const Policy& policy, bool advised, const Rules& how
 )
-    : Ledger(most, policy, advised, how, performer, std::move(own)) {}
+    : Ledger(most, policy, advised, how, performer) {}
 
 // -- events ---------------------------------------------------------------------------------------
 

@@ -10,17 +10,9 @@
 namespace rekindle {
 
 Ledger::Ledger(
-    Bytes most,
-    const Policy& policy,
-    bool advised,
-    const Rules& how,
-    Performer& performer,
-    std::unique_ptr<Chooser> own
+    Bytes most, const Policy& policy, bool advised, const Rules& how, Performer& performer
 )
-    : rules(how),
-      budget(most),
-      performer_(performer),
-      policy_(own != nullptr ? std::move(own) : policy.bind(graph)) {
+    : rules(how), budget(most), performer_(performer), policy_(policy.bind(graph)) {
     bool remembers = policy_->remembers();
     if (advised) {
         auto advice = std::make_unique<AdvisedChooser>(std::move(policy_));

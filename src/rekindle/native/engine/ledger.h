@@ -138,14 +138,7 @@ protected:
         Ledger& ledger_;
     };
 
-    Ledger(
-        Bytes most,
-        const Policy& policy,
-        bool advised,
-        const Rules& how,
-        Performer& performer,
-        std::unique_ptr<Chooser> own
-    );
+    Ledger(Bytes most, const Policy& policy, bool advised, const Rules& how, Performer& performer);
     ~Ledger();
 
     // -- letting go -----------------------------------------------------------------------------

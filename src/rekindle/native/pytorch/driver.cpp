@@ -9,7 +9,6 @@
 
 #include "any_time.h"
 #include "learner.h"
-#include "own_policy.h"
 #include "poison.h"
 #include "python.h"
 #include "swapper.h"
@@ -110,17 +109,9 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     }
 }
 
-Driver::Driver(
-    Bytes budget,
-    c10::Device where,
-    bool assumed,
-    bool learns,
-    const Policy& policy,
-    std::unique_ptr<PythonChooser> own
-)
+Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)
     : assumed_(assumed),
-      own_policy(own.get()),
-      engine(budget, *this, policy, learns, {}, std::move(own)),
+      engine(budget, *this, THRIFTY, learns),
       device(where),
       learner(learns ? std::make_unique<Learner>(*this) : nullptr),
       ordinal(next_ordinal()) {

@@ -1,0 +1,107 @@
+"""Print the test files that mirror what differs from main: python -m tests.changed.
+
+`tests/` mirrors `src/rekindle/`: a module's tests are in the folder of the same name, or in files
+that have its name. Tests that hold conventions always belong to them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[1]
+CONVENTIONS = ("architecture", "architecture_native", "files", "public_api", "tooling")
+#: Folders whose tests are elsewhere than in the folder of the same name.
+ELSEWHERE = {
+    "src/rekindle/native/base": ("tests/native",),
+    "src/rekindle/native/engine": ("tests/native",),
+    "src/rekindle/native/replay": ("tests/native",),
+    "src/rekindle/native/pytorch": ("tests/pytorch/native", "tests/pytorch/online"),
+    "docs": ("tests/test_docs.py",),
+    "examples": ("tests/test_examples.py",),
+}
+
+
+def changed_files(root: Path = ROOT) -> list[str]:
+    """Return the files that differ from where this branch left main, also those not committed."""
+    for main in ("main", "origin/main"):
+        found = _git(root, "merge-base", main, "HEAD")
+        if found:
+            return [
+                *_git(root, "diff", "--name-only", found[0]),
+                *_git(root, "ls-files", "--others", "--exclude-standard"),
+            ]
+    raise SystemExit("tests.changed: there is no branch main; write git fetch origin main:main")
+
+
+def mirror(changed: Iterable[str], tests: Mapping[str, str]) -> list[str]:
+    """Return the test files for the changed files.
+
+    Args:
+        changed: Paths from the root of the repository.
+        tests: The text of each Python file under `tests/`, by its path.
+    """
+    found = {path for each in changed for path in _tests_of(PurePosixPath(each), tests)}
+    if found:
+        found |= {path for name in CONVENTIONS if (path := f"tests/test_{name}.py") in tests}
+    return sorted(found)
+
+
+def _tests_of(path: PurePosixPath, tests: Mapping[str, str]) -> Iterable[str]:
+    folder = str(path.parent)
+    if path.parts[0] == "tests" and path.name.startswith("test_"):
+        return {str(path)} & tests.keys()
+    if path.parts[0] == "tests" and path.name == "conftest.py":
+        return _inside(folder, tests)
+    if path.parts[0] == "tests" and path.suffix == ".py":
+        return _importers(path, tests)
+    found = {each for place in ELSEWHERE.get(folder, ()) for each in _inside(place, tests)}
+    if path.is_relative_to("src/rekindle"):
+        name = path.stem.strip("_")
+        mirrored = PurePosixPath("tests", *path.parts[2:-1])
+        found |= {
+            each
+            for each in _inside("tests", tests)
+            if re.match(rf"test_{re.escape(name)}(_|\.)", PurePosixPath(each).name)
+            or (str(mirrored) != "tests" and PurePosixPath(each).parent == mirrored)
+        }
+    return found or {"tests/test_tooling.py", "tests/test_docs.py"} & tests.keys()
+
+
+def _inside(place: str, tests: Mapping[str, str]) -> set[str]:
+    """Return the test files in a folder and those below, or the one file."""
+    return {
+        each
+        for each in tests
+        if PurePosixPath(each).is_relative_to(place)
+        and PurePosixPath(each).name.startswith("test_")
+    }
+
+
+def _importers(path: PurePosixPath, tests: Mapping[str, str]) -> set[str]:
+    """Return the test files that import a helper themselves."""
+    package, name = re.escape(".".join(path.parent.parts)), path.stem
+    whole, part = rf"(from|import) {package}\.{name}\b", rf"from {package} import .*\b{name}\b"
+    wanted = re.compile(rf"^({whole}|{part})", re.MULTILINE)
+    return {each for each in _inside("tests", tests) if wanted.search(tests[each])}
+
+
+def _git(root: Path, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _texts(root: Path = ROOT) -> dict[str, str]:
+    return {
+        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in (root / "tests").rglob("*.py")
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{path}\n" for path in mirror(changed_files(), _texts()))

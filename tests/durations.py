@@ -1,0 +1,112 @@
+"""Keep the fast tests fast: which tests are slow, as measured, and how long the others may take.
+
+Times are processor times, of the test's process and of those that it started and waited for: the
+clock on the wall says more about the machine's other work. `tests/slow.txt` lists the slow tests;
+`scripts/test --measure` writes it. `tests/conftest.py` calls this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).with_name("slow.txt")
+#: Processor seconds from which a test is slow.
+SLOW = 1.0
+#: Processor seconds from which a test fails that is not marked as slow. Far above `SLOW`: another
+#: machine is slower, and the first test of a process pays for imports.
+LIMIT = 12.0
+
+_HEADER = (
+    f"# Tests that take {SLOW} s of processor time or more: scripts/test leaves them out.\n"
+    "# Files, functions and single tests, written by scripts/test --measure.\n"
+)
+
+
+def processor_seconds() -> float:
+    """Return what this process and the children that it waited for have used so far."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def read_slow(path: Path = FILE) -> frozenset[str]:
+    """Return the entries of the file: node ids of files, functions and single tests."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def write_slow(entries: Iterable[str], path: Path = FILE) -> None:
+    path.write_text(_HEADER + "".join(f"{each}\n" for each in sorted(entries)), encoding="utf-8")
+
+
+def is_slow(test: str, entries: Collection[str]) -> bool:
+    """Whether the test, its function or its file is listed."""
+    return not {test, function_of(test), file_of(test)}.isdisjoint(entries)
+
+
+def find_slow(
+    seconds: Mapping[str, float], before: Collection[str], marked: Collection[str] = ()
+) -> set[str]:
+    """Return the entries for tests that took so many processor seconds.
+
+    A test that is listed already stays until it takes less than half of `SLOW`, so that two
+    measurements of the same tests give the same file. A function, or a file, all of whose tests
+    are slow is one entry.
+
+    Args:
+        seconds: What each test took; what is listed and was not measured stays listed.
+        before: The entries so far.
+        marked: Tests with `@pytest.mark.slow`, which are not listed one by one.
+    """
+    slow = {
+        test
+        for test, taken in seconds.items()
+        if taken >= (SLOW / 2 if is_slow(test, before) else SLOW)
+    }
+    entries = {each for each in before if not any(_covers(each, test) for test in seconds)}
+    for file, functions in _by_file_and_function(seconds).items():
+        everything = [test for tests in functions.values() for test in tests]
+        if all(test in slow or test in marked for test in everything):
+            entries.add(file)
+            continue
+        for function, tests in functions.items():
+            listed = [test for test in tests if test in slow and test not in marked]
+            if listed and all(test in slow or test in marked for test in tests):
+                entries.add(function)
+            else:
+                entries.update(listed)
+    return entries
+
+
+def judge(report: pytest.TestReport, taken: float, limit: float) -> None:
+    """Fail a test that passed and took more processor seconds than the limit; 0: there is none."""
+    if report.passed and 0 < limit < taken:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{report.nodeid} took {taken:.1f} s of processor time; a test that is not slow may "
+            f"take {limit:g}. Make it shorter, or run: "
+            f"scripts/test --measure {file_of(report.nodeid)}"
+        )
+
+
+def function_of(test: str) -> str:
+    return test.partition("[")[0]
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _covers(entry: str, test: str) -> bool:
+    return entry in (test, function_of(test), file_of(test))
+
+
+def _by_file_and_function(tests: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for test in tests:
+        found[file_of(test)][function_of(test)].append(test)
+    return found
