@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from tests import durations
+from tests.helpers import own_cache
 
 settings.register_profile("fast", settings.get_profile("ci"), max_examples=20)
 
@@ -114,8 +115,6 @@ class _Recorder:
         )
         if self._config.getoption("--measure"):
             durations.write_slow(durations.find_slow(self._seconds, _SLOW, self._marked))
-
-from tests.helpers import own_cache
 
 
 @pytest.fixture(scope="session", autouse=True)
