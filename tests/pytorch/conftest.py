@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if folder in _FOR_ONE or name in _FOR_ONE or PREFERRED != "native":
         return
     sampled = crc32(metafunc.definition.nodeid.encode()) % _SAMPLED == 0
-    if cores.ASKED_FOR == "both" or (sampled and cores.ASKED_FOR is None):
+    if cores.ASKED_FOR == "both" or (sampled and cores.ASKED_FOR != "python"):
         metafunc.parametrize("core", [_PREFERRED, _SLOWLY], indirect=True)
 
 
@@ -51,7 +51,8 @@ def core(request: pytest.FixtureRequest) -> Iterator[cores.Name]:
     name = getattr(request, "param", asked_for)
     if name == _PREFERRED:
         there = native_core() is not None and not what_it_misses()
-        name = "native" if PREFERRED == "native" and there else "python"
+        insisted = cores.ASKED_FOR == "native"
+        name = "native" if insisted or (PREFERRED == "native" and there) else "python"
     with cores.taken(name):
         yield name
 

@@ -21,7 +21,8 @@ from rekindle.pytorch.operators import Position, _signature
 Name = Literal["python", "native"]
 BOTH: tuple[Name, ...] = ("python", "native")
 #: Tests run on the core that users have, and a sample on the one in Python as well.
-#: `REKINDLE_TEST_CORE=both` runs all of them on both, `...=python` on that one alone.
+#: `REKINDLE_TEST_CORE=both` runs all of them on both, `...=python` on that one alone. With
+#: `...=native` a test fails where there is no native core, which is not tested otherwise.
 ASKED_FOR = os.environ.get("REKINDLE_TEST_CORE")
 
 
@@ -39,10 +40,11 @@ _tunings: list[Callable[[NativeDriver], None]] = []
 @contextmanager
 def taken(name: Name) -> Iterator[None]:
     """Inside, a budget that does not say has this core; native drivers count what runs again."""
+    missing = pytest.fail if ASKED_FOR == "native" else pytest.skip
     if name == "native" and core() is None:
-        pytest.skip(f"no native core: {why_not()}")
+        missing(f"no native core: {why_not()}")
     if name == "native" and what_it_misses():
-        pytest.skip(f"the native core has to be asked for: {what_it_misses()}")
+        missing(f"the native core has to be asked for: {what_it_misses()}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_cores, "PREFERRED", name)
         make = NativeDriver.__init__
