@@ -142,6 +142,7 @@ def test_the_engine_in_python_acts_the_same(
     assert part is None or run.recomputations > 0
 
 
+@pytest.mark.evicts_anything
 @pytest.mark.parametrize(
     "program", [*PROGRAMS, _kept, _without_grad], ids=lambda each: each.__name__.strip("_")
 )

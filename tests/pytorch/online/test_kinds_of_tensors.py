@@ -143,6 +143,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.evicts_anything
 @pytest.mark.filterwarnings("ignore:.*[sS]parse")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_a_sparse_tensor_is_made_of_comes_back(layout: str) -> None:
