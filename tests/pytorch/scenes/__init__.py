@@ -1,0 +1,1 @@
+"""Random programs of many kinds: what people write, in scenes, judged against plain PyTorch."""

@@ -1,0 +1,157 @@
+"""What a scene draws from, and what it leaves behind. The same seed draws the same program."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.pytorch.scenes.functions import FUNCTIONS
+from tests.pytorch.scenes.layers import LAYERS, WIDTH, Does
+
+#: Where budgets begin and end. "changes": one for all steps, whose amount is set anew amid them.
+Place = Literal["all", "each step", "every other", "from the second", "until the last", "changes"]
+PLACES: tuple[Place, ...] = (
+    "all", "all", "each step", "every other", "from the second", "until the last", "changes",
+)  # fmt: skip
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.02),
+    "momentum": lambda p: torch.optim.SGD(p, 0.02, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, 0.005),
+    "adamw one by one": lambda p: torch.optim.AdamW(p, 0.005, foreach=False),
+    "adamw fused": lambda p: torch.optim.AdamW(p, 0.005, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.002, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, 0.005),
+}
+
+Budget = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class World:
+    """One program: what it is made of is drawn by `seed`, apart from what its tensors hold."""
+
+    seed: int
+    budget: Budget = nullcontext  # makes one budget, or nothing for the plain program
+    change: Callable[[Any, float], None] = lambda run, share: None
+    notes: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
+    owned: dict[str, Any] = field(default_factory=dict)  # compared at the end
+
+    def __post_init__(self) -> None:
+        self.rng = Random(self.seed)
+        torch.manual_seed(self.seed)
+        self.place: Place = self.rng.choice(PLACES)
+        self.steps = self.rng.choice((2, 3, 4))
+        self.rows = self.rng.choice((4, 8, 16))
+        self._stack = ExitStack()
+
+    # -- what a program is made of ---------------------------------------------------------------
+
+    def net(self, name: str = "net", most: int = 6) -> nn.Module:
+        """Draw a network of layers and functions; it is compared at the end."""
+        parts: list[nn.Module] = [nn.Linear(WIDTH, WIDTH)]
+        for _ in range(self.rng.randint(1, most)):
+            if self.rng.random() < 0.3:
+                chosen = self.rng.choice(sorted(FUNCTIONS))
+                parts.append(Does(FUNCTIONS[chosen]))
+            else:
+                chosen = self.rng.choice(sorted(LAYERS))
+                parts.append(LAYERS[chosen]())
+            self.drawn.append(chosen)
+        parts.append(nn.LayerNorm(WIDTH))
+        return self.own(name, nn.Sequential(*parts))
+
+    def optimizer(self, *nets: nn.Module, name: str = "optimizer") -> torch.optim.Optimizer:
+        """Draw an optimizer for all weights of `nets`."""
+        chosen = self.rng.choice(sorted(OPTIMIZERS))
+        self.drawn.append(chosen)
+        weights = [p for net in nets for p in net.parameters() if p.requires_grad]
+        return self.own(name, OPTIMIZERS[chosen](weights))
+
+    def batch(self, rows: int | None = None) -> Tensor:
+        """Make one batch."""
+        return torch.randn(rows or self.rows, 8, WIDTH)
+
+    def loss(self, result: Tensor, target: Tensor | None = None) -> Tensor:
+        """Draw a loss of three kinds."""
+        kind = self.rng.choice(("square", "absolute", "classes"))
+        if kind == "square" or target is None:
+            return (result if target is None else result - target).square().mean()
+        if kind == "absolute":
+            return F.smooth_l1_loss(result, target)
+        return F.cross_entropy(result.flatten(0, 1), target.flatten(0, 1).argmax(-1))
+
+    def own(self, name: str, value: Any) -> Any:
+        """Compare `value` at the end."""
+        self.owned[name] = value
+        return value
+
+    # -- budgets ---------------------------------------------------------------------------------
+
+    def loop(self) -> Iterator[int]:
+        """Number the steps; budgets begin and end between them, as drawn."""
+        if self.place in ("all", "until the last", "changes"):
+            run = self._stack.enter_context(self.budget())
+        for step in range(self.steps):
+            if self.place == "until the last" and step == self.steps - 1:
+                self._stack.close()
+            if self.place == "from the second" and step == 1:
+                self._stack.enter_context(self.budget())
+            if self.place == "changes" and step:
+                self.change(run, self.rng.uniform(0.9, 1.3))
+            each = self.place == "each step" or (self.place == "every other" and step % 2 == 0)
+            with self.budget() if each else nullcontext():
+                yield step
+        self._stack.close()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """End every budget that a scene left open, whatever it raised."""
+        with self._stack:
+            yield
+
+    # -- what is compared ------------------------------------------------------------------------
+
+    def note(self, *values: Any) -> None:
+        """Write down what the values are now, bit by bit."""
+        self.notes.extend(_digest(value) for value in values)
+
+    def left(self) -> dict[str, str]:
+        """Return digests of all that the program owned, and of the random numbers to come."""
+        found = {name: _digest(_state(value)) for name, value in self.owned.items()}
+        found |= {f"note {number}": note for number, note in enumerate(self.notes)}
+        found["generator"] = _digest(torch.get_rng_state())
+        return found
+
+
+def _state(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        gradients = {name: p.grad for name, p in value.named_parameters()}
+        return [*value.state_dict().items(), *gradients.items()]
+    if isinstance(value, torch.optim.Optimizer):
+        return value.state_dict()
+    return value
+
+
+def _digest(value: Any) -> str:
+    """A short text that is equal for equal bits."""
+    if isinstance(value, Tensor):
+        plain = value.detach().resolve_conj().to_dense() if value.is_sparse else value.detach()
+        plain = plain.as_subclass(Tensor).contiguous().clone()
+        data = plain.view(-1).view(torch.uint8).numpy().tobytes()
+        return f"{plain.dtype} {tuple(plain.shape)} {hashlib.sha256(data).hexdigest()[:12]}"
+    if isinstance(value, dict):
+        return str({str(name): _digest(each) for name, each in value.items()})
+    if isinstance(value, (list, tuple)):
+        return str([_digest(each) for each in value])
+    return repr(value)

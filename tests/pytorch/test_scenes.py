@@ -1,0 +1,87 @@
+"""Random programs of thirty kinds: a few here, as many as you like by `scripts/sweep scenes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from rekindle.pytorch.native import core as native_core
+from tests.pytorch.scenes import play as playing
+from tests.pytorch.scenes.__main__ import main
+from tests.pytorch.scenes.functions import FUNCTIONS
+from tests.pytorch.scenes.layers import LAYERS, WIDTH
+from tests.pytorch.scenes.play import MODES, judge, play, scene_of
+from tests.pytorch.scenes.scenes import SCENES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of all that random programs do
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    if native_core() is None:
+        pytest.skip("no native core")
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 72))]
+)
+def test_random_program_is_the_same_within_budgets(seed: int) -> None:
+    outcome = judge(seed, 1)
+    assert outcome.complaint == "", outcome
+
+
+def test_scenes_draw_from_many_kinds() -> None:
+    assert len(SCENES) >= 30
+    assert len(LAYERS) >= 60
+    assert len(FUNCTIONS) >= 30
+    assert len({scene_of(seed) for seed in range(400)}) == len(SCENES)
+
+
+@pytest.mark.parametrize("kind", [FUNCTIONS, {name: make() for name, make in LAYERS.items()}],
+                         ids=["functions", "layers"])  # fmt: skip
+def test_each_piece_keeps_the_shape_and_has_a_gradient(kind: dict[str, Callable[..., Any]]) -> None:
+    for name, piece in kind.items():
+        x = torch.randn(4, 8, WIDTH, requires_grad=True)
+        made = piece(x)
+        assert made.shape == x.shape, name
+        made.square().sum().backward()
+        assert x.grad is not None, name
+        assert x.grad.isfinite().all(), name
+
+
+def test_a_seed_plays_the_same_program_each_time() -> None:
+    for seed in range(3):
+        assert play(seed, None).left == play(seed, None).left
+
+
+def test_a_result_that_differs_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = playing.play
+
+    def off_by_one(seed: int, mode: Any, amount: int = 0) -> playing.Played:
+        played = plain(seed, mode, amount)
+        if mode is not None:
+            played.left["generator"] = "drawn once more"
+        return played
+
+    monkeypatch.setattr(playing, "play", off_by_one)
+    assert "generator" in judge(0, 1, ("roomy",)).complaint
+
+
+def test_memory_above_the_budget_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = next(seed for seed in range(50) if play(seed, None).drawn[0] == "all")
+    monkeypatch.setattr(playing, "ROOMY", 1 << 20)
+    monkeypatch.setattr(playing, "CAP", 0.0)
+    monkeypatch.setattr(playing, "CAP_BYTES", 0)
+    assert "the allocator gave out" in judge(seed, 1, ("roomy",)).complaint
+
+
+def test_a_process_that_ends_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", "/dev/null/nowhere")  # no core: "native" is refused
+    done = CliRunner().invoke(main, ["--programs", "1", "--mode", "roomy"])
+    assert done.exit_code == 1
+    assert "seed 0" in done.output
+    assert set(MODES) >= {"roomy", "tight"}
