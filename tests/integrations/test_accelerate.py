@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import rekindle
-from tests.cli.test_run import python
+from tests.cli.test_run import ROOT, python
 
 accelerate = pytest.importorskip("accelerate")
 pytestmark = [
@@ -156,3 +156,17 @@ def test_two_processes_each_within_its_own(tmp_path: Path) -> None:
         assert each["peak"] <= budget
         assert each["recomputations"] > 0
         assert each["followed"] > 0
+
+
+def _ranks(*arguments: str) -> list[list[str]]:
+    """Run two ranks on gloo and return what each printed, by rank."""
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
+    done = python(*command, "tests.integrations.two_ranks", *arguments, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return sorted(line.split() for line in done.stdout.splitlines() if line)
+
+
+def test_two_ranks_on_cpus_train_as_without_a_budget() -> None:
+    plain, within = _ranks(), _ranks("2MiB")
+    assert within == plain
+    assert all(device.startswith("cpu:") for _, device, _ in within)

@@ -1,4 +1,4 @@
-"""`rekindle build`: compiles the native cores ahead of time."""
+"""`rekindle build`: compile the native cores ahead of time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rekindle.cli._options import examples
 def command(ctx: click.Context, into: Path | None) -> None:
     """Compile the native cores now, not when they are first needed.
 
-    There are two, for budgets and for the simulator. Each is compiled for the PyTorch and the
-    compiler that are here, which takes minutes, and kept in the user's cache: the next time there
-    is nothing to do.
+    There are two, for budgets and for the simulator. They are compiled for the PyTorch and the
+    compiler that are here, which takes under a minute on two cores, and kept in the user's cache
+    (`rekindle doctor` shows where), for all environments with the same PyTorch.
     """
     from rekindle import native
     from rekindle.pytorch import ship_native_core, why_no_native_core

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
+from rekindle.native._build import compiler as compiler
 from rekindle.native._build import extension as extension
 from rekindle.native._build import ship as ship
 from rekindle.native._build import why_not as why_not

@@ -160,6 +160,15 @@ def extension(
     return module
 
 
+def compiler() -> str:
+    """Return the compiler and its version, or why there is none."""
+    try:
+        found = _compiler()
+        return f"{' '.join(found)}: {_version_of(found)}"
+    except Unbuildable as reason:
+        return f"none: {reason}"
+
+
 def why_not(name: str) -> str:
     """Why `extension(name, ...)` returned None the last time, in one line; empty if it did not."""
     found = _found.get(name, "")
@@ -212,10 +221,7 @@ def _paths(sources: Sequence[str]) -> list[Path]:
 
 def _recipe(name: str, sources: Sequence[str], *, with_torch: bool) -> _Recipe:
     compiler = _compiler()
-    try:
-        version = _compile.run([*compiler, "--version"]).partition("\n")[0]
-    except CompilerError as error:
-        raise Unbuildable(f"{compiler[0]} --version fails: {error}") from None
+    version = _version_of(compiler)
     units = _compile.units_of(_paths(sources), _WITHOUT_TORCH)
     return _Recipe(name, tuple(units), compiler, version, _torch() if with_torch else None)
 
@@ -251,6 +257,14 @@ def _compiler() -> tuple[str, ...]:
     if chosen:
         raise Unbuildable(f"no C++ compiler: $CXX is {chosen[0]}, which is not found")
     raise Unbuildable("no C++ compiler (g++ or clang++) is found")
+
+
+def _version_of(compiler: Sequence[str]) -> str:
+    """Return the first line that a compiler prints about itself."""
+    try:
+        return _compile.run([*compiler, "--version"]).partition("\n")[0]
+    except CompilerError as error:
+        raise Unbuildable(f"{compiler[0]} --version fails: {error}") from None
 
 
 def _python() -> str:

@@ -1,0 +1,158 @@
+"""`rekindle doctor`: what is here, what is missing, and the line to write."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rekindle import __version__
+from rekindle._cache import cache_folder, core_folder
+from rekindle.cli._options import examples
+
+_MAPS: Final = Path("/proc/self/maps")
+_PRELOADED: Final = ("jemalloc", "tcmalloc", "mimalloc")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the answer."""
+
+    name: str
+    found: str
+    advice: str = ""  # the line to write; empty: all is well
+    needed: bool = False  # whether the exit code says that it is missing
+
+
+@click.command(
+    epilog=examples(
+        "rekindle doctor",
+        exits="1: the native core is missing.",
+    )
+)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Show versions, devices, the native core, compiler, caches, and what is missing.
+
+    A report of a problem should contain its output. It compiles nothing and changes nothing.
+    """
+    rows = [
+        *_versions(),
+        *_torch(),
+        *_native(),
+        *_caches(),
+        *_allocator(),
+        *_extras(),
+        *_settings(),
+    ]
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        click.echo(f"{row.name:<{width}}  {row.found}")
+    missing = [row for row in rows if row.advice]
+    if missing:
+        click.echo("\nTo do:")
+        for row in missing:
+            click.echo(f"  {row.name}: {row.advice}")
+    ctx.exit(1 if any(row.needed for row in missing) else 0)
+
+
+def _versions() -> Iterator[Row]:
+    import rekindle
+
+    yield Row("rekindle", f"{__version__}, in {Path(rekindle.__file__).parent}")
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    yield Row("python", f"{python}, {sys.executable}")
+    yield Row("system", platform.platform())
+
+
+def _torch() -> Iterator[Row]:
+    from rekindle.pytorch import environment
+
+    found = environment()
+    yield Row("torch", found.torch)
+    for described in found.devices:
+        yield Row("device", described)
+    for setting in found.settings:
+        yield Row("setting", setting)
+    if not found.core:
+        yield Row("native core", "compiled, runs by default")
+    elif "not been compiled" in found.core:
+        yield Row("native core", found.core, "write `rekindle build`, which takes under a minute")
+    else:
+        advice = (
+            "install a C++ compiler (Debian, Ubuntu: apt install g++; conda: conda install gxx)"
+        )
+        if "compiler" not in found.core:
+            advice = "budgets run on the slower core in Python"
+        yield Row("native core", f"not there: {found.core}", advice, needed=True)
+
+
+def _native() -> Iterator[Row]:
+    from rekindle.native import compiler
+
+    yield Row("compiler", compiler())
+
+
+def _caches() -> Iterator[Row]:
+    learned, cores = cache_folder(), core_folder()
+    yield Row("cores", _folder(cores))
+    yield Row("cache", "off: REKINDLE_CACHE=off" if learned is None else _folder(learned))
+
+
+def _folder(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} (made when it is needed)"
+    mib = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
+    writable = "" if os.access(folder, os.W_OK) else ", cannot be written"
+    return f"{folder} ({mib:.1f} MiB{writable})"
+
+
+def _allocator() -> Iterator[Row]:
+    """Name the allocator of the C library, which keeps freed memory, or one loaded in its place."""
+    libc = " ".join(platform.libc_ver()) or "the system's"
+    loaded = _MAPS.read_text(encoding="utf-8") if _MAPS.exists() else ""
+    others = [name for name in _PRELOADED if re.search(rf"/lib{name}[^/]*$", loaded, re.MULTILINE)]
+    yield Row("allocator", f"{', '.join(others) or libc} (CPU)")
+
+
+def _extras() -> Iterator[Row]:
+    """Name the optional packages that are there, and how to get those that are not."""
+    for extra, packages in _extra_packages().items():
+        found: list[str] = []
+        absent: list[str] = []
+        for package in packages:
+            try:
+                found.append(f"{package} {importlib.metadata.version(package)}")
+            except importlib.metadata.PackageNotFoundError:
+                absent.append(package)
+        missing = f"without {', '.join(absent)}: pip install 'rekindle[{extra}]'" if absent else ""
+        yield Row(f"extra {extra}", "; ".join(filter(None, [", ".join(found), missing])))
+
+
+def _extra_packages() -> dict[str, list[str]]:
+    """Return the packages of each extra, from the metadata of what is installed."""
+    found: dict[str, list[str]] = {}
+    try:
+        requirements = importlib.metadata.requires("rekindle") or []
+    except importlib.metadata.PackageNotFoundError:
+        return found
+    for requirement in requirements:
+        package = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        if package and extra and extra[1] not in ("dev", "docs"):
+            found.setdefault(extra[1], []).append(package[0])
+    return found
+
+
+def _settings() -> Iterator[Row]:
+    for name in sorted(os.environ):
+        if name.startswith("REKINDLE_") or name in ("CXX", "LD_PRELOAD", "OMP_NUM_THREADS"):
+            yield Row("setting", f"{name}={os.environ[name]}")

@@ -1,0 +1,58 @@
+"""Describe what PyTorch and its devices are here, for `rekindle doctor`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle._units import format_bytes
+from rekindle.pytorch.context._auto import available
+from rekindle.pytorch.devices import accelerator
+from rekindle.pytorch.native import core as native_core
+from rekindle.pytorch.native import what_it_misses, why_not
+
+_CUDA_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a budget would meet, in words."""
+
+    torch: str  # version, commit, and the CUDA or ROCm that it was built for
+    devices: tuple[str, ...]  # each with the bytes that a budget of "auto" would be
+    core: str  # empty: the native core is compiled and runs by default; else why not
+    settings: tuple[str, ...]  # of PyTorch's allocators, as NAME=VALUE
+
+
+def environment() -> Environment:
+    """Look at PyTorch and its devices; nothing is compiled."""
+    commit = str(torch.version.git_version)[:10]
+    built_for = torch.version.cuda and f", CUDA {torch.version.cuda}"
+    built_for = built_for or (torch.version.hip and f", ROCm {torch.version.hip}") or ""
+    devices = [torch.device("cpu")]
+    if accelerator.available():
+        devices += [torch.device("cuda", index) for index in range(accelerator.count())]
+    core = "" if native_core(build=False) is not None else why_not()
+    return Environment(
+        torch=f"{torch.__version__} (commit {commit}{built_for})",
+        devices=tuple(map(_described, devices)),
+        core=core or what_it_misses(),
+        settings=tuple(
+            f"{name}={os.environ[name]}" for name in _CUDA_SETTINGS if name in os.environ
+        ),
+    )
+
+
+def _described(device: torch.device) -> str:
+    try:
+        free = f'{format_bytes(available(device))} for a budget of "auto"'
+    except Unsupported as error:
+        free = str(error)
+    if device.type == "cpu":
+        return f"cpu, {torch.get_num_threads()} threads, {free}"
+    return f"{device}, {accelerator.name_of(device)}, {free}"
