@@ -181,12 +181,11 @@ def _each_case_and_policy() -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.python_core("the native core knows one policy")
 @pytest.mark.parametrize(("case", "policy"), _each_case_and_policy())
-def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
+def test_every_policy_trains_the_same(case: Case, policy: Policy, core: cores.Name) -> None:
     plain = plainly(case)
     # At half, largest-first spends minutes on the LSTM: all its values are alike.
-    trained = within(case, plain.measured.budget(0.7), policy)
+    trained = within(case, plain.measured.budget(0.7), policy, core)
     assert differing(trained.outcome, plain.outcome) == []
 
 

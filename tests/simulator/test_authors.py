@@ -9,10 +9,10 @@ import pytest
 
 from rekindle._types import ValueId
 from rekindle.engine import NoRoom, Rules, Thrashed
-from rekindle.policies import Ablation
+from rekindle.policies import Ablation, score_of
 from rekindle.schedule import Action
 from rekindle.simulator import Run
-from rekindle.simulator._native import Core, score_of
+from rekindle.simulator._native import Core
 from rekindle.trace import Trace, TraceBuilder, keep_all_peak
 from tests.simulator.authors import Authors, GaveUp
 

@@ -11,6 +11,8 @@ from rekindle.policies._named import NAMED as NAMED
 from rekindle.policies._named import PAPER as PAPER
 from rekindle.policies._named import named as named
 from rekindle.policies._named import policy_of as policy_of
+from rekindle.policies._score import Score as Score
+from rekindle.policies._score import score_of as score_of
 from rekindle.policies.ablation import Ablation as Ablation
 from rekindle.policies.dtr import DTR as DTR
 from rekindle.policies.largest import Largest as Largest

@@ -20,7 +20,7 @@ from rekindle import trace as t
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Route, Rules
-from rekindle.policies import DTR, LRU, MSPS, Ablation, Largest, Policy, Swap, Thrifty
+from rekindle.policies import Policy, Swap, score_of
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 Core = Literal["auto", "native", "python"]
@@ -32,7 +32,6 @@ WORDS: Final = {
 REPLAYABLE, HELD = 1, 2
 PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ends
 
-_COSTS: Final = {"none": 0, "local": 1, "classes": 2, "exact": 3, "ancestors": 4, "capped": 5}
 _DEAD: Final = {"evict": 0, "ignore": 1, "banish": 2}
 _EXACT: Final = 2**53  # integers below are exact as floats: scores are the same in both engines
 _LONG: Final = 20_000  # events; for less nobody waits until the native engine is compiled
@@ -154,28 +153,6 @@ def play(
     way = None if route is None else _numbers_of(route)
     played = Played(module.replay(words, array("q", settings), way))
     return played if played.totals.clock < _EXACT else None
-
-
-def score_of(policy: Policy) -> tuple[int, bool, bool, bool] | None:
-    """Costs, by size, by staleness, by its root: what the native engine wants to know of a policy.
-
-    None if it does not have that policy.
-    """
-    match policy:
-        case Thrifty():
-            return _COSTS["capped"], True, True, True
-        case DTR(neighborhood="exact" | "local"):
-            return _COSTS[policy.neighborhood], True, True, False
-        case LRU():
-            return _COSTS["none"], False, True, False
-        case Largest():
-            return _COSTS["none"], True, False, False
-        case MSPS():
-            return _COSTS["ancestors"], True, False, False
-        case Ablation(cost="exact" | "local" | "none"):
-            return _COSTS[policy.cost], policy.size, policy.staleness, False
-        case _:
-            return None
 
 
 def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rekindle
-from rekindle.policies import DEFAULT, DTR, Thrifty
+from rekindle.policies import Unoptimized
 from rekindle.pytorch.context import _cores
 from tests.pytorch import cores
 
@@ -45,7 +45,11 @@ def chosen(**settings: Any) -> rekindle.Run:
 
 
 @pytest.mark.usefixtures("_preferred")
-@pytest.mark.parametrize("settings", [{}, {"swap": "1MiB"}, {"evict": "anything"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"swap": "1MiB"}, {"evict": "anything"}, {"policy": "lru"}, {"policy": Unoptimized()}],
+    ids=["default", "swap", "anything", "lru", "unoptimized"],
+)
 def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) -> None:
     run = chosen(**settings)
     assert str(run.core) == "native, the default"
@@ -57,8 +61,6 @@ def test_native_where_it_does_all_that_is_asked_for(settings: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"policy": DTR()}, "it knows no policy but Thrifty(), and DTR"),
-        ({"policy": "lru"}, "it knows no policy but Thrifty(), and LRU"),
         ({"core": "python"}, "as asked for"),
     ],
     ids=str,
@@ -73,22 +75,14 @@ def test_python_where_something_else_is_asked_for(settings: dict[str, Any], reas
 @pytest.mark.usefixtures("_preferred")
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
 def test_python_on_other_devices(kind: str) -> None:
-    core = _cores.chosen_core("auto", DEFAULT, torch.device(kind))
+    core = _cores.chosen_core("auto", torch.device(kind))
     assert str(core) == f"python, it works on the CPU and on CUDA, and the budget is for {kind}"
 
 
 @pytest.mark.usefixtures("_preferred")
 def test_on_cuda_the_native_core_has_to_be_asked_for() -> None:
-    core = _cores.chosen_core("auto", DEFAULT, torch.device("cuda"))
+    core = _cores.chosen_core("auto", torch.device("cuda"))
     assert str(core) == "python, the default for now on a device"
-
-
-@pytest.mark.usefixtures("_preferred")
-def test_python_for_a_policy_of_the_program_s_own() -> None:
-    class Mine(Thrifty):
-        """Not the one that the native core knows."""
-
-    assert "python" in str(_cores.chosen_core("auto", Mine(), torch.device("cpu")))
 
 
 def test_nothing_is_built_before_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.policies import DEFAULT, DTR
 from rekindle.pytorch.context import _cores
 from rekindle.pytorch.native import core, why_not
 from tests.pytorch import cores
@@ -48,18 +47,6 @@ def numbers(run: Any) -> Any:
 # -- which core -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"policy": DTR()}, "no policy but Thrifty"),
-    ],
-)
-def test_what_it_does_not_do_is_refused(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(rekindle.Unsupported, match=reason) as caught:
-        rekindle.budget("1GiB", core="native", **settings)
-    assert 'core="auto"' in str(caught.value)
-
-
 def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
     """Plain PyTorch may free one while another thread reads it: only how much there is is told."""
 
@@ -83,13 +70,13 @@ def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
 
 def test_other_devices() -> None:
     with pytest.raises(rekindle.Unsupported, match=r"works on the CPU and on CUDA, and .* mps"):
-        _cores.chosen_core("native", DEFAULT, torch.device("mps"))
+        _cores.chosen_core("native", torch.device("mps"))
 
 
 @pytest.mark.parametrize("preferred", ["native", "python"])
 def test_a_device_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch, preferred: str) -> None:
     monkeypatch.setattr(_cores, "PREFERRED", preferred)
-    assert not _cores.chosen_core("auto", DEFAULT, torch.device("cuda", 0)).native
+    assert not _cores.chosen_core("auto", torch.device("cuda", 0)).native
 
 
 def test_no_such_core() -> None:

@@ -13,10 +13,22 @@ import torch
 from torch import nn, optim
 
 import rekindle
-from rekindle.policies import Swap, Thrifty
+from rekindle.policies import (
+    DTR,
+    LRU,
+    MSPS,
+    Ablation,
+    Largest,
+    Policy,
+    Random,
+    Swap,
+    Thrifty,
+    Unoptimized,
+)
 from tests.native.journals import KINDS, Replay
 from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
+from tests.pytorch.native.own_policies import Cheapest
 
 VECTOR = 4 * WIDTH
 MOST = 200_000
@@ -140,6 +152,27 @@ def test_the_engine_in_python_acts_the_same(
     compared = Replay(budget, Thrifty(), driven=True).compare(words)
     assert compared >= run.recomputations + run.evictions
     assert part is None or run.recomputations > 0
+
+
+#: Those that the core knows, and those that it asks Python about.
+POLICIES: list[Policy] = [
+    DTR(), DTR("local"), LRU(), Largest(), MSPS(), Ablation(True, False, "exact"),
+    DTR("classes"), Random(3), Unoptimized(), Cheapest(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_any_policy_decides_as_in_python(program: Callable[[], Step], policy: Policy) -> None:
+    torch.manual_seed(20)
+    step = program()
+    _, roomy = _journal(step, None)
+    budget = int(0.7 * roomy.peak)
+    words, run = _journal(step, budget, policy=policy)
+    assert run.peak <= budget
+    compared = Replay(budget, policy, driven=True).compare(words)
+    assert compared >= run.recomputations + run.evictions
+    assert run.recomputations > 0
 
 
 @pytest.mark.evicts_anything

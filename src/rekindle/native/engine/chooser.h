@@ -54,7 +54,7 @@ public:
     virtual void disposed(Storage& /*storage*/) noexcept {}
 };
 
-// Which costs count in a score, as in rekindle.policies._neighborhood.
+// Which costs count in a score, as in rekindle.policies._neighborhood; `classes` are not there yet.
 enum class Costs : std::uint8_t { nothing, local, classes, exact, ancestors, capped };
 
 // A score, cost / (bytes * staleness) and its ablations, least first.

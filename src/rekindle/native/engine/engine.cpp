@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <cstddef>
+#include <utility>
 
 #include "../base/assert.h"
 
@@ -20,9 +21,14 @@ std::int64_t index_of(const Value& value) {
 }  // namespace
 
 Engine::Engine(
-    Bytes most, Performer& performer, const Policy& policy, bool advised, const Rules& how
+    Bytes most,
+    Performer& performer,
+    const Policy& policy,
+    bool advised,
+    const Rules& how,
+    std::unique_ptr<Chooser> own
 )
-    : Ledger(most, policy, advised, how, performer) {}
+    : Ledger(most, policy, advised, how, performer, std::move(own)) {}
 
 // -- events ---------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 // guards it.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "ledger.h"
@@ -16,14 +17,16 @@ namespace rekindle {
 // may throw what the performer throws, `NoRoom` and `Thrashed`; the invariants hold afterwards.
 class Engine final : public Ledger {
 public:
-    // `advised`: the policy follows advice first, as that of a `Follower`. The performer,
-    // and the slabs that it keeps storages and calls in, must outlive the engine; no `Ref` may.
+    // `advised`: the policy follows advice first, as that of a `Follower`. `own`: chooses in the
+    // place of `policy`. The performer, and the slabs that it keeps storages and calls in, must
+    // outlive the engine; no `Ref` may.
     Engine(
         Bytes most,
         Performer& performer,
         const Policy& policy = THRIFTY,
         bool advised = false,
-        const Rules& how = {}
+        const Rules& how = {},
+        std::unique_ptr<Chooser> own = nullptr
     );
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;

@@ -10,9 +10,17 @@
 namespace rekindle {
 
 Ledger::Ledger(
-    Bytes most, const Policy& policy, bool advised, const Rules& how, Performer& performer
+    Bytes most,
+    const Policy& policy,
+    bool advised,
+    const Rules& how,
+    Performer& performer,
+    std::unique_ptr<Chooser> own
 )
-    : rules(how), budget(most), performer_(performer), policy_(policy.bind(graph)) {
+    : rules(how),
+      budget(most),
+      performer_(performer),
+      policy_(own != nullptr ? std::move(own) : policy.bind(graph)) {
     bool remembers = policy_->remembers();
     if (advised) {
         auto advice = std::make_unique<AdvisedChooser>(std::move(policy_));

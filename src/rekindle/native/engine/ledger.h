@@ -138,7 +138,14 @@ protected:
         Ledger& ledger_;
     };
 
-    Ledger(Bytes most, const Policy& policy, bool advised, const Rules& how, Performer& performer);
+    Ledger(
+        Bytes most,
+        const Policy& policy,
+        bool advised,
+        const Rules& how,
+        Performer& performer,
+        std::unique_ptr<Chooser> own
+    );
     ~Ledger();
 
     // -- letting go -----------------------------------------------------------------------------

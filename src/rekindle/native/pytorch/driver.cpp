@@ -9,6 +9,7 @@
 
 #include "any_time.h"
 #include "learner.h"
+#include "own_policy.h"
 #include "poison.h"
 #include "python.h"
 #include "swapper.h"
@@ -109,9 +110,17 @@ void set_active(c10::intrusive_ptr<Driver> driver) {
     }
 }
 
-Driver::Driver(Bytes budget, c10::Device where, bool assumed, bool learns)
+Driver::Driver(
+    Bytes budget,
+    c10::Device where,
+    bool assumed,
+    bool learns,
+    const Policy& policy,
+    std::unique_ptr<PythonChooser> own
+)
     : assumed_(assumed),
-      engine(budget, *this, THRIFTY, learns),
+      own_policy(own.get()),
+      engine(budget, *this, policy, learns, {}, std::move(own)),
       device(where),
       learner(learns ? std::make_unique<Learner>(*this) : nullptr),
       ordinal(next_ordinal()) {

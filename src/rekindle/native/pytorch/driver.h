@@ -39,7 +39,8 @@
 namespace rekindle {
 
 class AnyTime;
-class Learner;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
+class Learner;        // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
+class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): likewise
 class Swapper;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
@@ -90,8 +91,16 @@ struct Holder final {
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
     // `assumed`: nobody said that it is `where`; a program that goes elsewhere is stopped.
-    // `learns`: what steps of the program are like, and follows what was learned.
-    Driver(Bytes budget, c10::Device where, bool assumed, bool learns);
+    // `learns`: what steps of the program are like, and follows what was learned. `own`: chooses in
+    // the place of `policy`, if there is one.
+    Driver(
+        Bytes budget,
+        c10::Device where,
+        bool assumed,
+        bool learns,
+        const Policy& policy,
+        std::unique_ptr<PythonChooser> own
+    );
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;
     Driver(Driver&&) = delete;
@@ -137,6 +146,7 @@ private:
     bool assumed_;
 
 public:
+    PythonChooser* const own_policy;  // the engine's; null: it has one of ours
     Engine engine;
     Device device;
     Shortfall shortfall;

@@ -3,7 +3,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "anything.h"
@@ -14,6 +16,7 @@
 #include "for_tests.h"
 #include "held.h"
 #include "learning.h"
+#include "own_policy.h"
 #include "proxy.h"
 #include "python.h"
 #include "runtime.h"
@@ -33,6 +36,7 @@ using rekindle::must;
 using rekindle::nothing;
 using rekindle::Object;
 using rekindle::parse;
+using rekindle::PythonChooser;
 using rekindle::tensor_of;
 
 // -- what may be asked for ------------------------------------------------------------------------
@@ -108,18 +112,45 @@ PyObject* learn_traits(PyObject* arguments) {
     return nothing();
 }
 
-// new(budget, device, assumed, learns, lends) -> driver; a negative budget is none
+// new(budget, device, assumed, learns, lends, score, chooser) -> driver; a negative budget is none.
+// `score`: of a policy of ours; `chooser`: None, or the object that chooses in its place.
 PyObject* make(PyObject* arguments) {
     long long budget = 0;
     const char* device = nullptr;
     int assumed = 0;
     int learns = 0;
     int lends = 0;
-    parse(arguments, "Lsppp", &budget, &device, &assumed, &learns, &lends);
+    int costs = 0;
+    int by_size = 0;
+    int by_staleness = 0;
+    int root = 0;
+    PyObject* chooser = nullptr;
+    parse(
+        arguments,
+        "Lsppp(ippp)O",
+        &budget,
+        &device,
+        &assumed,
+        &learns,
+        &lends,
+        &costs,
+        &by_size,
+        &by_staleness,
+        &root,
+        &chooser
+    );
+    const rekindle::Policy policy{
+        static_cast<rekindle::Costs>(costs), by_size != 0, by_staleness != 0, root != 0
+    };
+    std::unique_ptr<PythonChooser> own;
+    if (chooser != Py_None) {
+        own = std::make_unique<PythonChooser>(chooser);
+    }
     rekindle::let_parked_go();
     const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
     const c10::Device where(device);
-    auto driver = c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0);
+    auto driver =
+        c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0, policy, std::move(own));
     driver->lends = lends != 0 && rekindle::there_are_husks();
     {
         const Locked lock;
@@ -164,6 +195,7 @@ PyObject* leave(PyObject* arguments) {
         const Locked lock;
         driver_of(driver).close();
     });
+    rekindle::raise_policy_error(driver_of(driver));
     rekindle::let_parked_go();
     return nothing();
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "own_policy.h"
 #include "swapper.h"
 
 // As Python.h has it.
@@ -45,6 +46,13 @@ void tell_complaint(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
 void tell_range(const Driver& driver, bool ends);
 
+// An error of the program's own policy is raised, once.
+inline void raise_policy_error(const Driver& driver) {
+    if (driver.own_policy != nullptr) {
+        driver.own_policy->raise_error();
+    }
+}
+
 // Tells all that is due.
 inline void tell(Driver& driver) {
     if (driver.look_due && !looks_later()) {
@@ -62,6 +70,7 @@ inline void tell(Driver& driver) {
     if (driver.swapper != nullptr && driver.swapper->complaint_due) {
         tell_complaint(driver);
     }
+    raise_policy_error(driver);
 }
 
 // A step begins with `met`: Python may know what comes then, of other processes.

@@ -13,7 +13,7 @@ from rekindle import _checks as checks
 from rekindle._errors import InvalidArgument, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
-from rekindle.policies import Policy, Swap, policy_of
+from rekindle.policies import DEFAULT, Policy, Swap, policy_of
 from rekindle.pytorch.context._auto import amount_of, is_auto
 from rekindle.pytorch.context._cores import Chosen, Core, chosen_core
 from rekindle.pytorch.held import flag_of_reading, there_are_husks
@@ -81,10 +81,11 @@ class Arguments:
     def learns_by_itself(self) -> bool:
         """Whether they are made although nobody said so, once steps seem to go on alike.
 
-        Not where decisions are written down, which are to be those of the policy, nor without what
-        plans them.
+        Not where decisions are written down, which are to be those of the policy, nor where another
+        policy than the default is asked for, nor without what plans them.
         """
         unsaid = self.learn == "auto" and self.evict != "anything"
+        unsaid = unsaid and policy_of(self.policy) == DEFAULT
         return unsaid and not self.record and find_spec("highspy") is not None
 
     @property
@@ -103,7 +104,7 @@ class Arguments:
 
     def core_on(self, device: torch.device) -> Chosen:
         """The core that runs this. Raises if the native one is asked for in vain."""
-        return chosen_core(self.core, policy_of(self.policy), device)
+        return chosen_core(self.core, device)
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""

@@ -107,8 +107,7 @@ class budget:
         everything else, with and without autograd: not with `swap`. Without torch 2.12 "auto" is
         "saved", and "anything" is refused.
 
-    core: "native" runs in C++ what happens for every operator: for the default policy, on the CPU
-        and on CUDA. It is compiled on first use, which takes a minute, or before by
+    core: "native" runs in C++ what happens for every operator, on the CPU and on CUDA. It is compiled on first use, which takes a minute, or before by
         `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
         native one on a CPU wherever it can be had. `run.report()` says which one ran, and why.
 
@@ -265,6 +264,7 @@ class budget:
             given.lends,
             given.evict == "anything",
             None if host is None else host.copies(amount),
+            policy_of(given.policy),
         )
         runtime = NativeRuntime(driver)
         run = Run(driver, amount, policy_of(given.policy), core, record=given.record)

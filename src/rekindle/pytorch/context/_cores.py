@@ -9,7 +9,6 @@ import torch
 
 from rekindle import _checks as checks
 from rekindle._errors import Unsupported
-from rekindle.policies import Policy, Thrifty, policy_of
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native import what_it_misses, why_not
@@ -37,12 +36,12 @@ class Chosen:
         return f"{self.name}, {self.reason}"
 
 
-def chosen_core(asked: Core, policy: Policy, device: torch.device) -> Chosen:
+def chosen_core(asked: Core, device: torch.device) -> Chosen:
     """The core for these options. Raises `Unsupported` if the native one is asked for in vain."""
     checks.one_of(asked, get_args(Core), "rekindle.budget(..., core={})")
     if asked == "python":
         return Chosen(False, "as asked for")
-    obstacle = _obstacle(policy, device)
+    obstacle = _obstacle(device)
     if asked == "auto" and PREFERRED == "python":
         return Chosen(False, "the default for now")
     if not obstacle and asked == "auto" and is_accelerator(device):
@@ -61,17 +60,13 @@ def chosen_core(asked: Core, policy: Policy, device: torch.device) -> Chosen:
     return Chosen(True, "as asked for")
 
 
-def core_for(
-    policy: Policy | type[Policy] | str | None, device: str | torch.device | None
-) -> Chosen:
-    """The core of a budget of which nothing else is asked."""
-    return chosen_core("auto", policy_of(policy), device_of(device))
+def core_for(device: str | torch.device | None) -> Chosen:
+    """Return the core of a budget of which nothing else is asked."""
+    return chosen_core("auto", device_of(device))
 
 
-def _obstacle(policy: Policy, device: torch.device) -> str:
+def _obstacle(device: torch.device) -> str:
     """What the native core does not do, of all that is asked for; empty: nothing."""
-    if type(policy) is not Thrifty:
-        return f"it knows no policy but Thrifty(), and {policy!r} is asked for"
     if device.type != "cpu" and not is_accelerator(device):
         return f"it works on the CPU and on CUDA, and the budget is for {device.type}"
     return ""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Bytes, OpId, StorageId
-from rekindle.policies import Swap
+from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._engine import NativeEngine
 from rekindle.pytorch.native._higher import shown_name
@@ -143,10 +143,14 @@ class NativeDriver:
         lends: bool = False,
         anything: bool = False,
         swaps: tuple[CopiesOnHost, Swap] | None = None,
+        policy: Policy = DEFAULT,
     ) -> None:
         self.core = core
         amount = -1 if budget is None else budget
-        self.handle = core.new(amount, str(device), assumed, learns, lends)
+        score, chooser = score_of(policy), None
+        if score is None:  # the core does not know it, and asks it
+            score, chooser = (0, False, False, False), policy.bind()
+        self.handle = core.new(amount, str(device), assumed, learns, lends, score, chooser)
         #: Whether anything may go, what is made with grad mode off as well.
         self.anything = anything
         if anything:

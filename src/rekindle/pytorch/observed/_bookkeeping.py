@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Nanoseconds
-from rekindle.policies import Policy
 from rekindle.pytorch.context import Core, Run, budget, core_for
 
 _LENGTH, _WIDTH = 120, 256
@@ -31,9 +30,9 @@ class Prices(NamedTuple):
     again: Nanoseconds
 
 
-def prices(policy: Policy | None, device: str | torch.device | None) -> Prices:
-    """Those of the core that a budget of this policy on this device has."""
-    return prices_of(core_for(policy, device).name)
+def prices(device: str | torch.device | None) -> Prices:
+    """Those of the core that a budget on this device has."""
+    return prices_of(core_for(device).name)
 
 
 @functools.cache

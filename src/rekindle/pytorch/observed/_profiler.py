@@ -92,7 +92,7 @@ def observe(
     finally:
         undo.restore()
     if not plain:
-        plain.append(max(1, min(kept) - prices(policy, device).operator * len(trace.ops)))
+        plain.append(max(1, min(kept) - prices(device).operator * len(trace.ops)))
     noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
     return Observed(trace, report, min(plain), min(kept), noise)
 
@@ -142,7 +142,7 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
 
 def _from_operators(run: Run, policy: Policy | None, device: str | torch.device | None) -> Observed:
     trace = run.trace
-    kept = trace.compute_ns + prices(policy, device).operator * len(trace.ops)
+    kept = trace.compute_ns + prices(device).operator * len(trace.ops)
     return Observed(trace, run.report(), max(1, trace.compute_ns), max(1, kept))
 
 

@@ -153,7 +153,7 @@ def verify(
             run._driver.audit = audit
             within = observe(step, before, lambda: run._driver.work.mine)
         runs = [within]
-        if core_for(policy, None).native:  # what the program will have; it tells less
+        if core_for(None).native:  # what the program will have; it tells less
             before.restore()
             with budget_context(amount, policy=policy, core="native"):
                 runs.append(observe(step, before))

@@ -1,0 +1,46 @@
+"""The policies that the native engine knows, as the numbers that it knows them by."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rekindle.policies._base import Policy
+from rekindle.policies.ablation import Ablation
+from rekindle.policies.dtr import DTR
+from rekindle.policies.largest import Largest
+from rekindle.policies.lru import LRU
+from rekindle.policies.msps import MSPS
+from rekindle.policies.thrifty import Thrifty
+
+# `Costs` in native/engine/chooser.h. It has no union-find classes.
+_COSTS: Final = {"none": 0, "local": 1, "exact": 3, "ancestors": 4, "capped": 5}
+_KNOWN: Final = (Thrifty, DTR, LRU, Largest, MSPS, Ablation)
+
+Score = tuple[int, bool, bool, bool]
+"""Costs, by size, by staleness, by the root of the staleness: `Policy` in native/engine/chooser.h.
+"""
+
+
+def score_of(policy: Policy) -> Score | None:
+    """Describe `policy` to the native engine.
+
+    Returns:
+        Its score; None if the native engine does not know that policy, and has to ask it.
+    """
+    if type(policy) not in _KNOWN:  # a class derived from one may do anything
+        return None
+    match policy:
+        case Thrifty():
+            return _COSTS["capped"], True, True, True
+        case DTR(neighborhood="exact" | "local"):
+            return _COSTS[policy.neighborhood], True, True, False
+        case LRU():
+            return _COSTS["none"], False, True, False
+        case Largest():
+            return _COSTS["none"], True, False, False
+        case MSPS():
+            return _COSTS["ancestors"], True, False, False
+        case Ablation(cost="exact" | "local" | "none"):
+            return _COSTS[policy.cost], policy.size, policy.staleness, False
+        case _:
+            return None

@@ -1,0 +1,60 @@
+"""Policies as a program may write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from rekindle.policies import Candidate, Chooser, Policy
+
+
+class CheapestChooser(Chooser):
+    """What `docs/extending.md` shows, with a look at the neighbors."""
+
+    def __init__(self) -> None:
+        self.candidates: dict[Candidate, None] = {}
+        self.gone: set[Candidate] = set()
+
+    def add(self, storage: Candidate) -> None:
+        assert storage not in self.candidates
+        self.candidates[storage] = None
+
+    def remove(self, storage: Candidate) -> None:
+        del self.candidates[storage]
+
+    def evicted(self, storage: Candidate) -> None:
+        self.gone.add(storage)
+
+    def returned(self, storage: Candidate) -> None:
+        self.gone.remove(storage)
+
+    def forgotten(self, storage: Candidate) -> None:
+        self.gone.remove(storage)
+
+    def choose(self, now: int) -> Candidate | None:
+        return min(self.candidates, key=self._score, default=None)
+
+    def _score(self, storage: Candidate) -> tuple[int, int, int]:
+        above = sum(parent.cost for parent in set(storage.parents()) & self.gone)
+        below = sum(not child.resident for child in storage.children())
+        return (storage.cost + above) // max(1, storage.nbytes), below, storage.order
+
+
+@final
+@dataclass(frozen=True)
+class Cheapest(Policy):
+    """Evicts first what is cheapest to recompute."""
+
+    def bind(self) -> Chooser:
+        return CheapestChooser()
+
+
+class With(Policy):
+    """The chooser that `make` makes."""
+
+    def __init__(self, make: Callable[[], Chooser]) -> None:
+        self._make = make
+
+    def bind(self) -> Chooser:
+        return self._make()

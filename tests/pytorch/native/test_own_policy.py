@@ -1,0 +1,214 @@
+"""A policy that the program wrote: it decides, its errors are the program's, nothing waits for
+anything."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.policies import Candidate, Chooser
+from rekindle.pytorch.native import core, why_not
+from tests.pytorch.harsh import WIDTH, deeper, vector
+from tests.pytorch.native.own_policies import Cheapest, CheapestChooser, With
+
+VECTOR = 4 * WIDTH
+TIGHT = 14 * VECTOR
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    if core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+
+
+class MyError(Exception):
+    """Raised by the program's own code."""
+
+
+def within(chooser: type[Chooser], amount: int | None = TIGHT) -> rekindle.budget:
+    return rekindle.budget(amount, policy=With(chooser), core="native")
+
+
+def test_own_policy_decides_and_bits_are_those_of_plain_pytorch() -> None:
+    weight = vector(True)
+    deeper(weight, 30).sum().backward()
+    wanted, weight.grad = weight.grad, None
+    with rekindle.budget(TIGHT, policy=Cheapest(), core="native") as run:
+        deeper(weight, 30).sum().backward()
+    assert wanted is not None
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, wanted)
+    assert run.recomputations > 10
+    assert run.peak <= TIGHT
+    assert run.policy == Cheapest()
+
+
+def test_error_in_choose_reaches_the_program_as_raised() -> None:
+    error = MyError("no idea")
+
+    class Lost(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            raise error
+
+    weight = vector(True)
+    with within(Lost) as run:
+        with pytest.raises(MyError) as caught:
+            deeper(weight, 30)
+        run._driver.engine.check()
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("event", ["add", "remove", "touched", "evicted", "returned"])
+def test_error_in_an_event_reaches_the_program_as_raised(event: str) -> None:
+    error = MyError("no idea")
+    left = [1]
+
+    class Broken(CheapestChooser):
+        pass
+
+    def broken(self: Chooser, storage: Candidate) -> None:
+        if left:
+            left.pop()
+            raise error
+
+    setattr(Broken, event, broken)
+    weight = vector(True)
+    with within(Broken) as run:
+        with pytest.raises(MyError) as caught:
+            deeper(weight, 30).sum().backward()
+        run._driver.engine.check()
+    assert caught.value is error
+
+
+def test_error_in_a_backward_pass_reaches_the_program_as_raised() -> None:
+    class Later(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            if torch._C._current_graph_task_id() >= 0:
+                raise MyError("not now")
+            return super().choose(now)
+
+    with within(Later), pytest.raises(MyError, match="not now"):
+        deeper(vector(True), 30).sum().backward()
+
+
+@pytest.mark.parametrize("answer", [3, "x", []], ids=repr)
+def test_choose_of_something_else_is_refused(answer: object) -> None:
+    class Odd(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            return answer  # type: ignore[return-value]
+
+    with within(Odd), pytest.raises(ValueError, match=r"returned .*: return one of the candidates"):
+        deeper(vector(True), 30)
+
+
+def test_choose_of_what_is_no_candidate_any_more_is_refused() -> None:
+    class Stubborn(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            return next(iter(self.gone), None) or super().choose(now)
+
+    with within(Stubborn), pytest.raises(ValueError, match="return one of the candidates"):
+        deeper(vector(True), 30)
+
+
+def test_choose_of_nothing_is_out_of_budget() -> None:
+    class Idle(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            return None
+
+    with within(Idle), pytest.raises(rekindle.OutOfBudget):
+        deeper(vector(True), 30)
+
+
+def test_operators_in_a_policy_run_and_count_nowhere() -> None:
+    class Computing(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            costs = torch.tensor([float(each.cost) for each in self.candidates])
+            return list(self.candidates)[int(costs.argmin())] if len(costs) else None
+
+    weight = vector(True)
+    with within(Computing) as run:
+        deeper(weight, 30).sum().backward()
+    assert run.recomputations > 0
+    assert run.peak <= TIGHT
+
+
+def test_threads_beside_a_policy_go_on() -> None:
+    """A policy gives Python's lock away amid its work: who runs operators then waits, no more."""
+    seen = threading.Event()
+
+    class Slow(CheapestChooser):
+        def choose(self, now: int) -> Candidate | None:
+            seen.wait(0.001)  # another thread of Python's runs
+            return super().choose(now)
+
+    weights = [vector(True) for _ in range(3)]
+
+    def train(weight: torch.Tensor) -> None:
+        for _ in range(3):
+            deeper(weight, 20).sum().backward()
+
+    with rekindle.budget(40 * VECTOR, policy=With(Slow), core="native") as run:
+        threads = [threading.Thread(target=train, args=(weight,)) for weight in weights]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert run.recomputations > 0
+
+
+def test_candidates_can_be_read_in_another_thread_and_afterwards() -> None:
+    kept: list[Candidate] = []
+    read: list[int] = []
+
+    class Noting(CheapestChooser):
+        def add(self, storage: Candidate) -> None:
+            super().add(storage)
+            kept.append(storage)
+
+    def reader() -> None:
+        read.extend(each.nbytes for each in kept)
+        read.extend(parent.nbytes for each in kept for parent in each.parents())
+
+    with within(Noting):
+        loss = deeper(vector(True), 20).sum()
+        thread = threading.Thread(target=reader)
+        thread.start()
+        thread.join(60)
+        loss.backward()
+    del loss
+    gc.collect()
+    assert VECTOR in read
+    assert max(each.nbytes for each in kept) == VECTOR
+    assert {each.resident for each in kept if not each.parents()} == {False}
+
+
+def test_policy_is_let_go_of_with_the_budget() -> None:
+    made: list[weakref.ref[Chooser]] = []
+
+    class Counted(CheapestChooser):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    with within(Counted) as run:
+        deeper(vector(True), 20).sum().backward()
+    del run
+    gc.collect()
+    assert [each() for each in made] == [None]
+
+
+def test_own_policy_is_followed_though_steps_repeat() -> None:
+    """Nothing is planned by itself where the program said how to choose."""
+    weight = vector(True)
+    with rekindle.budget(TIGHT, policy=Cheapest(), core="native") as run:
+        for _ in range(8):
+            weight.grad = None
+            deeper(weight, 30).sum().backward()
+    assert run._driver.watcher is None
+    assert run.recomputations > 0
