@@ -107,8 +107,9 @@ class budget:
         everything else, with and without autograd: not with `swap`. Without torch 2.12 "auto" is
         "saved", and "anything" is refused.
 
-    core: "native" runs in C++ what happens for every operator, on the CPU and on CUDA. It is compiled on first use, which takes a minute, or before by
-        `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" is the
+    core: "native" runs in C++ what happens for every operator, on the CPU and on CUDA. It is
+        compiled on first use, which takes half a minute, or before by `rekindle build`. "python"
+        takes 20 to 40 microseconds an operator. "auto" is the
         native one on a CPU wherever it can be had. `run.report()` says which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
