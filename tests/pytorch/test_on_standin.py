@@ -210,6 +210,14 @@ def test_what_the_allocator_rounds_up_counts_so(extension: Path) -> None:
     assert answer["peak over budget"] <= 1
 
 
+def test_event_error_reaches_the_program_and_the_next_step_works(extension: Path) -> None:
+    question = "matrices, fails, prompt"
+    answer = asked(extension, question)[question]
+    assert answer["raised"] == "standin device: unspecified launch failure"
+    assert answer["in flight"] == [0, 0]
+    assert answer["equal"]
+
+
 @pytest.mark.slow
 def test_a_copy_that_nobody_waits_for_lands_in_no_other_memory(extension: Path) -> None:
     found = asked(extension, *(f"vectors, dropped, {streams}" for streams in STREAMS))

@@ -28,6 +28,7 @@
 #include "addresses.h"
 #include "deaths.h"
 #include "device.h"
+#include "errors.h"
 #include "memory.h"
 #include "positions.h"
 #include "prices.h"
@@ -44,29 +45,6 @@ class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): lik
 class Swapper;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
-
-// There is no room: `who` needs `needed` bytes more.
-struct Shortage final {
-    Bytes needed;
-    Bytes memory;
-    Bytes budget;
-    std::string who;
-};
-
-// The device has no more memory, and nothing is left to evict; what it said.
-struct Full final {
-    std::string said;
-};
-
-// A program that nobody said is on a device is on this one.
-struct Elsewhere final {
-    c10::Device met;
-};
-
-// What one made was evicted, and is asked for while the device writes a graph.
-struct InAGraph final {
-    const char* site;
-};
 
 // Who has memory, for the report and for errors; what they are called is decided in Python.
 struct Holder final {
@@ -162,7 +140,7 @@ public:
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
     Samples samples;
-    Bytes in_flight = 0;      // of operators that run just now, all that they take
+    Bytes in_flight = 0;      // of operators that run just now: what `Running` holds
     int running = 0;          // how many of them there are
     std::uint64_t begun = 0;  // and all that ever began
     Workspaces workspaces;
@@ -458,7 +436,7 @@ void Driver::rescue(Bytes needed, F&& attempt) {
             said = said_by(error);
         }
     }
-    throw Full{said};
+    throw Full(said);
 }
 
 template <class F>
@@ -467,12 +445,12 @@ void Driver::perform(F&& events, const char* who) {
         act(events);
     } catch (const NoRoom& shortage) {
         const bool nobody = *who == '\0' && shortage.call;
-        throw Shortage{
+        throw Shortage(
             shortage.needed,
             shortage.memory,
             shortage.budget,
-            nobody ? recipe_of(*shortage.call).name() : who,
-        };
+            nobody ? recipe_of(*shortage.call).name() : who
+        );
     }
     engine.take_bereft(bereft_);
     for (Storage* bereft : bereft_) {  // kept like a source from now on

@@ -55,6 +55,12 @@ PyObject* again(PyObject* arguments) {
     return list.give();
 }
 
+PyObject* in_flight(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.in_flight));
+}
+
 PyObject* take_out(PyObject* arguments) {
     PyObject* capsule = nullptr;
     const char* name = nullptr;

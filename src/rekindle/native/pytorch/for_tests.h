@@ -15,6 +15,8 @@ PyObject* longest_chain(PyObject* arguments);
 PyObject* count_again(PyObject* arguments);
 // again(driver) -> the names of the operators that ran again
 PyObject* again(PyObject* arguments);
+// in_flight(driver) -> how many operators run, and what they take
+PyObject* in_flight(PyObject* arguments);
 // take_out(driver, what): "in_order", "keep_until_read" or "may_differ", of the device, or
 // "fitted": a device that has less than the budget says does not lower it
 PyObject* take_out(PyObject* arguments);

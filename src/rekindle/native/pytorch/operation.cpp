@@ -142,10 +142,11 @@ void Operation::forget_history() {
 void Operation::predict() {
     needed_ = invocation_.signature->needed;
     if (needed_ < 0) {
-        lock_.unlock();
         const auto given = torch::jit::last(stack_, facts_.arguments);
-        needed_ = invocation_.signature->predict(given, invocation_.extras, driver_.device);
-        lock_.lock();
+        {
+            const Unlocked others(lock_);
+            needed_ = invocation_.signature->predict(given, invocation_.extras, driver_.device);
+        }
         driver_.collect();
         if (facts_.dynamic) {  // never learned, but the bound stays
             invocation_.signature->needed = needed_;

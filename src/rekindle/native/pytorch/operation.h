@@ -102,12 +102,11 @@ private:
     c10::Device where() const;
     void own_inputs();
     void call();
-    void ended();
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
     void priced_by_events();
     bool may_differ() const;
-    void interrupted();
+    void interrupted(std::exception& error);
     Results gather_results();
     void register_results();
     bool has_moved(const c10::StorageImpl& home);

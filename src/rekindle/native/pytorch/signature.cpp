@@ -16,6 +16,7 @@
 #include "device.h"
 #include "invocation.h"
 #include "parts.h"
+#include "python.h"
 #include "recipe.h"
 #include "versions.h"
 
@@ -253,9 +254,11 @@ Bytes Signature::predict(
     }
     try {
         return bytes_on_meta(extras, device);
-    } catch (
-        const std::exception&
-    ) {                         // if the arguments are wrong, the operator itself will say so
+    } catch (const std::exception& error) {
+        if (ends_the_program(error)) {  // some say in Python what they would make
+            throw;
+        }
+        // If the arguments are wrong, the operator itself will say so.
         std::int64_t most = 0;  // coordinates of all elements of the largest argument
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
