@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <exception>
-#include <utility>
 
 #include "../base/types.h"
 #include "graph.h"
@@ -11,12 +9,7 @@
 namespace rekindle {
 
 // Everything that may be let go has been, and `needed` bytes do not fit.
-struct NoRoom final : std::exception {
-    NoRoom(Bytes more, Bytes there, Bytes most, Ref<Call> whose)
-        : needed(more), memory(there), budget(most), call(std::move(whose)) {}
-
-    const char* what() const noexcept override { return "no room, and nothing to let go"; }
-
+struct NoRoom final {
     Bytes needed;
     Bytes memory;
     Bytes budget;
@@ -24,11 +17,7 @@ struct NoRoom final : std::exception {
 };
 
 // Recomputation took longer than `Rules::recompute_limit`.
-struct Thrashed final : std::exception {
-    Thrashed(Nanoseconds spent, Nanoseconds most) : recompute_ns(spent), limit(most) {}
-
-    const char* what() const noexcept override { return "recomputation took longer than it may"; }
-
+struct Thrashed final {
     Nanoseconds recompute_ns;
     Nanoseconds limit;
 };

@@ -3,10 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
-
-#include "python.h"
 
 namespace rekindle {
 
@@ -215,12 +212,8 @@ void Learner::attempt(F&& moves) {
     const Beside beside(driver_.engine, driver_.in_flight);
     try {
         driver_.bring(moves);
-    } catch (const std::exception& error) {
+    } catch (...) {
         ended_.reason = Ended::Reason::failed;
-        if (ends_the_program(error)) {
-            without_throwing([&] { let_go(); });
-            throw;
-        }
         let_go();
     }
 }
