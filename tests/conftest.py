@@ -107,13 +107,16 @@ class _Recorder:
         if "slow" in report.keywords and not durations.is_slow(report.nodeid, _SLOW):
             self._marked.add(report.nodeid)
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, exitstatus: int
+    ) -> None:
         if not self._seconds:
             return
         terminalreporter.write_line(
             f"{sum(self._seconds.values()):.0f} s of processor time in {len(self._seconds)} tests"
         )
-        if self._config.getoption("--measure"):
+        whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if whole and self._config.getoption("--measure"):
             durations.write_slow(durations.find_slow(self._seconds, _SLOW, self._marked))
 
 

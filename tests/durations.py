@@ -58,7 +58,7 @@ def find_slow(
     are slow is one entry.
 
     Args:
-        seconds: What each test took; what is listed and was not measured stays listed.
+        seconds: What each test took, of whole files; entries of other files stay.
         before: The entries so far.
         marked: Tests with `@pytest.mark.slow`, which are not listed one by one.
     """
@@ -67,8 +67,9 @@ def find_slow(
         for test, taken in seconds.items()
         if taken >= (SLOW / 2 if is_slow(test, before) else SLOW)
     }
-    entries = {each for each in before if not any(_covers(each, test) for test in seconds)}
-    for file, functions in _by_file_and_function(seconds).items():
+    measured = _by_file_and_function(seconds)
+    entries = {each for each in before if file_of(each) not in measured}
+    for file, functions in measured.items():
         everything = [test for tests in functions.values() for test in tests]
         if all(test in slow or test in marked for test in everything):
             entries.add(file)
@@ -99,10 +100,6 @@ def function_of(test: str) -> str:
 
 def file_of(test: str) -> str:
     return test.partition("::")[0]
-
-
-def _covers(entry: str, test: str) -> bool:
-    return entry in (test, function_of(test), file_of(test))
 
 
 def _by_file_and_function(tests: Iterable[str]) -> dict[str, dict[str, list[str]]]:

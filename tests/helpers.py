@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import random
+from collections.abc import Iterable, Sequence
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,29 @@ def own_cache(folder: Path) -> Path:
     if not link.exists():
         link.symlink_to(cores.resolve())
     return folder
+
+
+#: Whether nothing is left out, as by `scripts/sweep tests`.
+WHOLE = os.environ.get("REKINDLE_TEST_WHOLE") == "1"
+
+
+def combined(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Combine each value of each axis with one of the others; `scripts/sweep tests`: with all."""
+    if WHOLE:
+        return list(product(*axes))
+    return list(islice(zip(*map(cycle, axes), strict=False), max(map(len, axes))))
+
+
+def sampled(values: Iterable[Any], most: int) -> list[Any]:
+    """Draw so many by a seed, the same each time; all of them by `scripts/sweep tests`."""
+    values = list(values)
+    return values if WHOLE else random.Random(20).sample(values, min(most, len(values)))
+
+
+def name_of(value: object) -> str:
+    """Return what a parameter of a test is called."""
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) else repr(value)
 
 
 def others_slow(values: Iterable[object]) -> list[Any]:

@@ -26,7 +26,8 @@ OUTSIDE = {
     r"Python\.h": r"(replay|pytorch)/module\.cpp"
     r"|pytorch/(python\.cpp|copies\.cpp|conversions\.h|gil\.h)",
     r"(torch|ATen|c10)/.*": r"pytorch/.*",
-    r"pybind11/.*|torch/extension\.h": r"(?!)",
+    r"pybind11/.*": r"pytorch/python\.cpp",  # kernels written in Python raise through it
+    r"torch/extension\.h": r"(?!)",
 }
 PURE = r"(base|engine)/.*"
 

@@ -62,6 +62,11 @@ def test_a_slow_test_stays_listed_until_it_is_much_quicker() -> None:
     assert durations.find_slow(seconds, {"a.py::one", "b.py"}) == {"a.py::one", "b.py"}
 
 
+def test_entries_of_tests_that_are_gone_go_with_their_file() -> None:
+    before = {"a.py::gone", "b.py::one"}
+    assert durations.find_slow({"a.py::one": QUICK}, before) == {"b.py::one"}
+
+
 def test_slow_tests_are_written_and_read_the_same(tmp_path: Path) -> None:
     path = tmp_path / "slow.txt"
     entries = {"b.py", "a.py::one[x y # z]", "a.py::two"}

@@ -52,14 +52,13 @@ ALL = [
 @pytest.mark.parametrize(
     "script", ALL, ids=lambda script: "-".join((script.name, *script.words))[:24]
 )
-@pytest.mark.parametrize("options", [(), ("--learn-wait",)], ids=["online", "learned"])
-def test_a_public_script_does_not_notice(
-    script: Script, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    """The same output, exit code, weights and other files."""
+def test_a_public_script_does_not_notice(script: Script, tmp_path: Path) -> None:
+    """The same output, exit code, weights and other files, online and by learned schedules."""
     pytest.importorskip(script.needs)
-    plain, free, tight = (tmp_path / name for name in ("plain", "free", "tight"))
-    for folder in (plain, free, tight):
+    plain, free, online, learned = (
+        tmp_path / name for name in ("plain", "free", "online", "learned")
+    )
+    for folder in (plain, free, online, learned):
         folder.mkdir()
     words = (SCRIPTS / f"{script.name}.py", *script.words)
     report = ("--report", "json", "run.json")
@@ -67,18 +66,18 @@ def test_a_public_script_does_not_notice(
     assert expected.returncode == 0, expected.stderr
     assert run("--budget", "none", *report, *words, cwd=free).returncode == 0
     budget = int(script.share * json.loads((free / "run.json").read_text())["peak"])
-    found = run("--budget", budget, *report, *options, *words, cwd=tight)
-    assert found.returncode == 0, found.stderr
-    assert CLOCK.sub("", found.stdout) == CLOCK.sub("", expected.stdout)
-    told = json.loads((tight / "run.json").read_text())
-    assert told["peak"] <= budget
-    assert told["recomputations"] > 0
-    differing = [name for name, value in weights(plain / script.weights).items()
-                 if not torch.equal(value, weights(tight / script.weights)[name])]  # fmt: skip
-    assert differing == []
-    assert files(tight) == files(plain)
-    if options:
-        assert "followed to the end" in "".join(told["advice"])
+    for folder, options in ((online, ()), (learned, ("--learn-wait",))):
+        found = run("--budget", budget, *report, *options, *words, cwd=folder)
+        assert found.returncode == 0, found.stderr
+        assert CLOCK.sub("", found.stdout) == CLOCK.sub("", expected.stdout)
+        told = json.loads((folder / "run.json").read_text())
+        assert told["peak"] <= budget
+        assert told["recomputations"] > 0
+        differing = [name for name, value in weights(plain / script.weights).items()
+                     if not torch.equal(value, weights(folder / script.weights)[name])]  # fmt: skip
+        assert differing == []
+        assert files(folder) == files(plain)
+    assert "followed to the end" in "".join(told["advice"])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -22,8 +23,9 @@ torch.set_num_threads(1)
 #: Tests of these folders and modules ask for a core, or for what one alone does: they run once.
 _FOR_ONE = ("chains", "devices", "learned", "native", "operators", "planned",
             "tensors", "test_distributed", "test_hunt", "test_on_standin")  # fmt: skip
-#: Of the others one function in so many runs on the core in Python as well, among the slow tests.
-_SAMPLED = 12
+#: Of the others one function in so many runs on the core in Python as well, among the slow tests,
+#: and of its tests one in so many.
+_FUNCTIONS, _TESTS = 3, 4
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,11 +36,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     *_, folder, name = metafunc.module.__name__.split(".")
     if folder in _FOR_ONE or name in _FOR_ONE or PREFERRED != "native":
         return
-    sampled = crc32(metafunc.definition.nodeid.encode()) % _SAMPLED == 0
+    sampled = crc32(metafunc.definition.nodeid.encode()) % _FUNCTIONS == 0
     if cores.ASKED_FOR == "both" or (sampled and cores.ASKED_FOR != "python"):
         metafunc.parametrize("core", [_PREFERRED, _SLOWLY], indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not in the sample of the tests on the core in Python."""
+    if cores.ASKED_FOR == "both":
+        return
+    kept, left = [], []
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        twin = callspec is not None and callspec.params.get("core") == "python"
+        twin = twin and "core" in callspec.indices and item.path.is_relative_to(_FOLDER)
+        out = twin and crc32(item.nodeid.encode()) % _TESTS != 0
+        (left if out else kept).append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = kept
+
+
+_FOLDER = Path(__file__).parent
 _PREFERRED = "preferred"
 _SLOWLY: Any = pytest.param("python", marks=pytest.mark.slow)
 

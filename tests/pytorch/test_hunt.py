@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.online import _driver
 from rekindle.pytorch.online._runtime import Runtime
+from tests.helpers import WHOLE
 from tests.pytorch import cores
 from tests.pytorch.hunt.__main__ import main
 from tests.pytorch.hunt.blocks import BLOCKS
@@ -48,17 +49,21 @@ LONG = Loop(
 )
 
 
+#: Ten loops each; one hundred on both by `scripts/sweep tests`.
+LATER = [
+    *(("native", tens) for tens in range(1, 10 if WHOLE else 4)),
+    *(("python", tens) for tens in range(10 if WHOLE else 1)),
+]
 NATIVE = tuple(name for name, mode in MODES.items() if mode.native)
 
 
 @pytest.mark.parametrize(
-    ("core", "tens"),
-    [("native", 0), *(pytest.param("native", tens, marks=pytest.mark.slow) for tens in (1, 2, 3)),
-     pytest.param("python", 0, marks=pytest.mark.slow)],
+    ("its_core", "tens"),
+    [("native", 0), *(pytest.param(core, tens, marks=pytest.mark.slow) for core, tens in LATER)],
 )  # fmt: skip
-def test_drawn_loops_are_the_same_in_a_drawn_mode(core: cores.Name, tens: int) -> None:
-    """Ten loops each; `scripts/sweep hunt` draws as many as one likes."""
-    only = NATIVE if core == "native" else ()
+def test_drawn_loops_are_the_same_in_a_drawn_mode(its_core: cores.Name, tens: int) -> None:
+    """`scripts/sweep hunt` draws as many as one likes."""
+    only = NATIVE if its_core == "native" else ()
     if only and native_core() is None:
         pytest.skip("no native core")
     for seed in range(10 * tens, 10 * tens + 10):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 
 import rekindle
 from rekindle.policies import Policy
-from tests.helpers import ALL_POLICIES, others_slow
+from tests.helpers import ALL_POLICIES, combined, name_of, others_slow
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 from tests.pytorch.models import ALL_CASES, Case, Workload
@@ -173,15 +171,8 @@ def test_with_room_for_everything_nothing_is_let_go(case: Case, core: cores.Name
     assert (trained.refused, trained.evictions, trained.recomputations) == ((), 0, 0)
 
 
-def _each_case_and_policy() -> list[Any]:
-    """Return each case and each policy, in pairs: not all of them, which take many minutes."""
-    several = max(len(ALL_CASES), len(ALL_POLICIES))
-    pairs = islice(zip(cycle(ALL_CASES), cycle(ALL_POLICIES), strict=False), several)
-    return [pytest.param(case, policy, id=f"{case.name}-{policy!r}") for case, policy in pairs]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "policy"), _each_case_and_policy())
+@pytest.mark.parametrize(("case", "policy"), combined(ALL_CASES, ALL_POLICIES), ids=name_of)
 def test_every_policy_trains_the_same(case: Case, policy: Policy, core: cores.Name) -> None:
     plain = plainly(case)
     # At half, largest-first spends minutes on the LSTM: all its values are alike.

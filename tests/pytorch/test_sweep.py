@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from rekindle.pytorch.online import _driver
+from tests.helpers import WHOLE
 from tests.pytorch.sweep import _exceptions
 from tests.pytorch.sweep.__main__ import DATABASES, entries_of, main
 from tests.pytorch.sweep._sample import Program, Sample, anew
@@ -28,7 +29,7 @@ from tests.pytorch.sweep._verdict import Case, Verdict
 @pytest.mark.parametrize("database", DATABASES)
 def test_a_sample_of_the_entries_of_a_database(database: str) -> None:
     """`scripts/sweep` without options has all of it. In processes without pytest's threads."""
-    sample = ("--few", "1", "--shard", SHARDS[database])
+    sample = ("--few", "1", "--shard", "1/1" if WHOLE else SHARDS[database])
     command = [sys.executable, "-m", "tests.pytorch.sweep", database, *sample]
     result = subprocess.run(
         command,

@@ -235,6 +235,39 @@ def _auto(streams: str, core: str, *missing: str) -> dict[str, Any]:
     return found | {"equal": one == other}
 
 
+def _fails(streams: str) -> dict[str, Any]:
+    """What the program gets where an event reports an error of the device, and what goes on
+    afterwards."""
+    STANDIN.late(*SCHEDULES[streams])
+    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+
+    def step(layers: int) -> float:
+        x = weight
+        for _ in range(layers):
+            x = (x @ weight).sin()
+        x.sum().backward()
+        assert weight.grad is not None
+        found = weight.grad.sum().item()
+        weight.grad = None
+        return found
+
+    expected = step(3)
+    found: dict[str, Any] = {}
+    with rekindle.budget("64MiB", core="native", device="cuda", learn=False) as run:
+        step(3)
+        torch.cuda.synchronize()
+        STANDIN.fail_query(2)
+        try:
+            step(4)
+        except RuntimeError as error:
+            found["raised"] = str(error).splitlines()[0]
+        STANDIN.fail_query(0)
+        found["in flight"] = run._driver.core.in_flight(run._driver.handle)
+        weight.grad = None
+        found["equal"] = step(3) == expected
+    return found
+
+
 def _acts(name: str, streams: str) -> dict[str, Any]:
     """Two steps on the native core at fixed prices, and whether the engine in Python, told the same
     events, acts the same. Copies take about as long as recomputation, so that both happen."""
@@ -365,7 +398,9 @@ def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
     modes = sorted(
-        [*MODES, "planned", "least", "dropped", "auto", "polls", "acts"], key=len, reverse=True
+        [*MODES, "planned", "least", "dropped", "auto", "polls", "acts", "fails"],
+        key=len,
+        reverse=True,
     )
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
@@ -386,6 +421,8 @@ def answer(question: str) -> dict[str, Any]:
         return _polls(streams, *missing)
     if mode == "auto":
         return _auto(streams, *missing)
+    if mode == "fails":
+        return _fails(streams)
     if mode == "least":
         return _least()
     if mode == "dropped":

@@ -6,11 +6,11 @@ Here those that were once not the same, and one of each of some families; all of
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
+from tests.helpers import sampled
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.planned import FRACTION, by_plan, plainly
 
@@ -35,8 +35,7 @@ def test_trains_the_same_by_a_plan(name: str) -> None:
 
 def _of_some_families() -> list[Any]:
     families = {each.family: each for each in reversed(ALL_ARCHITECTURES)}
-    sample = random.Random(20).sample([*families.values()], 4)
-    return [pytest.param(each, id=each.name) for each in sample]
+    return [pytest.param(each, id=each.name) for each in sampled(families.values(), 4)]
 
 
 @pytest.mark.timeout(600)

@@ -1,17 +1,17 @@
 """A training step of each architecture within 30 % of its activation memory: equal, bit for bit.
 
 Run here: some of each family always, a sample by seed among the slow ones, and all of them with
-REKINDLE_ZOO=all in the environment or by `scripts/bench zoo`.
+`scripts/sweep tests` or by `scripts/bench zoo`.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 
 import pytest
 
+from tests.helpers import WHOLE
 from tests.zoo.architectures import ALL_ARCHITECTURES, Architecture
 from tests.zoo.runs import compare, training_step
 
@@ -38,8 +38,7 @@ def _marked() -> list[object]:
         marks = [pytest.mark.slow] if each.family in families else []
         families.add(each.family)
         (slow if marks else chosen).append(pytest.param(each, id=each.name, marks=marks))
-    everything = os.environ.get("REKINDLE_ZOO") == "all"
-    return chosen + (slow if everything else slow[: SAMPLED - len(chosen)])
+    return chosen + (slow if WHOLE else slow[: SAMPLED - len(chosen)])
 
 
 @pytest.mark.parametrize("architecture", _marked())

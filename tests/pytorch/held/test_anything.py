@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.pytorch.held import _any_time, _threads
+from tests.helpers import combined, name_of
 from tests.pytorch import cores
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.husks import HOME, UNREADABLE, empty, is_empty, unseen_by_the_core
@@ -197,8 +198,9 @@ def test_gradients_are_let_go_when_nothing_else_is_left() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fraction", [1.0, 0.7, 0.5, 0.3])
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "fraction"), combined(ALL_CASES, (0.3, 0.5, 0.7, 1.0)), ids=name_of
+)
 def test_models_train_the_same(case: Case, fraction: float) -> None:
     plain = plainly(case)
     budget = plain.measured.budget(fraction)

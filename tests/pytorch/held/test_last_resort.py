@@ -15,7 +15,7 @@ from torch import Tensor
 import rekindle
 from rekindle._errors import InvalidSchedule
 from rekindle.schedule import verify
-from tests.helpers import others_slow
+from tests.helpers import name_of, sampled
 from tests.pytorch import cores
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.husks import ADDRESS, UNREADABLE, is_empty, unseen_by_the_core
@@ -110,10 +110,12 @@ def test_without_need_nothing_of_it_happens() -> None:
     assert actions["saved"] == actions["auto"]
 
 
-@pytest.mark.parametrize("case", others_slow(ALL_CASES), ids=lambda case: case.name)
+#: But the LSTM: each of its steps is made from all before it, which takes minutes.
+_QUICK_CASES = [case for case in ALL_CASES if case.name != "lstm"]
+
+
+@pytest.mark.parametrize("case", sampled(_QUICK_CASES, 3), ids=name_of)
 def test_models_train_the_same_with_everything_let_go(case: Case) -> None:
-    if case.name == "lstm":
-        pytest.skip("each of its steps is made from all before it: it takes minutes")
     workload = case.build()
     if not cores.native():  # one step: each operator is preceded by a walk through everything
         pytest.skip("the sweeps let everything go on the core in Python")

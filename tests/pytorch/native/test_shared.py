@@ -26,11 +26,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     if sys.platform != "linux" or shutil.which(compiler[0]) is None:
         pytest.skip("needs Linux and a C++ compiler")
-    flags, links, _ = _build._torch()
-    library = next(link.removeprefix("-L") for link in links if link.startswith("-L"))
+    torch = _build._torch()
+    library = next(link.removeprefix("-L") for link in torch.links if link.startswith("-L"))
     made = tmp_path_factory.mktemp("program") / "threads"
     subprocess.run(
-        [*compiler, *_build.FLAGS, *flags, f"-I{FOLDER}", *map(str, SOURCES), "-o", str(made),
+        [*compiler, *_build.FLAGS, *torch.flags, f"-I{FOLDER}", *map(str, SOURCES), "-o", str(made),
          f"-L{library}", "-lc10", f"-Wl,-rpath,{library}", "-pthread"],
         check=True,
     )  # fmt: skip

@@ -126,12 +126,22 @@ long locks() {
     return static_cast<long>(take.size()) * TURNS - taken;
 }
 
+// Takes every leaf lock for a moment.
+void take_each_leaf() {
+    for (std::size_t i = 0; i < rekindle::LEAVES; ++i) {
+        const std::scoped_lock guard(rekindle::leaf(static_cast<rekindle::Leaf>(i)));
+    }
+}
+
 // How many children ended otherwise than well.
 long forks() {
     std::atomic<bool> over{false};
     rekindle::Deaths all;
     rekindle::watch_allocations();
-    const auto work = [] { rekindle::watch(*make(64)); };
+    const auto work = [] {
+        rekindle::watch(*make(64));
+        take_each_leaf();
+    };
     std::vector<std::thread> others;
     for (int i = 0; i < 2; ++i) {
         others.emplace_back([&] {

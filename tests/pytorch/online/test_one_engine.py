@@ -9,8 +9,9 @@ from rekindle.policies import DEFAULT, DTR, LRU, Policy
 from rekindle.pytorch import Run
 from rekindle.schedule import Compute, verify
 from rekindle.simulator import replay
-from tests.pytorch.models import Case
-from tests.pytorch.test_models import plainly, some_cases, train
+from tests.helpers import combined, name_of
+from tests.pytorch.models import ALL_CASES, Case
+from tests.pytorch.test_models import plainly, train
 
 OTHERS = (DTR("classes"), LRU())
 
@@ -28,11 +29,8 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [DEFAULT, DTR(), *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)],
-    ids=repr,
+    ("case", "policy"), combined(ALL_CASES, (DEFAULT, DTR(), *OTHERS)), ids=name_of
 )
-@some_cases
 def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
     for core in ("auto", "python"):
         with rekindle.budget.unlimited(core=core):  # what is guessed before the first call of an

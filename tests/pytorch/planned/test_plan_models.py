@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.planners import ChenGreedy, Cuts, KeepAll
+from tests.helpers import combined, name_of
 from tests.pytorch.models import ALL_CASES, Case, Workload
 from tests.pytorch.networks import Residual
 from tests.pytorch.planned.helpers import Onlooker, WithLoss
@@ -69,8 +70,7 @@ def plainly(name: str) -> tuple[dict[str, Tensor], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(("name", "planner"), combined(TRACED, [*PLANNERS]), ids=name_of)
 def test_trains_the_same_by_a_plan(name: str, planner: str) -> None:
     wanted, plain_peak = plainly(name)
     workload = built(CASES[name])

@@ -25,6 +25,7 @@ from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
 from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
 from rekindle.simulator._replay import _drive
+from tests.helpers import combined, name_of
 from tests.pytorch.harsh import WIDTH, deeper, vector
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.test_models import differing, everything, plainly, train
@@ -97,8 +98,7 @@ def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], 
     pytest.fail("the smallest budget grew too often")
 
 
-@pytest.mark.parametrize("fraction", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "fraction"), combined(ALL_CASES, (0.5, 0.3)), ids=name_of)
 def test_trains_the_same_with_everything_swapped(
     case: Case, fraction: float, tmp_path: Path
 ) -> None:
@@ -113,8 +113,7 @@ def test_trains_the_same_with_everything_swapped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fraction", [0.5, 0.3])
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "fraction"), combined(ALL_CASES, (0.3, 0.5)), ids=name_of)
 def test_trains_the_same_by_whichever_is_cheaper(
     case: Case, fraction: float, tmp_path: Path
 ) -> None:

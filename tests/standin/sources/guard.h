@@ -9,6 +9,8 @@
 
 namespace standin {
 
+inline std::atomic<int64_t> failing_query = 0;  // the next query of an event but so many reports an error
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return DEVICE_TYPE; }
   Device exchangeDevice(Device d) const override { Device old(DEVICE_TYPE, this_device); setDevice(d); return old; }
@@ -46,7 +48,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     auto* q = queue_of(s);
     if (mark->queue != q) q->push([mark] { mark->wait(); });
   }
-  bool queryEvent(void* e) const override { return !e || static_cast<Event*>(e)->mark->query(); }
+  bool queryEvent(void* e) const override {
+    TORCH_CHECK(failing_query == 0 || --failing_query != 0, "standin device: unspecified launch failure");
+    return !e || static_cast<Event*>(e)->mark->query();
+  }
   DeviceIndex deviceCount() const noexcept override { return DEVICES; }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
   bool isStreamCapturing(const Stream&) const override { return capturing; }

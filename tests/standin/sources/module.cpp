@@ -56,6 +56,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using release = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.def("late", [](bool first, bool others) { default_late = first; others_late = others; for (int d = 0; d < DEVICES; d++) for (auto* q : all_on(d)) q->poke(); }, release());
   m.def("delay_us", [](int64_t us) { delay_us = us; });
+  m.def("fail_query", [](int64_t n) { failing_query = n; });
   m.def("poison", [](bool on) { poison = on; });
   m.def("limit", [](int d, size_t bytes) { memory().limit[d] = bytes; });
   m.def("default_generator", [](int d) { return default_generator(d); });

@@ -298,7 +298,7 @@ void Engine::readmit(const Frame& frame, bool in_place) {
     clock += call.cost;
     recompute_ns += call.cost;
     if (recompute_ns > rules.recompute_limit) {
-        throw Thrashed{recompute_ns, rules.recompute_limit};
+        throw Thrashed(recompute_ns, rules.recompute_limit);
     }
     memory += call.nbytes;
     if (in_place) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
+#include <utility>
 
 #include "../base/types.h"
 #include "graph.h"
@@ -9,7 +11,12 @@
 namespace rekindle {
 
 // Everything that may be let go has been, and `needed` bytes do not fit.
-struct NoRoom final {
+struct NoRoom final : std::exception {
+    NoRoom(Bytes more, Bytes there, Bytes most, Ref<Call> whose)
+        : needed(more), memory(there), budget(most), call(std::move(whose)) {}
+
+    const char* what() const noexcept override { return "no room, and nothing to let go"; }
+
     Bytes needed;
     Bytes memory;
     Bytes budget;
@@ -17,7 +24,11 @@ struct NoRoom final {
 };
 
 // Recomputation took longer than `Rules::recompute_limit`.
-struct Thrashed final {
+struct Thrashed final : std::exception {
+    Thrashed(Nanoseconds spent, Nanoseconds most) : recompute_ns(spent), limit(most) {}
+
+    const char* what() const noexcept override { return "recomputation took longer than it may"; }
+
     Nanoseconds recompute_ns;
     Nanoseconds limit;
 };

@@ -88,7 +88,7 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
             shrink(budget_beside(nbytes));
         }
         if (memory > budget_beside(nbytes)) {
-            throw NoRoom{nbytes, memory, budget, Ref<Call>(call)};
+            throw NoRoom(nbytes, memory, budget, Ref<Call>(call));
         }
     }
 }

@@ -60,18 +60,19 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
 }
 
 void AnyTime::done(Driver& driver, Kept& kept) {
-    for (const Ref<Storage>& storage : kept) {
+    while (!kept.empty()) {
+        const Ref<Storage> storage = std::move(kept.front());
+        kept.erase(kept.begin());  // whatever comes of it, it is unlocked once
         driver.perform([&] { driver.engine.unlock(*storage); });
     }
-    kept.clear();
 }
 
 std::int64_t AnyTime::lock_there(const Homes& homes, Locked& lock) {
     Kept kept;
     try {
         attempt([&] { bring(homes, kept, lock); });
-    } catch (...) {
-        done(driver_, kept);
+    } catch (std::exception& error) {
+        after(error, [&] { done(driver_, kept); });
         throw;
     }
     there_[++numbers_] = std::move(kept);
@@ -90,16 +91,23 @@ Touched::Touched(Driver& driver, const Homes& homes, Locked& lock) : driver_(dri
     AnyTime& any_time = *driver.any_time;
     try {
         any_time.attempt([&] { any_time.bring(homes, kept_, lock); });
-    } catch (...) {
-        AnyTime::done(driver_, kept_);
+    } catch (std::exception& error) {
+        after(error, [&] { AnyTime::done(driver_, kept_); });
         throw;
     }
 }
 
-// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
-Touched::~Touched() {
-    const auto lock = locked_if_not_mine();  // what failed had given it back
+void Touched::end() {
     AnyTime::done(driver_, kept_);
+}
+
+Touched::~Touched() {
+    if (!kept_.empty()) {  // something failed, and may have given the lock back
+        without_throwing([&] {
+            const auto lock = locked_if_not_mine();
+            AnyTime::done(driver_, kept_);
+        });
+    }
 }
 
 // Gradients only if nothing else is left: to have one again takes what the backward pass is about
@@ -190,9 +198,11 @@ void AnyTime::keep_what_is_left() {
 // -- limits ---------------------------------------------------------------------------------------
 
 void AnyTime::about_to_let_go(Locked& lock) {
-    lock.unlock();
-    const bool known = what_is_read(driver_).has_value();
-    lock.lock();
+    bool known = false;
+    {
+        const Unlocked others(lock);
+        known = what_is_read(driver_).has_value();
+    }
     driver_.collect();
     if (open) {
         pause(!known || reading_anything != 0);

@@ -109,7 +109,8 @@ private:
     bool paused_ = false;
 };
 
-// What the program reads is there, and stays until the end. Lock and driver outlive it.
+// What the program reads is there, and stays until `end`, or until it goes for something failed.
+// Lock and driver outlive it.
 class Touched final {
 public:
     Touched(Driver& driver, const Homes& homes, Locked& lock);
@@ -118,6 +119,8 @@ public:
     Touched(Touched&&) = delete;
     Touched& operator=(Touched&&) = delete;
     ~Touched();
+
+    void end();
 
 private:
     Driver& driver_;

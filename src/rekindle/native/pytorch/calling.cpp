@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <optional>
 
 #include "learner.h"
@@ -21,6 +22,38 @@ Nanoseconds now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+// An operator of the program runs as long as this lives, which gives back what it takes. Both ends
+// with the lock.
+class Running final {
+public:
+    Running(Driver& driver, Bytes nbytes, bool reads_anything)
+        : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
+        driver_.in_flight += nbytes_;
+        ++driver_.running;
+        if (reads_anything_) {
+            ++driver_.any_time->reading_anything;
+        }
+    }
+
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    Running(Running&&) = delete;
+    Running& operator=(Running&&) = delete;
+
+    ~Running() {
+        driver_.in_flight -= nbytes_;
+        --driver_.running;
+        if (reads_anything_) {
+            --driver_.any_time->reading_anything;
+        }
+    }
+
+private:
+    Driver& driver_;
+    const Bytes nbytes_;
+    const bool reads_anything_;
+};
+
 }  // namespace
 
 // Tells who knows the program's steps that this comes next.
@@ -31,9 +64,10 @@ void Operation::meet() {
     Learner& learner = *driver_.learner;
     const std::int64_t met = met_by(invocation_);
     if (learner.asks(met)) {
-        lock_.unlock();
-        ask_for_lessons(driver_, met);
-        lock_.lock();
+        {
+            const Unlocked others(lock_);
+            ask_for_lessons(driver_, met);
+        }
         driver_.collect();
     }
     learner.meets(met, invocation_);
@@ -51,42 +85,25 @@ void Operation::call() {
         watched.emplace(driver_.device);
     }
     const std::uint64_t begun = ++driver_.begun;
-    ++driver_.running;
-    if (driver_.any_time && !facts_.name.starts_with("aten::")) {
-        ++driver_.any_time->reading_anything;
-    }
-    driver_.in_flight += needed_ + inside_;
-    lock_.unlock();
     try {
+        const bool reads_anything = driver_.any_time && !facts_.name.starts_with("aten::");
+        const Running running(driver_, needed_ + inside_, reads_anything);
+        const Unlocked others(lock_);
         redispatch();
-    } catch (const std::exception& error) {
-        ended();
+    } catch (std::exception& error) {
+        driver_.collect();
         if (!rescued(error, {arguments.data(), arguments.size()})) {
-            interrupted();
+            interrupted(error);
             throw;
         }
         return;
-    } catch (...) {
-        ended();
-        interrupted();
-        throw;
     }
-    ended();
+    driver_.collect();
     if (watched && driver_.begun == begun) {
         if (const std::optional<Used> used = watched->end()) {
             driver_.workspaces.learn(*invocation_.signature, *used);
         }
     }
-}
-
-void Operation::ended() {
-    lock_.lock();
-    --driver_.running;
-    if (driver_.any_time && !facts_.name.starts_with("aten::")) {
-        --driver_.any_time->reading_anything;
-    }
-    driver_.in_flight -= needed_ + inside_;
-    driver_.collect();
 }
 
 // Whether it was out of memory of the device, and went well with less in it.
@@ -100,14 +117,8 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
         for (const std::unique_ptr<Position>& each : random_) {
             each->restore();
         }
-        lock_.unlock();
-        try {
-            redispatch();
-        } catch (...) {
-            lock_.lock();
-            throw;
-        }
-        lock_.lock();
+        const Unlocked others(lock_);
+        redispatch();
     });
     driver_.collect();
     return true;
@@ -139,9 +150,11 @@ void Operation::redispatch() {
 
 // Not with the lock, which who notes the end takes for a moment.
 void Operation::priced_by_events() {
-    lock_.lock();
-    const bool wanted = driver_.prices.wants_more(*invocation_.signature);
-    lock_.unlock();
+    bool wanted = false;
+    {
+        const std::scoped_lock again(lock_);
+        wanted = driver_.prices.wants_more(*invocation_.signature);
+    }
     if (!wanted) {
         op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
         return;
@@ -150,9 +163,8 @@ void Operation::priced_by_events() {
     Prices::Pair pair(invocation_.signature, stream);
     op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
     pair.end.record(stream);
-    lock_.lock();
+    const std::scoped_lock again(lock_);
     driver_.prices.add(std::move(pair));
-    lock_.unlock();
 }
 
 // Whether such a call may give other bits when it runs again, so that it is kept. Twin of
@@ -189,14 +201,18 @@ bool Operation::may_differ() const {
     return true;
 }
 
-// A part of it happened, maybe: what is there is what counts.
-void Operation::interrupted() {
-    if (!inputs_.empty() && !invocation_.written.empty()) {
-        written_over(false);
-    }
-    for (Record* record : owned_here_) {
-        driver_.disown(*record);
-    }
+// A part of it happened, maybe: what is there is what counts. The program sees `error`.
+void Operation::interrupted(std::exception& error) {
+    after(error, [&] {
+        if (!inputs_.empty() && !invocation_.written.empty()) {
+            written_over(false);
+        }
+    });
+    after(error, [&] {
+        for (Record* record : owned_here_) {
+            driver_.disown(*record);
+        }
+    });
 }
 
 }  // namespace rekindle

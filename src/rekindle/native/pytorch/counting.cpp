@@ -2,7 +2,6 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <unordered_map>
 
 #include "../base/slab.h"
+#include "mutex.h"
 
 namespace rekindle {
 
@@ -20,14 +20,8 @@ namespace {
 // What was asked for since somebody watches, piece by piece: sizes as the allocator rounds them
 // differ from call to call.
 struct Watch final {
-    // A child process has no thread that would give the mutex back.
-    Watch() { pthread_atfork(&hold, &let_go, &let_go); }
-
-    static void hold() noexcept;
-    static void let_go() noexcept;
-
     std::atomic<bool> on{false};
-    std::mutex mutex;
+    SpinLock& mutex = leaf(Leaf::allocations);
     std::unordered_map<const void*, Bytes> pieces;
     GivenOutInside given;
 
@@ -52,14 +46,6 @@ struct Watch final {
 Watch& the_watch() noexcept {
     static auto& made = immortal<Watch>();
     return made;
-}
-
-void Watch::hold() noexcept {
-    the_watch().mutex.lock();
-}
-
-void Watch::let_go() noexcept {
-    the_watch().mutex.unlock();
 }
 
 class Counting final : public c10::Allocator {

@@ -1,7 +1,5 @@
 #include "deaths.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <memory>
 #include <mutex>
@@ -11,38 +9,33 @@
 
 namespace rekindle {
 
-namespace {
+namespace {}  // namespace
 
 // Who is to hear. Memory may be freed while the process ends.
 struct Everybody final {
-    // A thread that is amid this while another one forks is not there in the child process, which
-    // would wait for it for ever.
-    Everybody() { pthread_atfork(&hold, &let_go, &let_go); }
-
-    static void hold() noexcept;
-    static void let_go() noexcept;
-
-    SpinLock flag;
     std::vector<Deaths*> listening;
+
+    // Memory at `address` is about to be free. Returns whether somebody is to act on it at once.
+    bool hears_of(const void* address) {
+        bool late = false;
+        for (Deaths* each : listening) {
+            each->addresses_.push_back(address);
+            each->any_.store(true, std::memory_order_release);
+            late = late || each->late.load(std::memory_order_relaxed);
+        }
+        return late;
+    }
 };
+
+namespace {
+
+SpinLock& deaths_flag() noexcept {
+    return leaf(Leaf::deaths);
+}
 
 Everybody& everybody() noexcept {
     static auto& made = immortal<Everybody>();
     return made;
-}
-
-void Everybody::hold() noexcept {
-    everybody().flag.lock();
-    for (Deaths* each : everybody().listening) {
-        each->hold();
-    }
-}
-
-void Everybody::let_go() noexcept {
-    for (Deaths* each : everybody().listening) {
-        each->let_go();
-    }
-    everybody().flag.unlock();
 }
 
 // Tells of `context` before `free` makes room for others at its address.
@@ -50,12 +43,8 @@ template <class F>
 void tell_and(void* context, F&& free) {
     bool late = false;
     {
-        Everybody& all = everybody();
-        const std::scoped_lock guard(all.flag);
-        for (Deaths* each : all.listening) {
-            each->freed(context);
-            late = late || each->late.load(std::memory_order_relaxed);
-        }
+        const std::scoped_lock guard(deaths_flag());
+        late = everybody().hears_of(context);
     }
     free();
     if (late) {
@@ -84,29 +73,23 @@ void tell_and_free(void* context) {
 }  // namespace
 
 Deaths::Deaths() {
-    const std::scoped_lock guard(everybody().flag);
+    const std::scoped_lock guard(deaths_flag());
     everybody().listening.push_back(this);
 }
 
 Deaths::~Deaths() {
-    const std::scoped_lock guard(everybody().flag);
+    const std::scoped_lock guard(deaths_flag());
     std::erase(everybody().listening, this);
 }
 
-void Deaths::freed(const void* address) {
-    const std::scoped_lock guard(flag_);
-    addresses_.push_back(address);
-    any_.store(true, std::memory_order_release);
-}
-
 void Deaths::released(Record& record) {
-    const std::scoped_lock guard(flag_);
+    const std::scoped_lock guard(deaths_flag());
     records_.push_back(&record);
     any_.store(true, std::memory_order_release);
 }
 
 void Deaths::take(std::vector<const void*>& addresses, std::vector<Record*>& records) {
-    const std::scoped_lock guard(flag_);
+    const std::scoped_lock guard(deaths_flag());
     move_all(addresses_, addresses);
     move_all(records_, records);
     any_.store(false, std::memory_order_release);

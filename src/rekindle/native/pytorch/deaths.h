@@ -14,6 +14,7 @@
 
 namespace rekindle {
 
+struct Everybody;
 struct Record;
 
 // What died, oldest first, until the driver acts on it.
@@ -28,23 +29,18 @@ public:
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }
 
-    // Memory at `address` is about to be free.
-    void freed(const void* address);
     // A handle of autograd's is gone.
     void released(Record& record);
     // Both since this was last asked, added to what is there.
     void take(std::vector<const void*>& addresses, std::vector<Record*>& records);
 
-    // Nobody is amid this between the two: a child process that is forked then can go on with it.
-    void hold() noexcept { flag_.lock(); }
-
-    void let_go() noexcept { flag_.unlock(); }
-
     // The context is over: no operator comes by any more to look.
     std::atomic<bool> late{false};
 
 private:
-    SpinLock flag_;
+    friend struct Everybody;
+
+    // The rest with the leaf lock.
     std::atomic<bool> any_{false};
     std::vector<const void*> addresses_;
     std::vector<Record*> records_;

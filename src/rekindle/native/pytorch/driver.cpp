@@ -24,7 +24,7 @@ std::vector<Driver*>& drivers() {
 }
 
 struct Active final {
-    SpinLock flag;
+    SpinLock& flag = leaf(Leaf::active);
     c10::intrusive_ptr<Driver> driver;
     pthread_t entered_in{};  // the thread that opened the budget
     bool trained_elsewhere = false;
@@ -130,7 +130,7 @@ Driver::Driver(
 // NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
 Driver::~Driver() {
     tell_gone(number());
-    swapper.reset();
+    without_throwing([&] { swapper.reset(); });
     const auto lock = locked_if_not_mine();
     std::erase(drivers(), this);
     deaths.take(dead_addresses_, dead_handles_);
@@ -383,16 +383,13 @@ void settle_late() noexcept {
     if (!the_mutex().try_lock()) {
         return;
     }
-    try {
+    without_throwing([] {
         for (Driver* each : drivers()) {
             if (each->deaths.late.load(std::memory_order_relaxed) && each->deaths.any()) {
                 each->settle();
             }
         }
-    } catch (...) {  // nobody to tell; whoever asks next meets it again
-        the_mutex().unlock();
-        return;
-    }
+    });
     the_mutex().unlock();
 }
 
@@ -439,7 +436,6 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
-    refuse_for_tests(recipe.name());
     const auto run_in_order = [&] {
         device.in_order([&] {
             homes = run_again(recipe, in_place);
@@ -468,11 +464,13 @@ void Driver::compute_now(Call& call, bool in_place) {
     c10::SmallVector<Home, 2> homes;
     try {
         run(recipe, in_place, homes);
-    } catch (...) {
+    } catch (std::exception& error) {
         if (in_place) {  // who knows what is in there now
-            for (const Overwrite& pair : call.overwrites()) {
-                engine.spoil(*pair.source->storage);
-            }
+            after(error, [&] {
+                for (const Overwrite& pair : call.overwrites()) {
+                    engine.spoil(*pair.source->storage);
+                }
+            });
         }
         throw;
     }

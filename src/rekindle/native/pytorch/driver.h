@@ -28,6 +28,7 @@
 #include "addresses.h"
 #include "deaths.h"
 #include "device.h"
+#include "errors.h"
 #include "memory.h"
 #include "positions.h"
 #include "prices.h"
@@ -44,29 +45,6 @@ class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): lik
 class Swapper;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
-
-// There is no room: `who` needs `needed` bytes more.
-struct Shortage final {
-    Bytes needed;
-    Bytes memory;
-    Bytes budget;
-    std::string who;
-};
-
-// The device has no more memory, and nothing is left to evict; what it said.
-struct Full final {
-    std::string said;
-};
-
-// A program that nobody said is on a device is on this one.
-struct Elsewhere final {
-    c10::Device met;
-};
-
-// What one made was evicted, and is asked for while the device writes a graph.
-struct InAGraph final {
-    const char* site;
-};
 
 // Who has memory, for the report and for errors; what they are called is decided in Python.
 struct Holder final {
@@ -162,7 +140,7 @@ public:
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
     Samples samples;
-    Bytes in_flight = 0;      // of operators that run just now, all that they take
+    Bytes in_flight = 0;      // of operators that run just now: what `Running` holds
     int running = 0;          // how many of them there are
     std::uint64_t begun = 0;  // and all that ever began
     Workspaces workspaces;
@@ -185,16 +163,6 @@ public:
     bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say
     bool notes_places = false;  // Python is told of every operator, to note where the program is
     bool places_due = false;    // of those that it has not been told of
-
-    // Operators, recomputed ones and steps of optimizers as well, until one finds no room: for
-    // tests. Room for a step is made at its beginning, but where what it wrote is put back.
-    std::int64_t refuse_in = -1;
-
-    void refuse_for_tests(const char* who) {
-        if (refuse_in >= 0 && (!stepping || tell_ranges) && refuse_in-- == 0) {
-            throw Shortage{1, engine.memory, engine.budget, who};
-        }
-    }
 
     int interrupt_in = -1;  // replays until one fails: for tests
     bool interrupt_before = false;
@@ -371,8 +339,6 @@ public:
     void begin(Transcript& transcript);
     // Who has memory now. Walks everything: not for every operator.
     std::vector<Holder> holders();
-    // Of values that are evicted and that the program or autograd still has.
-    Bytes evicted_bytes() const;
 
     // How many the engine knows of so far.
     OpId operators() const noexcept { return next_op_; }
@@ -470,7 +436,7 @@ void Driver::rescue(Bytes needed, F&& attempt) {
             said = said_by(error);
         }
     }
-    throw Full{said};
+    throw Full(said);
 }
 
 template <class F>
@@ -479,12 +445,12 @@ void Driver::perform(F&& events, const char* who) {
         act(events);
     } catch (const NoRoom& shortage) {
         const bool nobody = *who == '\0' && shortage.call;
-        throw Shortage{
+        throw Shortage(
             shortage.needed,
             shortage.memory,
             shortage.budget,
-            nobody ? recipe_of(*shortage.call).name() : who,
-        };
+            nobody ? recipe_of(*shortage.call).name() : who
+        );
     }
     engine.take_bereft(bereft_);
     for (Storage* bereft : bereft_) {  // kept like a source from now on

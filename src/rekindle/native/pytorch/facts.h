@@ -42,6 +42,7 @@ struct Traits final {
     static constexpr std::uint32_t ACCUMULATES = 16384;
     static constexpr std::uint32_t TIMED = 32768;
     static constexpr std::uint32_t CONJUGATING = 65536;
+    static constexpr std::uint32_t QUERY = 131072;  // reads no element, and makes nothing
     static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
     std::uint32_t flags = 0;
@@ -79,13 +80,6 @@ struct Facts final {
     bool region = false;          // compiled code, which draws from every generator there is
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
-};
-
-// An operator is refused: a collective that may write nobody knows what, or what a dispatch mode or
-// a subclass does with it where those come after the key.
-struct Unseen final {
-    const Facts* facts;
-    bool by_python = false;
 };
 
 // The tables as the twin has them. Once, before the first operator.

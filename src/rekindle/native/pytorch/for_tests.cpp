@@ -1,7 +1,6 @@
 #include "for_tests.h"
 
 #include <string_view>
-#include <utility>
 
 #include "held.h"
 #include "learner.h"
@@ -56,6 +55,12 @@ PyObject* again(PyObject* arguments) {
     return list.give();
 }
 
+PyObject* in_flight(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.in_flight));
+}
+
 PyObject* take_out(PyObject* arguments) {
     PyObject* capsule = nullptr;
     const char* name = nullptr;
@@ -90,15 +95,6 @@ PyObject* interrupt(PyObject* arguments) {
     driver_of(capsule).interrupt_in = replays;
     driver_of(capsule).interrupt_before = before != 0;
     return nothing();
-}
-
-PyObject* refuse(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long operators = 0;
-    parse(arguments, "OL", &capsule, &operators);
-    const Locked lock;
-    const std::int64_t left = std::exchange(driver_of(capsule).refuse_in, operators);
-    return PyLong_FromLongLong(left);
 }
 
 PyObject* fix_costs(PyObject* arguments) {

@@ -15,6 +15,8 @@ PyObject* longest_chain(PyObject* arguments);
 PyObject* count_again(PyObject* arguments);
 // again(driver) -> the names of the operators that ran again
 PyObject* again(PyObject* arguments);
+// in_flight(driver) -> how many operators run, and what they take
+PyObject* in_flight(PyObject* arguments);
 // take_out(driver, what): "in_order", "keep_until_read" or "may_differ", of the device, or
 // "fitted": a device that has less than the budget says does not lower it
 PyObject* take_out(PyObject* arguments);
@@ -22,8 +24,6 @@ PyObject* take_out(PyObject* arguments);
 PyObject* fitted(PyObject* arguments);
 // interrupt(driver, after how many replays, before or after it)
 PyObject* interrupt(PyObject* arguments);
-// refuse(driver, after how many operators; negative: never) -> how many were left until then
-PyObject* refuse(PyObject* arguments);
 // fix_costs(nanoseconds): of every signature; negative: they are measured
 PyObject* fix_costs(PyObject* arguments);
 // open_journal(driver, entries)

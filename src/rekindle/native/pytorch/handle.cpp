@@ -124,7 +124,7 @@ at::Tensor Handle::call_unpack_hook() {
         }
         if (record.replayable || !record.held) {
             if (!record.resident && driver.device.is_capturing()) {
-                throw InAGraph{record.site()};
+                throw InAGraph(record.site());
             }
             if (record.resident) {
                 driver.use(record);

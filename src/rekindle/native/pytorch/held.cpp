@@ -24,11 +24,13 @@ LastResort::LastResort(Driver& driver, const Homes& read, bool but_saved)
     : driver_(driver), lent_(driver.lend(read, but_saved)) {}
 
 LastResort::~LastResort() {
-    for (const Ref<Storage>& each : lent_) {
-        if (each->listed) {
-            driver_.engine.let_return(*each, false);
+    without_throwing([&] {
+        for (const Ref<Storage>& each : lent_) {
+            if (each->listed) {
+                driver_.engine.let_return(*each, false);
+            }
         }
-    }
+    });
 }
 
 std::vector<Ref<Storage>> Driver::lend(const Homes& read, bool but_saved) {
@@ -169,11 +171,15 @@ std::exception_ptr Driver::fill_all_husks() {
     }
     const Bytes peak = engine.peak;
     std::exception_ptr failure;
+    bool interrupted = false;
     for (const Ref<Storage>& each : missing) {
         try {
             use_in_any_case(record_of(*each));
-        } catch (...) {  // what cannot be computed again stays empty, and raises where it is read
-            failure = failure ? failure : std::current_exception();
+        } catch (const std::exception& error) {  // it stays empty, and raises where it is read
+            if (!failure || (!interrupted && ends_the_program(error))) {
+                failure = std::current_exception();
+                interrupted = ends_the_program(error);
+            }
         }
     }
     settle();

@@ -42,9 +42,11 @@ bool lending(Driver& driver, Locked& lock, Step&& step, Reads&& reads) {
     if (!driver.lends || driver.running != 0) {  // another thread's operator may read anything
         return false;
     }
-    lock.unlock();
-    std::optional<Read> read = what_is_read(driver);
-    lock.lock();
+    std::optional<Read> read;
+    {
+        const Unlocked others(lock);
+        read = what_is_read(driver);
+    }
     driver.collect();
     if (!read) {
         return false;

@@ -3,7 +3,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
+
+#include "python.h"
 
 namespace rekindle {
 
@@ -212,8 +215,12 @@ void Learner::attempt(F&& moves) {
     const Beside beside(driver_.engine, driver_.in_flight);
     try {
         driver_.bring(moves);
-    } catch (...) {
+    } catch (const std::exception& error) {
         ended_.reason = Ended::Reason::failed;
+        if (ends_the_program(error)) {
+            without_throwing([&] { let_go(); });
+            throw;
+        }
         let_go();
     }
 }

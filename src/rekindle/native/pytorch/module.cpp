@@ -259,7 +259,6 @@ PyObject* make_room(PyObject* arguments) {
         Locked lock;
         driver.settle();
         rekindle::or_lending(driver, lock, [&] { driver.make_room(bytes, who); });
-        driver.refuse_for_tests(who);
     });
     return nothing();
 }
@@ -356,9 +355,21 @@ PyObject* check(PyObject* arguments) {
     return nothing();
 }
 
+// about_to_fork(): this thread is
+PyObject* about_to_fork(PyObject* /*arguments*/) {
+    rekindle::about_to_fork();
+    return nothing();
+}
+
+// forked_here(): it has, and goes on
+PyObject* forked_here(PyObject* /*arguments*/) {
+    rekindle::forked(false);
+    return nothing();
+}
+
 // forked(): in a child process nothing is within a budget
 PyObject* forked(PyObject* /*arguments*/) {
-    rekindle::forget_owner();
+    rekindle::forked(true);
     rekindle::join(nullptr);
     c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
     rekindle::set_active({});
@@ -389,23 +400,28 @@ PyObject* watched(PyObject* /*arguments*/) {
 
 // -- the module -----------------------------------------------------------------------------------
 
+// What the core threw is put into words: its first argument is a driver, wherever it does.
+template <PyObject* (*function)(PyObject*)>
+PyObject* in_words_of(PyObject* arguments) {
+    try {
+        return function(arguments);
+    } catch (const rekindle::Error& error) {
+        if (PyTuple_GET_SIZE(arguments) > 0) {
+            error.raise(driver_of(PyTuple_GET_ITEM(arguments, 0)));
+        }
+        throw;
+    }
+}
+
 // No exception crosses C.
 template <PyObject* (*function)(PyObject*)>
 PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
     try {
-        return function(arguments);
-    } catch (python_error& error) {
-        error.restore();
-    } catch (const c10::TypeError& error) {
-        PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
-    } catch (const c10::Error& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
+        return in_words_of<function>(arguments);
     } catch (...) {
-        PyErr_SetString(PyExc_RuntimeError, "the native core failed; please report this");
+        rekindle::set_error();
+        return nullptr;
     }
-    return nullptr;
 }
 
 template <PyObject* (*function)(PyObject*)>
@@ -437,7 +453,6 @@ PyMethodDef methods[] = {
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
     method<rekindle::save_what_needs>("save_what_needs"),
     method<rekindle::gradients_stay>("gradients_stay"),
-    method<rekindle::evicted_bytes>("evicted_bytes"),
     method<rekindle::holders>("holders"),
     method<keep>("keep"),
     method<meet>("meet"),
@@ -476,10 +491,10 @@ PyMethodDef methods[] = {
     method<rekindle::longest_chain>("longest_chain"),
     method<rekindle::count_again>("count_again"),
     method<rekindle::again>("again"),
+    method<rekindle::in_flight>("in_flight"),
     method<rekindle::take_out>("take_out"),
     method<rekindle::fitted>("fitted"),
     method<rekindle::interrupt>("interrupt"),
-    method<rekindle::refuse>("refuse"),
     method<rekindle::fix_costs>("fix_costs"),
     method<rekindle::open_journal>("open_journal"),
     method<rekindle::journal>("journal"),
@@ -489,6 +504,8 @@ PyMethodDef methods[] = {
     method<count_allocations>("count_allocations"),
     method<watch>("watch"),
     method<watched>("watched"),
+    method<about_to_fork>("about_to_fork"),
+    method<forked_here>("forked_here"),
     method<forked>("forked"),
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,20 +1,56 @@
 #include "mutex.h"
 
 #include <memory>
+#include <utility>
 
 #include "without_gil.h"
 
 namespace rekindle {
 
-void Mutex::wait() {
+namespace {
+
+// Whether `about_to_fork` took the mutex; who has that may ask.
+bool taken_to_fork = false;
+
+void take_leaves() noexcept {
+    for (std::size_t i = 0; i < LEAVES; ++i) {
+        leaf(static_cast<Leaf>(i)).lock();
+    }
+}
+
+void give_leaves_back() noexcept {
+    for (std::size_t i = 0; i < LEAVES; ++i) {
+        leaf(static_cast<Leaf>(i)).unlock();
+    }
+}
+
+[[maybe_unused]] const int AT_FORK =
+    pthread_atfork(&take_leaves, &give_leaves_back, &give_leaves_back);
+
+}  // namespace
+
+void Mutex::wait() noexcept {
     const WithoutGil guard;
     for (pthread_t other{}; !taken(other);) {
         owner_.wait(other);
     }
 }
 
-void forget_owner() noexcept {
-    std::construct_at(&the_mutex());
+void about_to_fork() {
+    if (!the_mutex().mine()) {
+        the_mutex().lock();
+        taken_to_fork = true;
+    }
+}
+
+void forked(bool in_child) noexcept {
+    if (the_mutex().mine()) {
+        if (std::exchange(taken_to_fork, false)) {
+            the_mutex().unlock();
+        }
+    } else if (in_child) {
+        std::construct_at(&the_mutex());
+    }
 }
 
 }  // namespace rekindle

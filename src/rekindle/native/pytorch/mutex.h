@@ -1,20 +1,27 @@
-// The one lock of the core, and the flag that deaths take. Order: the lock, then the flag; Python's
-// own lock (GIL) before both or not at all.
+// The session's mutex, and the leaf locks. Order: the mutex, then one leaf lock; Python's own lock
+// (GIL) before both or not at all.
 #pragma once
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 
 namespace rekindle {
 
-// Held for moments, with nothing inside that may wait.
+// A leaf lock: a thread holds it for moments, and takes no other lock meanwhile.
 class SpinLock final {
 public:
     void lock() noexcept {
         while (flag_.test_and_set(std::memory_order_acquire)) {
+            while (flag_.test(std::memory_order_relaxed)) {
+                std::this_thread::yield();
+            }
         }
     }
 
@@ -23,6 +30,19 @@ public:
 private:
     std::atomic_flag flag_;
 };
+
+// Every leaf lock there is, by what it guards.
+enum class Leaf : std::uint8_t { active, allocations, deaths, parked };
+
+inline constexpr std::size_t LEAVES = 4;
+
+// The table of them. A child process has only the thread that forked, and would wait for ever for a
+// lock that another thread held. So fork() first takes each of these, in this order, and gives it
+// back in both processes. The session's mutex comes before them: `about_to_fork`.
+inline SpinLock& leaf(Leaf which) noexcept {
+    static constinit std::array<SpinLock, LEAVES> made;
+    return made[static_cast<std::size_t>(which)];
+}
 
 // Not recursive: it is who has it. Who has to wait for it does so without the GIL: an operator that
 // is run again may be written in Python.
@@ -36,6 +56,14 @@ public:
                     "the native core was asked for something amid something else"
                 );
             }
+            wait();
+        }
+    }
+
+    // This thread gave it back, and takes it again.
+    void lock_again() noexcept {
+        pthread_t other{};
+        if (!taken(other)) {
             wait();
         }
     }
@@ -61,7 +89,7 @@ private:
         return owner_.compare_exchange_strong(other, pthread_self());
     }
 
-    void wait();
+    void wait() noexcept;
 
     std::atomic<pthread_t> owner_;
 };
@@ -72,8 +100,12 @@ inline Mutex& the_mutex() noexcept {
     return made;
 }
 
-// In a child process nobody has it.
-void forget_owner() noexcept;
+// This thread is about to fork. No other may be amid something then, for nobody would finish it in
+// the child process: takes the mutex, unless this thread has it.
+void about_to_fork();
+// Gives back what `about_to_fork` took. In the child, if fork() came without that, nobody has the
+// mutex from now on.
+void forked(bool in_child) noexcept;
 
 // For who may be called with it as well as without.
 inline std::unique_lock<Mutex> locked_if_not_mine() {
@@ -102,13 +134,40 @@ public:
         held_ = true;
     }
 
+    void lock_again() noexcept {
+        the_mutex().lock_again();
+        held_ = true;
+    }
+
     void unlock() noexcept {
         held_ = false;
         the_mutex().unlock();
     }
 
+    bool is_held() const noexcept { return held_; }
+
 private:
     bool held_ = true;
+};
+
+// While it lives other threads may have the mutex. However that ends, it is held again.
+class Unlocked final {
+public:
+    explicit Unlocked(Locked& lock) : lock_(lock) { lock_.unlock(); }
+
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+    Unlocked(Unlocked&&) = delete;
+    Unlocked& operator=(Unlocked&&) = delete;
+
+    ~Unlocked() {
+        if (!lock_.is_held()) {
+            lock_.lock_again();
+        }
+    }
+
+private:
+    Locked& lock_;
 };
 
 }  // namespace rekindle

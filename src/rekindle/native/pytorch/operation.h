@@ -93,7 +93,6 @@ private:
     void look_twice(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();
-    void need(Need need);
     void predict();
     bool fits() const;
     bool take_private_inputs();
@@ -103,12 +102,11 @@ private:
     c10::Device where() const;
     void own_inputs();
     void call();
-    void ended();
     bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
     void redispatch();
     void priced_by_events();
     bool may_differ() const;
-    void interrupted();
+    void interrupted(std::exception& error);
     Results gather_results();
     void register_results();
     bool has_moved(const c10::StorageImpl& home);
@@ -135,8 +133,7 @@ private:
     c10::SmallVector<Home, 1> private_;         // copies of what others may write
     bool recording_ = false;
     bool foreign_ = false;  // an input is where others may write
-    Bytes needed_ = 0;      // for what it makes,
-    bool guessed_ = false;  // as far as anybody can tell
+    Bytes needed_ = 0;      // for what it makes
     Bytes inside_ = 0;      // and beside that while it runs
     Noted random_;
 };

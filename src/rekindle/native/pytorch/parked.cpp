@@ -11,7 +11,7 @@ namespace rekindle {
 namespace {
 
 struct Parked final {
-    SpinLock flag;
+    SpinLock& flag = leaf(Leaf::parked);
     std::vector<c10::intrusive_ptr<Driver>> drivers;
 };
 

@@ -2,9 +2,14 @@
 #include "python.h"
 
 #include <Python.h>
+#include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <string>
+#include <utility>
+
+#include "facts.h"
 #include "gil.h"
 #include "swapper.h"
 #include "without_gil.h"
@@ -15,6 +20,7 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
+    PyObject* full = nullptr;  // what it says where a device has no more memory
     PyTypeObject* tensor = nullptr;
     PyTypeObject* parameter = nullptr;
 };
@@ -59,6 +65,8 @@ void meet_python(PyObject* answers, PyObject* tensor, PyObject* parameter) {
     Py_INCREF(tensor);
     Py_INCREF(parameter);
     python().answers = answers;
+    python().full = PyObject_GetAttrString(answers, "full");
+    TORCH_CHECK(python().full != nullptr, "Python says what it raises where a device is full");
     python().tensor = reinterpret_cast<PyTypeObject*>(tensor);
     python().parameter = reinterpret_cast<PyTypeObject*>(parameter);
 }
@@ -81,21 +89,105 @@ const void* object_of(const c10::TensorImpl& tensor) noexcept {
     return tensor.pyobj_slot()->load_pyobj();
 }
 
-bool is_out_of_memory(const std::exception& error) {
-    const auto* raised = dynamic_cast<const python_error*>(&error);
-    if (raised == nullptr || raised->type == nullptr) {
+namespace {
+
+// The type and the value of what Python raised, through PyTorch's bindings or through pybind11's,
+// as kernels written in Python do; null: it was not Python.
+struct Raised final {
+    PyObject* type = nullptr;
+    PyObject* value = nullptr;
+};
+
+Raised raised_by_python(const std::exception& error) noexcept {
+    if (const auto* torchs = dynamic_cast<const python_error*>(&error)) {
+        return {torchs->type, torchs->value};
+    }
+    if (const auto* others = dynamic_cast<const pybind11::error_already_set*>(&error)) {
+        return {others->type().ptr(), others->value().ptr()};
+    }
+    return {};
+}
+
+// Runs `ask` with those, and the GIL, if Python raised `error`.
+template <class F>
+bool ask_python(const std::exception& error, F&& ask) noexcept {
+    if (Py_IsInitialized() == 0) {
         return false;
     }
     const Gil gil;
-    const auto is_a = [&](const char* kind) {
-        PyObject* found = PyObject_GetAttrString(python().answers, kind);
-        const bool matches =
-            found != nullptr && PyErr_GivenExceptionMatches(raised->type, found) != 0;
-        Py_XDECREF(found);
-        PyErr_Clear();
-        return matches;
-    };
-    return is_a("full") && !is_a("not_full");
+    const Raised raised = raised_by_python(error);
+    return raised.type != nullptr && std::forward<F>(ask)(raised);
+}
+
+int raise_now(void* object) {
+    auto* error = static_cast<PyObject*>(object);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+    Py_DECREF(error);
+    return -1;
+}
+
+}  // namespace
+
+bool is_out_of_memory(const std::exception& error) {
+    return ask_python(error, [](const Raised& raised) {
+        return PyErr_GivenExceptionMatches(raised.type, python().full) != 0;
+    });
+}
+
+bool ends_the_program(const std::exception& error) noexcept {
+    return ask_python(error, [](const Raised& raised) {
+        return PyErr_GivenExceptionMatches(raised.type, PyExc_Exception) == 0;
+    });
+}
+
+void raise_later(const std::exception& error) noexcept {
+    ask_python(error, [](const Raised& raised) {
+        const bool whole = raised.value != nullptr && PyExceptionInstance_Check(raised.value) != 0;
+        PyObject* made = whole ? Py_NewRef(raised.value) : PyObject_CallNoArgs(raised.type);
+        if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
+            PyErr_Clear();
+            PyErr_SetInterrupt();  // for one of these there always is room
+        }
+        return true;
+    });
+}
+
+void add_note(std::exception& first, const std::exception& second) noexcept {
+    if (ends_the_program(second)) {
+        raise_later(second);
+        return;
+    }
+    const std::string note = std::string("And then: ") + second.what();
+    if (auto* torchs = dynamic_cast<c10::Error*>(&first)) {
+        torchs->add_context(note);
+        return;
+    }
+    ask_python(first, [&](const Raised& raised) {
+        PyObject* done = PyObject_CallMethod(raised.value, "add_note", "s", note.c_str());
+        if (done == nullptr) {
+            PyErr_Clear();  // nothing ran that is written in Python, and could be interrupted
+        }
+        Py_XDECREF(done);
+        return true;
+    });
+}
+
+void set_error() noexcept {
+    try {
+        throw;
+    } catch (python_error& error) {
+        error.restore();
+    } catch (pybind11::error_already_set& error) {
+        error.restore();
+    } catch (const c10::TypeError& error) {
+        PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+        PyErr_SetString(PyExc_RuntimeError, "the native core failed; please report this");
+    }
 }
 
 at::Tensor detached(const at::Tensor& tensor) {
@@ -205,15 +297,16 @@ std::optional<Read> what_is_read(const Driver& driver) {
 
 void tell_peak(Driver& driver) {
     driver.look_due = false;
-    if (Py_IsInitialized() == 0) {
-        return;
-    }
-    const Gil gil;
-    PyObject* done = PyObject_CallMethod(python().answers, "peak", "n", driver.number());
-    if (done == nullptr) {
+    try {
+        ask("peak", "n", driver.number());
+    } catch (python_error& error) {
+        if (ends_the_program(error)) {
+            throw;
+        }
+        const Gil gil;
+        error.restore();
         PyErr_WriteUnraisable(python().answers);
     }
-    Py_XDECREF(done);
 }
 
 namespace {
@@ -245,64 +338,68 @@ bool has_attributes(const c10::TensorImpl& tensor) {
     }
     const Gil gil;
     PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
-    const bool any = attributes != nullptr && PyDict_GET_SIZE(attributes) != 0;
-    Py_XDECREF(attributes);
-    PyErr_Clear();
+    if (attributes == nullptr) {
+        PyErr_Clear();  // it has none: nothing was called that is written in Python
+        return false;
+    }
+    const bool any = PyDict_GET_SIZE(attributes) != 0;
+    Py_DECREF(attributes);
     return any;
 }
 
-void raise(const Driver& driver, const Shortage& shortage) {
+void Shortage::raise(Driver& driver) const {
     raise_what(
         "out_of_budget",
         "nLLLs",
         driver.number(),
-        static_cast<long long>(shortage.needed),
-        static_cast<long long>(shortage.memory),
-        static_cast<long long>(shortage.budget),
-        shortage.who.c_str()
+        static_cast<long long>(needed),
+        static_cast<long long>(memory),
+        static_cast<long long>(budget),
+        who.c_str()
     );
 }
 
-void raise(Driver& /*driver*/, const ChangedSize& change) {
-    const auto now = static_cast<long long>(change.now);
-    const auto before = static_cast<long long>(change.before);
-    raise_what("changed_size", "sLL", change.facts->name.c_str(), now, before);
+void Full::raise(Driver& driver) const {
+    raise_what("device_full", "ns", driver.number(), said.c_str());
 }
 
-void raise(Driver& /*driver*/, const ResizedInput& change) {
-    const auto now = static_cast<long long>(change.now);
-    raise_what("resized_input", "LL", now, static_cast<long long>(change.before));
+void Elsewhere::raise(Driver& driver) const {
+    raise_what("met_elsewhere", "ns", driver.number(), met.str().c_str());
 }
 
-void raise(Driver& /*driver*/, const ModifiedInput& change) {
-    const auto now = static_cast<long long>(change.now);
-    const auto expected = static_cast<long long>(change.expected);
-    raise_what("modified_input", "sLL", change.site, now, expected);
+void InAGraph::raise(Driver& /*driver*/) const {
+    raise_what("recomputed_in_a_graph", "s", site);
 }
 
-void raise(Driver& /*driver*/, const ForeignInput& change) {
-    raise_what("foreign_input", "s", change.site);
+void Unseen::raise(Driver& /*driver*/) const {
+    raise_what(by_python ? "unseen_by_python" : "unseen_collective", "s", facts->name.c_str());
 }
 
-void raise(const Driver& driver, const Full& device) {
-    raise_what("device_full", "ns", driver.number(), device.said.c_str());
+void ChangedSize::raise(Driver& /*driver*/) const {
+    const auto made = static_cast<long long>(now);
+    raise_what("changed_size", "sLL", facts->name.c_str(), made, static_cast<long long>(before));
 }
 
-void raise(const Driver& driver, const Elsewhere& device) {
-    raise_what("met_elsewhere", "ns", driver.number(), device.met.str().c_str());
+void ResizedInput::raise(Driver& /*driver*/) const {
+    const auto there = static_cast<long long>(now);
+    raise_what("resized_input", "LL", there, static_cast<long long>(before));
 }
 
-void raise(Driver& /*driver*/, const InAGraph& value) {
-    raise_what("recomputed_in_a_graph", "s", value.site);
+void ModifiedInput::raise(Driver& /*driver*/) const {
+    const auto is = static_cast<long long>(now);
+    raise_what("modified_input", "sLL", site, is, static_cast<long long>(expected));
 }
 
-void raise(const Driver& driver, const CopyLost& value) {
-    raise_what("swap_failed", "ns", driver.number(), value.site.c_str());
+void ForeignInput::raise(Driver& /*driver*/) const {
+    raise_what("foreign_input", "s", site);
 }
 
-void raise(Driver& /*driver*/, const Unseen& unseen) {
-    const char* what = unseen.by_python ? "unseen_by_python" : "unseen_collective";
-    raise_what(what, "s", unseen.facts->name.c_str());
+void CopyLost::raise(Driver& driver) const {
+    raise_what("swap_failed", "ns", driver.number(), site.c_str());
+}
+
+void Died::raise(Driver& /*driver*/) const {
+    TORCH_CHECK(false, what());
 }
 
 }  // namespace rekindle

@@ -33,7 +33,8 @@ const void* object_of(const c10::TensorImpl& tensor) noexcept;
 bool is_out_of_memory(const std::exception& error);
 // `tensor.detach()` as Python does it: a subclass stays one.
 at::Tensor detached(const at::Tensor& tensor);
-// Who has memory now, at a new peak: Python writes it down.
+// Who has memory now, at a new peak: Python writes it down. What goes wrong there is printed, but
+// for what ends the program.
 void tell_peak(Driver& driver);
 // How much there was, now and then: Python takes it.
 void tell_samples(Driver& driver);
@@ -92,42 +93,48 @@ void tell_gone(std::ptrdiff_t number) noexcept;
 // of a leaf that needs no gradient. (Of others autograd knows the leaf.)
 bool has_attributes(const c10::TensorImpl& tensor);
 
-[[noreturn]] void raise(const Driver& driver, const Shortage& shortage);
-[[noreturn]] void raise(Driver& driver, const ChangedSize& change);
-[[noreturn]] void raise(Driver& driver, const ResizedInput& change);
-[[noreturn]] void raise(Driver& driver, const ModifiedInput& change);
-[[noreturn]] void raise(Driver& driver, const ForeignInput& change);
-[[noreturn]] void raise(Driver& driver, const Unseen& unseen);
-[[noreturn]] void raise(const Driver& driver, const Full& device);
-[[noreturn]] void raise(const Driver& driver, const Elsewhere& device);
-[[noreturn]] void raise(Driver& driver, const InAGraph& value);
-[[noreturn]] void raise(const Driver& driver, const CopyLost& value);
-
 // Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
 template <class F>
 auto in_words(Driver& driver, F&& f) {
     try {
         return std::forward<F>(f)();
-    } catch (const Shortage& error) {
-        raise(driver, error);
-    } catch (const ChangedSize& error) {
-        raise(driver, error);
-    } catch (const ResizedInput& error) {
-        raise(driver, error);
-    } catch (const ModifiedInput& error) {
-        raise(driver, error);
-    } catch (const ForeignInput& error) {
-        raise(driver, error);
-    } catch (const Unseen& error) {
-        raise(driver, error);
-    } catch (const Full& error) {
-        raise(driver, error);
-    } catch (const Elsewhere& error) {
-        raise(driver, error);
-    } catch (const InAGraph& error) {
-        raise(driver, error);
-    } catch (const CopyLost& error) {
-        raise(driver, error);
+    } catch (const Error& error) {
+        error.raise(driver);
+    }
+}
+
+// Whether it has to reach the program whatever else goes on: an interrupt, or an exit; all that is
+// no `Exception` of Python's.
+bool ends_the_program(const std::exception& error) noexcept;
+// Where nothing may be thrown: the program gets it a moment later, in its main thread.
+void raise_later(const std::exception& error) noexcept;
+// `first` goes on its way to the program, with a note of what went wrong after it. What ends the
+// program it gets all the same.
+void add_note(std::exception& first, const std::exception& second) noexcept;
+
+// In a handler: what was caught is Python's error from now on.
+void set_error() noexcept;
+
+// Runs `f` where nothing may be thrown, or where an error is on its way already, which comes first.
+// What `f` throws is dropped, but for what ends the program.
+template <class F>
+void without_throwing(F&& f) noexcept {
+    try {
+        std::forward<F>(f)();
+    } catch (const std::exception& error) {
+        if (ends_the_program(error)) {
+            raise_later(error);
+        }
+    }
+}
+
+// Runs `f` after `first` went wrong, which comes first.
+template <class F>
+void after(std::exception& first, F&& f) noexcept {
+    try {
+        std::forward<F>(f)();
+    } catch (const std::exception& error) {
+        add_note(first, error);
     }
 }
 

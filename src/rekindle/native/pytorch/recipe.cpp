@@ -36,14 +36,14 @@ Home input_home(Record& record) {
     }
     const auto nbytes = static_cast<Bytes>(home->nbytes());
     if (nbytes != record.size) {
-        throw ResizedInput{nbytes, record.size};
+        throw ResizedInput(nbytes, record.size);
     }
     if (record.foreign && record.foreign->checksum &&
         *record.foreign->checksum != checksum_of(*home)) {
-        throw ForeignInput{record.site()};
+        throw ForeignInput(record.site());
     }
     if (record.version.moved() && !record.strays && record.origin_is_at(home)) {
-        throw ModifiedInput{record.site(), record.version.now(), record.version.expected};
+        throw ModifiedInput(record.site(), record.version.now(), record.version.expected);
     }
     return home;
 }
@@ -133,7 +133,7 @@ c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack
         const auto nbytes = next < made.size() ? static_cast<Bytes>(made[next]->nbytes()) : -1;
         const Bytes before = record_of(*value->storage).size;
         if (nbytes != before) {
-            throw ChangedSize{recipe.facts, nbytes, before};
+            throw ChangedSize(recipe.facts, nbytes, before);
         }
         ++next;
     }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../engine/graph.h"
+#include "errors.h"
 #include "memory.h"
 #include "positions.h"
 #include "signature.h"
@@ -77,35 +78,6 @@ public:
 private:
     c10::impl::ForceDispatchKeyGuard keys_;
     c10::AutogradState before_;
-};
-
-// What happened when a call that could be run again was, other than its results.
-struct ChangedSize final {  // it made so many bytes, and before so many
-    const Facts* facts;
-    Bytes now;
-    Bytes before;
-};
-
-// An input is not there any more.
-struct Died final : std::exception {
-    const char* what() const noexcept override {
-        return "a value that should be in memory is not; please report this";
-    }
-};
-
-struct ResizedInput final {  // an input has so many bytes, and had so many
-    Bytes now;
-    Bytes before;
-};
-
-struct ModifiedInput final {  // what one made was written where the budget does not see it
-    const char* site;
-    std::int64_t now;
-    std::int64_t expected;
-};
-
-struct ForeignInput final {  // what one made was written where PyTorch does not see it
-    const char* site;
 };
 
 // The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the

@@ -71,14 +71,18 @@ void set_memory(
             record->version.expected = -1;  // its counter moves, but what is there does not
         }
     }
-    lock.unlock();
-    pass(op, keys, stack);
-    lock.lock();
+    {
+        const Unlocked others(lock);
+        pass(op, keys, stack);
+    }
     driver.settle();
     if (plain) {
         if (Record* record = driver.known(*target.unsafeGetTensorImpl())) {
             record->version.expected = -1;  // autograd counts this write afterwards
         }
+    }
+    if (touched) {
+        touched->end();
     }
 }
 
@@ -117,7 +121,8 @@ void view(
     pass(op, keys, stack);
 }
 
-void run(
+// Returns whether Python may be told of what is due: not where nothing may be thrown.
+bool run(
     Driver& driver,
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -125,11 +130,16 @@ void run(
 ) {
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
+    if (facts.has(Traits::QUERY)) {  // PyTorch asks where an error would end the process
+        lock.unlock();
+        pass(op, keys, stack);
+        return false;
+    }
     if (facts.unseen) {
-        throw Unseen{&facts};
+        throw Unseen(facts);
     }
     if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
-        throw Unseen{&facts, true};
+        throw Unseen(facts, true);
     }
     if (facts.composed) {  // its parts come here, if it has any; so it is in inference mode
         meet_first(driver, facts, *stack, lock);
@@ -142,6 +152,7 @@ void run(
     } else {
         Operation(driver, facts, op, keys, *stack, lock).run();
     }
+    return true;
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -150,8 +161,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
         pass(op, keys, stack);
         return;
     }
-    in_words(*driver, [&] { run(*driver, op, keys, stack); });
-    tell(*driver);
+    const bool told = in_words(*driver, [&] { return run(*driver, op, keys, stack); });
+    if (told) {
+        tell(*driver);
+    }
 }
 
 }  // namespace

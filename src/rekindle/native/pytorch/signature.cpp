@@ -16,6 +16,7 @@
 #include "device.h"
 #include "invocation.h"
 #include "parts.h"
+#include "python.h"
 #include "recipe.h"
 #include "versions.h"
 
@@ -238,30 +239,32 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 
 }  // namespace
 
-Need Signature::predict(
+Bytes Signature::predict(
     std::span<const c10::IValue> given, std::span<const c10::IValue> extras, const Device& device
 ) const {
     if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
-        return {0, true};
+        return 0;
     }
     if (!rebuildable_) {  // as large as the largest argument: a guess
         Bytes most = largest_padded(given);
         for (const Geometry& geometry : geometries) {
             most = std::max(most, geometry.nbytes());
         }
-        return {most, false};
+        return most;
     }
     try {
-        return {bytes_on_meta(extras, device), true};
-    } catch (
-        const std::exception&
-    ) {                         // if the arguments are wrong, the operator itself will say so
+        return bytes_on_meta(extras, device);
+    } catch (const std::exception& error) {
+        if (ends_the_program(error)) {  // some say in Python what they would make
+            throw;
+        }
+        // If the arguments are wrong, the operator itself will say so.
         std::int64_t most = 0;  // coordinates of all elements of the largest argument
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
             most = std::max(most, geometry.numel() * std::max<std::int64_t>(1, dimensions));
         }
-        return {8 * most * facts.returns, false};
+        return 8 * most * facts.returns;
     }
 }
 

@@ -55,9 +55,9 @@ Bytes bytes_of_index(const at::Tensor& tensor, c10::ArrayRef<c10::IValue> indice
 
 }  // namespace
 
-Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
+Bytes bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
     if (given.empty() || !given[0].isTensor() || !given[0].toTensor().defined()) {
-        return {UNLIMITED, false};
+        return UNLIMITED;
     }
     const AsTheFirstTime guard(false);
     const std::string_view name = facts.name;
@@ -65,29 +65,27 @@ Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
     const auto itemsize = static_cast<Bytes>(tensor.element_size());
     const std::size_t n = given.size();
     if (name == "aten::nonzero") {
-        return {8 * tensor.dim() * count_of(tensor), true};
+        return 8 * tensor.dim() * count_of(tensor);
     }
     if (name == "aten::masked_select" && n > 1) {
         const at::Tensor& mask = given[1].toTensor();
-        const at::Tensor whole = mask.expand(at::infer_size(tensor.sizes(), mask.sizes()));
-        return {itemsize * count_of(whole), true};
+        return itemsize * count_of(mask.expand(at::infer_size(tensor.sizes(), mask.sizes())));
     }
     if (name == "aten::repeat_interleave" && (n < 2 || !given[1].isTensor())) {
-        return {itemsize * at::sum(tensor).item<std::int64_t>(), true};
+        return itemsize * at::sum(tensor).item<std::int64_t>();
     }
     if (name == "aten::bincount" && tensor.numel() != 0) {
         const std::int64_t least = n > 2 && given[2].isInt() ? given[2].toInt() : 0;
-        return {8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least), true};
+        return 8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least);
     }
     if (name == "aten::_unique2" && n > 3) {  // at most: all different
         const Bytes more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
-        return {tensor.numel() * (itemsize + 8 * more), false};
+        return tensor.numel() * (itemsize + 8 * more);
     }
     if (name == "aten::index" && n > 1) {
-        const Bytes found = bytes_of_index(tensor, given[1].toListRef());
-        return {found, found != UNLIMITED};
+        return bytes_of_index(tensor, given[1].toListRef());
     }
-    return {UNLIMITED, false};
+    return UNLIMITED;
 }
 
 }  // namespace rekindle

@@ -56,7 +56,7 @@ bool Driver::counts(const c10::StorageImpl& home) {
             devices_met_.push_back(there);
         }
         if (assumed_ && !same && !there.is_cpu()) {
-            throw Elsewhere{there};
+            throw Elsewhere(there);
         }
     }
     return same;

@@ -17,11 +17,6 @@ namespace rekindle {
 
 class Driver;
 
-// What cannot be computed again could not be read back.
-struct CopyLost final {
-    std::string site;
-};
-
 // The copies on the host for one driver, and what is on its way there and back. With its lock.
 class Swapper final {
 public:

@@ -68,7 +68,7 @@ void Driver::swap_in(Storage& storage) {
     if (const Home home = swapper->fetch(record); home) {
         hang(record, home);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
-        throw CopyLost{record.site()};
+        throw CopyLost(record.site());
     }  // else it never left, or the engine knows that it has to be computed
 }
 

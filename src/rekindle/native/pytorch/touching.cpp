@@ -10,11 +10,12 @@ void Operation::run_touching() {
     Homes homes;
     note_read(homes);
     {
-        const Touched touched(driver_, homes, lock_);
+        Touched touched(driver_, homes, lock_);
         if (may_let_go()) {
             about_to_let_go(driver_, lock_);
         }
         run_with_inputs();
+        touched.end();
     }
     driver_.any_time->look_at_sources(lock_);
     let_results_return();

@@ -51,7 +51,11 @@ def core(*, build: bool = True) -> ModuleType | None:
         _started["module"] = None
         return None
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=module.forked)
+        os.register_at_fork(
+            before=module.about_to_fork,
+            after_in_parent=module.forked_here,
+            after_in_child=module.forked,
+        )
     _started["module"] = module
     return module
 

@@ -82,6 +82,23 @@ EMPTY = {
 #: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
 ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
+#: Read no element and make no memory. Autograd asks them where an error would end the process.
+QUERIES = {
+    "aten::_dimI",
+    "aten::_dimV",
+    "aten::_nested_tensor_size",
+    "aten::_nested_tensor_storage_offsets",
+    "aten::_nested_tensor_strides",
+    "aten::_nnz",
+    "aten::dense_dim",
+    "aten::is_coalesced",
+    "aten::q_per_channel_axis",
+    "aten::q_scale",
+    "aten::q_zero_point",
+    "aten::qscheme",
+    "aten::sparse_dim",
+}
+
 #: Return aliases that pass for new tensors: what is written to one, no version counter but its own
 #: notices.
 SEPARATING = {"aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}

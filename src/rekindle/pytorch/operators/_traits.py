@@ -19,6 +19,7 @@ from rekindle.pytorch.operators._operators import (
     HIDDEN_STATISTICS,
     INDEXING,
     OVERWRITING,
+    QUERIES,
     REDUCED_IN_PLACE,
     ROUTING,
     SEES_REQUIRES_GRAD,
@@ -51,6 +52,7 @@ _KINDS: Final = {
     16384: _in_aten(ACCUMULATING),
     32768: _in_aten(TIMED),
     65536: CONJUGATING,
+    131072: QUERIES,
 }
 
 

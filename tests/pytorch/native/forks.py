@@ -1,0 +1,109 @@
+"""Forks again and again while other threads save tensors, evict, and compute again.
+
+`python -m tests.pytorch.native.forks COUNT`: each child drops what it inherited, runs operators,
+trains within a budget of its own, and ends. Says how many children did not end well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+
+import torch
+
+import rekindle
+
+PATIENCE_S = 60.0
+WITHIN_EVERY = 20  # children: a budget costs more than all else
+
+
+@torch.jit.script
+def products(x: torch.Tensor, times: int):
+    y = x
+    for _ in range(times):
+        y = y * x  # each saves two tensors, and nobody holds the GIL meanwhile
+    return y.sum()
+
+
+def save_tensors(over: threading.Event) -> None:
+    x = torch.rand(4, requires_grad=True)
+    while not over.is_set():
+        products(x, 300).backward()
+        x.grad = None
+
+
+def evict(over: threading.Event, within: rekindle.budget) -> None:
+    w = torch.rand(1_000, requires_grad=True)
+    while not over.is_set():
+        y = w
+        for _ in range(30):
+            y = (y.sin() * y).exp() * 0.1
+        y.sum().backward()
+        w.grad = None
+
+
+def child(number: int, loss: torch.Tensor) -> None:
+    loss.backward()  # of the parent's graph
+    torch.rand(100).sum()
+    if number % WITHIN_EVERY == 0:
+        w = torch.rand(1_000, requires_grad=True)
+        with rekindle.budget(60_000, cache=False):
+            for _ in range(10):
+                w = (w.sin() * w).exp() * 0.1
+            w.sum().backward()
+    os._exit(0)
+
+
+def ended(pid: int) -> int:
+    """The status of the child; -1: it did not end."""
+    deadline = time.monotonic() + PATIENCE_S
+    pause = 0.0001
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(pause)
+        pause = min(0.01, 2 * pause)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -1
+
+
+def main(count: int) -> int:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
+    over = threading.Event()
+    failed = 0
+    with rekindle.budget(200_000, core="native", cache=False) as run:
+        threads = [
+            threading.Thread(target=save_tensors, args=(over,)),
+            threading.Thread(target=evict, args=(over, run)),
+        ]
+        for thread in threads:
+            thread.start()
+        weight = torch.rand(100, requires_grad=True)
+        loss = weight.sin().exp().sum()
+        try:
+            for number in range(count):
+                pid = os.fork()
+                if pid == 0:
+                    child(number, loss)
+                status = ended(pid)
+                if status != 0:
+                    failed += 1
+                    sys.stdout.write(f"child {number}: {status}\n")
+                    break
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    sys.stdout.write(f"{count} forks, {failed} failed, {run.recomputations} recomputations\n")
+    return 1 if failed or run.recomputations == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,209 @@
+"""Errors reach the program as they were raised, whatever goes wrong next to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from rekindle.pytorch.native import NativeDriver, core, why_not
+from tests.pytorch import cores
+
+NUMBERS = 40_000
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    if core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+class Slow:
+    """An operator written in Python, which may be interrupted when it runs."""
+
+    calls = 0
+    interrupted_at = -1
+
+    @classmethod
+    def sin(cls, x: Tensor) -> Tensor:
+        cls.calls += 1
+        if cls.calls == cls.interrupted_at:
+            raise KeyboardInterrupt
+        return x.sin()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library() -> Iterator[None]:
+    with torch.library._scoped_library("rekindle_errors", "FRAGMENT") as library:
+        made = torch.library.custom_op("rekindle_errors::slow", Slow.sin, mutates_args=())
+        made.register_fake(torch.empty_like)
+        made.register_autograd(
+            lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+            setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+        )
+        yield
+        del library
+
+
+@pytest.fixture(autouse=True)
+def _never_interrupted() -> None:
+    Slow.calls, Slow.interrupted_at = 0, -1
+
+
+@pytest.mark.parametrize("when", [1, 2, 5])
+def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
+    weight = torch.full((NUMBERS,), 0.01, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+
+    def step(interrupted: int = -1) -> None:
+        y = weight
+        for _ in range(24):
+            y = torch.ops.rekindle_errors.slow(y * 1.01)
+        Slow.interrupted_at = Slow.calls + interrupted if interrupted > 0 else -1
+        y.sum().backward()  # here operators run again
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with rekindle.budget(
+        14 * 4 * NUMBERS, core="native", learn="wait", cache=False, evict="saved"
+    ) as run:
+        for _ in range(6):
+            step()
+        assert run.recomputations > 0
+        with pytest.raises(KeyboardInterrupt):
+            step(when)
+        optimizer.zero_grad()
+        step()  # and goes on
+
+
+def test_interrupt_while_the_peak_is_looked_at_reaches_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: NativeDriver) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1_000):
+            pass
+
+    with rekindle.budget.unlimited(core="native") as run:
+        torch.ones(100)
+        monkeypatch.setattr(type(run._driver.peak), "look", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _ = [torch.rand(1_000 * n, requires_grad=True).sin() for n in range(1, 50)]
+        monkeypatch.undo()
+        torch.rand(100_000, requires_grad=True).sin()
+
+
+def test_interrupt_while_a_size_is_predicted_reaches_the_program() -> None:
+    def fake(x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with torch.library._scoped_library("rekindle_sizes", "FRAGMENT"):
+        made = torch.library.custom_op("rekindle_sizes::sin", lambda x: x.sin(), mutates_args=(),
+                                       schema="(Tensor x) -> Tensor")  # fmt: skip
+        made.register_fake(fake)
+        with rekindle.budget("1GiB", core="native"), pytest.raises(KeyboardInterrupt):
+            torch.ops.rekindle_sizes.sin(torch.ones(10))
+
+
+def test_interrupt_while_all_comes_back_reaches_the_program() -> None:
+    """It comes after another error, and before what is still missing."""
+    calls: list[Callable[[], None]] = []
+
+    def fails() -> None:
+        raise ValueError("first")
+
+    def interrupts() -> None:
+        raise KeyboardInterrupt
+
+    with torch.library._scoped_library("rekindle_back", "FRAGMENT"):
+
+        def sin(x: Tensor) -> Tensor:
+            if calls:
+                calls.pop(0)()
+            return x.sin()
+
+        made = torch.library.custom_op("rekindle_back::sin", sin, mutates_args=(),
+                                       schema="(Tensor x) -> Tensor")  # fmt: skip
+        made.register_fake(torch.empty_like)
+        made.register_autograd(lambda ctx, gradient: gradient, setup_context=_nothing)
+        weight = torch.ones(1_000, requires_grad=True)
+        within = rekindle.budget("1GiB", core="native", evict="anything")
+        run = within.__enter__()
+        kept = [torch.ops.rekindle_back.sin(weight * n) for n in range(3)]
+        cores.let_go_now(run._driver)
+        assert run.evictions > 0
+        calls += [fails, interrupts]
+        with pytest.raises(KeyboardInterrupt):
+            within.__exit__(None, None, None)
+        del kept
+
+
+def _nothing(**_: object) -> None:
+    """What these operators save."""
+
+
+# -- the first error wins --------------------------------------------------------------------------
+
+
+def test_error_of_the_program_is_not_replaced_at_the_end() -> None:
+    def sin(x: Tensor) -> Tensor:
+        if again:
+            raise ValueError("cannot run again")
+        return x.sin()
+
+    again = False
+    with torch.library._scoped_library("rekindle_end", "FRAGMENT"):
+        made = torch.library.custom_op("rekindle_end::sin", sin, mutates_args=(),
+                                       schema="(Tensor x) -> Tensor")  # fmt: skip
+        made.register_fake(torch.empty_like)
+        made.register_autograd(lambda ctx, gradient: gradient, setup_context=_nothing)
+        weight = torch.ones(1_000, requires_grad=True)
+        error = KeyError("of the program")
+        within = rekindle.budget("1GiB", core="native", evict="anything")
+        run = within.__enter__()
+        kept = [torch.ops.rekindle_end.sin(weight * n) for n in range(3)]
+        cores.let_go_now(run._driver)
+        again = True
+        within.__exit__(KeyError, error, None)  # raises nothing: the program's error goes on
+        del kept
+    assert any("cannot run again" in note for note in error.__notes__)
+
+
+# -- where nothing may be thrown -------------------------------------------------------------------
+
+NESTED = """
+import sys, torch, rekindle
+torch.manual_seed(0)
+model = torch.nn.Linear(32, 32)
+parts = [torch.randn(3, 32), torch.randn(5, 32)]
+amount = 4000
+while True:
+    try:
+        with rekindle.budget(amount, core="native", cache=False):
+            nested = model(torch.nested.nested_tensor(parts))
+            torch.nested.to_padded_tensor(nested, 0.0).sum().backward()
+        break
+    except rekindle.OutOfBudget as error:
+        amount = error.smallest_budget
+    finally:
+        model.zero_grad()
+print(amount)
+"""
+
+
+def test_size_of_a_nested_tensor_needs_no_room() -> None:
+    """Autograd asks for it where an error would end the process."""
+    command = [sys.executable, "-W", "ignore", "-c", NESTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,21 @@
+"""A process forks while other threads are amid the core: the child goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rekindle.pytorch.native import core, why_not
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("count", [80, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_child_of_a_process_whose_threads_compute_ends_well(count: int) -> None:
+    if core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+    command = [sys.executable, "-m", "tests.pytorch.native.forks", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1_200)
+    assert done.returncode == 0, done.stdout + done.stderr

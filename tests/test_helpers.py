@@ -1,0 +1,25 @@
+"""What CI samples has each value, the same each time; and everything where that is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import helpers
+from tests.helpers import combined, sampled
+
+
+def test_combined_has_each_value_of_each_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helpers, "WHOLE", False)
+    assert combined("abc", (1, 2)) == [("a", 1), ("b", 2), ("c", 1)]
+    monkeypatch.setattr(helpers, "WHOLE", True)
+    assert combined("ab", (1, 2)) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+
+def test_sampled_draws_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helpers, "WHOLE", False)
+    drawn = sampled(range(100), 5)
+    assert drawn == sampled(range(100), 5)
+    assert len({*drawn}) == 5
+    assert sampled(range(3), 5) != []
+    monkeypatch.setattr(helpers, "WHOLE", True)
+    assert sampled(range(100), 5) == [*range(100)]
