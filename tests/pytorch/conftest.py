@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     sampled = crc32(metafunc.definition.nodeid.encode()) % _FUNCTIONS == 0
     if cores.ASKED_FOR == "both" or (sampled and cores.ASKED_FOR != "python"):
-        metafunc.parametrize("core", [_PREFERRED, _SLOWLY], indirect=True)
+        metafunc.parametrize("core", [_UNNAMED, _SLOWLY], indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,6 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _FOLDER = Path(__file__).parent
 _PREFERRED = "preferred"
+#: Without a name, so that a test has the same id in the sample and out of it.
+_UNNAMED: Any = pytest.param(_PREFERRED, id=pytest.HIDDEN_PARAM)
 _SLOWLY: Any = pytest.param("python", marks=pytest.mark.slow)
 
 

@@ -138,8 +138,7 @@ def test_activations_are_most_of_the_memory(case: Case) -> None:
     assert plainly(case).measured.activations > 5 * parameters
 
 
-@pytest.mark.parametrize("fraction", FRACTIONS)
-@each_case
+@pytest.mark.parametrize(("case", "fraction"), combined(ALL_CASES, FRACTIONS), ids=name_of)
 def test_trains_the_same_within_a_budget(
     case: Case,
     fraction: float,
