@@ -16,7 +16,7 @@ import pytest
 
 FILE = Path(__file__).with_name("slow.txt")
 #: Processor seconds from which a test is slow.
-SLOW = 0.8
+SLOW = 0.6
 #: Processor seconds from which a test fails that is not marked as slow. Far above `SLOW`: another
 #: machine is slower, and the first test of a process pays for imports.
 LIMIT = 12.0
