@@ -90,7 +90,7 @@ def start(name: str, budget: int) -> dict[str, Any]:
             for _ in range(2):
                 step()
     except rekindle.OutOfBudget as error:
-        return {"next": error.worth_trying, "where": error.operator}
+        return {"next": error.rehearse(), "where": error.operator}
     return {}
 
 

@@ -6,7 +6,7 @@ RekindleError
  +- InvalidTrace (ValueError)       a trace that breaks a rule
  +- InvalidFile (ValueError)        a file that cannot be read: line, field, what was expected
  +- InvalidSchedule (ValueError)    a schedule that cannot be performed
- +- OutOfBudget (MemoryError)       the budget cannot be kept
+ +- OutOfBudget (MemoryError)       the budget cannot be kept (also a torch.OutOfMemoryError)
  +- SwapFailed (OSError)            what was swapped out cannot be read back, nor computed again
  +- Unsupported (RuntimeError)      what cannot work is refused, with what to do instead
  +- VerificationFailed (AssertionError)  a step that is not the same within a budget
@@ -14,9 +14,11 @@ RekindleError
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, Final, Self
 
 from rekindle._types import Bytes
 
@@ -33,7 +35,7 @@ def _again(kind: type[RekindleError], arguments: tuple[object, ...]) -> Rekindle
     builtin: Any = kind
     while builtin.__module__ != "builtins":  # whose memory this class has: not always the last base
         builtin = builtin.__base__
-    error = builtin.__new__(kind)
+    error = builtin.__new__(_kind_to_raise(kind))
     error.args = arguments
     return error
 
@@ -86,24 +88,30 @@ class InvalidSchedule(RekindleError, ValueError):
         self.reason = reason
 
 
-class OutOfBudget(RekindleError, MemoryError):
-    """The budget cannot be kept: everything that may be let go has been, and it is not enough.
+#: What retrying loops look for in a text: fairseq's, detectron2's, accelerate's, Lightning's.
+_RETRY_WORDS: Final = "CUDA out of memory. DefaultCPUAllocator: can't allocate memory"
 
-    All figures in bytes. Nothing is lost: weights, optimizer state and batch are as they were.
+
+class OutOfBudget(RekindleError, MemoryError):
+    """The budget cannot be kept: everything that may be evicted has been, and it is not enough.
+
+    Once torch is loaded, each one is a `torch.OutOfMemoryError` (a `RuntimeError`) as well, and its
+    text has the words that PyTorch uses. So code that answers "out of memory" by a smaller batch
+    recognizes it. All figures are in bytes. Nothing is lost: weights, optimizer state and batch are
+    as they were.
 
     needed: room asked for at this moment.
     budget: the budget in force.
-    held: what cannot be let go, by category.
+    held: what cannot be evicted, by category.
     smallest_budget: the smallest budget that gets past this operator; a later one may need more.
-    worth_trying: that, or more: what whole steps need, by a rehearsal of the model on shapes, which
-        takes a second or so when this is first asked; and where budgets named before were tried and
-        came too short as well, in twice the steps each time, but by no more than a quarter. So a
-        loop that needs a little more each time around does not name a budget for each.
+    worth_trying: the budget that the text names, never more than plain PyTorch takes. It is the
+        smallest one; or more, where budgets named before were tried and were too small as well; or
+        what whole steps need, after `rehearse`.
     operator: the operator that asked; where: the user's source line, as "file:line".
     """
 
-    look_ahead: Callable[[OutOfBudget], None] | None = None
-    """Raises `worth_trying`, and says so, where more is known than when this was raised."""
+    def __new__(cls, *arguments: Any, **figures: Any) -> Self:
+        return RekindleError.__new__(_kind_to_raise(cls))
 
     def __init__(
         self,
@@ -117,7 +125,7 @@ class OutOfBudget(RekindleError, MemoryError):
         operator: str = "",
         where: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}\n(What retrying loops look for: {_RETRY_WORDS})")
         self.needed = needed
         self.budget = budget
         self.held = dict(held)
@@ -126,28 +134,51 @@ class OutOfBudget(RekindleError, MemoryError):
         self.operator = operator
         self.where = where
 
-    @property
-    def worth_trying(self) -> Bytes:
-        self._look()
-        return self.__dict__["worth_trying"]
-
-    @worth_trying.setter
-    def worth_trying(self, budget: Bytes) -> None:
-        self.__dict__["worth_trying"] = budget
-
-    def __str__(self) -> str:
-        self._look()
-        return super().__str__()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        self._look()
-        again, made_of, state = super().__reduce__()
-        return again, made_of, {key: value for key, value in state.items() if key != "look_ahead"}
+        state = {key: value for key, value in vars(self).items() if key != "_rehearsal"}
+        return _again, (OutOfBudget, self.args), state
 
-    def _look(self) -> None:
-        look_ahead = self.__dict__.pop("look_ahead", None)
-        if look_ahead is not None:
-            look_ahead(self)
+    def rehearse(self, seconds: float = 10.0) -> Bytes:
+        """Find the budget that whole steps need, by running the model on shapes.
+
+        Call it after the context. Until then `worth_trying` knows of one operator alone. The text
+        names what was found.
+
+        Args:
+            seconds: Stop the rehearsal after that long.
+
+        Returns:
+            `worth_trying`, which is larger now if the rehearsal found that more is needed. Where
+            nothing can be rehearsed, and in another process, it is as before.
+        """
+        rehearsal = self.__dict__.get("_rehearsal")
+        if rehearsal is not None and rehearsal(self, seconds):
+            del self._rehearsal
+        return self.worth_trying
+
+    def can_rehearse(self, rehearsal: Callable[[OutOfBudget, float], bool]) -> None:
+        """Have `rehearse` call `rehearsal`, until it returns True: that was all it can find."""
+        self._rehearsal = rehearsal
+
+    def name(self, budget: Bytes, reason: str) -> None:
+        """Name another budget in the text: `reason` says what it is."""
+        before = f"rekindle.budget({self.worth_trying})"
+        *lines, words = (each for each in self.args[0].splitlines() if not each.endswith(before))
+        self.args = ("\n".join([*lines, f"{reason}: rekindle.budget({budget})", words]),)
+        self.worth_trying = budget
+
+
+def _kind_to_raise(kind: type[Any]) -> type[Any]:
+    """Return the class to make where `kind` is asked for."""
+    torch_error = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    return kind if kind is not OutOfBudget or torch_error is None else _also(torch_error)
+
+
+@cache
+def _also(torch_error: type[Exception]) -> type[OutOfBudget]:
+    """Return the `OutOfBudget` that is a `torch_error` too: made late, for torch loads late."""
+    members = {"__module__": OutOfBudget.__module__, "__doc__": OutOfBudget.__doc__}
+    return type(OutOfBudget.__name__, (OutOfBudget, torch_error), members)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ class Machine:
             try:
                 return self.trained(program, steps, amount, **options), amount
             except rekindle.OutOfBudget as error:
-                amount = max(error.worth_trying, amount + 1)
+                amount = max(error.rehearse(), amount + 1)
         raise RuntimeError(f"the smallest budget grew too often, to {amount}")
 
     def timed(self, step: Callable[[], object], count: int) -> tuple[list[float], float]:

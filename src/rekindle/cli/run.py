@@ -167,7 +167,7 @@ def command(
 def _with_a_hint(error: BaseException, program: str) -> BaseException:
     if isinstance(error, OutOfBudget):
         error.add_note(f"The same for a program: rekindle run --profile {program}")
-        error.add_note(f"On this command line: --budget {error.worth_trying}")
+        error.add_note(f"On this command line: --budget {error.rehearse()}")
     return error
 
 

@@ -49,9 +49,9 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     try:
         found = verify(step, budget=budget)
     except OutOfBudget as error:
-        raise click.ClickException(
-            f"{error}\nOn this command line: --budget {error.worth_trying}"
-        ) from None
+        needed = error.rehearse()  # from now on `error` says so as well
+        hint = f"On this command line: --budget {needed}"
+        raise click.ClickException(f"{error}\n{hint}") from None
     click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))
     ctx.exit(0 if found.ok else 1)
 

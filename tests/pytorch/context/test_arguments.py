@@ -255,6 +255,8 @@ def test_too_little_names_the_quick_way() -> None:
         step()
 
 
+MOST = 1 << 40  #: what plain PyTorch would hold
+
 CLIMB = """
 import sys, rekindle, torch
 budget = int(sys.argv[1])
@@ -293,7 +295,7 @@ def test_a_restarted_script_does_not_climb_again(tmp_path: Path) -> None:
 def test_what_another_program_came_to_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["one.py", "one.py", "one.py", "two.py", "two.py"])
     monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: next(names))
-    first = TooSmall().beyond(100, 200)
+    first = TooSmall().beyond(100, 200, MOST)
     other = TooSmall()
     assert first == 200
     assert other._at_the_end(100, 200) == 200
@@ -307,7 +309,7 @@ def test_a_script_that_is_started_again_each_time_climbs_in_larger_steps(
     monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
     budget, starts = 1000, 1
     while budget < 1500:
-        budget = TooSmall().beyond(budget, budget + 10)  # as in a process of its own
+        budget = TooSmall().beyond(budget, budget + 10, MOST)  # as in a process of its own
         starts += 1
     assert starts <= 8
     assert budget <= 1.25 * 1500
@@ -318,12 +320,12 @@ def test_switched_off_nothing_is_known_of_earlier_budgets(
 ) -> None:
     monkeypatch.setattr("rekindle.pytorch.online._too_small._program", lambda: "train.py")
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
-    TooSmall().beyond(100, 200)
-    TooSmall().beyond(200, 300)
+    TooSmall().beyond(100, 200, MOST)
+    TooSmall().beyond(200, 300, MOST)
     assert TooSmall()._at_the_end(100, 200) > 200
     monkeypatch.setenv("REKINDLE_CACHE", "off")
     assert TooSmall()._at_the_end(100, 200) == 0
-    TooSmall().beyond(100, 400)
+    TooSmall().beyond(100, 400, MOST)
     assert [path.name for path in tmp_path.iterdir()] == ["too-small.json"]
     assert not Path("off").exists()
 

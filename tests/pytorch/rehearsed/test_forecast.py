@@ -1,10 +1,11 @@
-"""Who runs out of a budget amid the first step is told one that does for whole steps."""
+"""`OutOfBudget.rehearse` names a budget that whole steps need, and nothing else runs the model."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,16 @@ def densenet() -> Step:
     return step_of(model, torch.rand(8, 3, 32, 32), torch.randint(10, (8,)))
 
 
+def twice(step: Step) -> Step:
+    return lambda: (step(), step())
+
+
+def refused(program: Callable[[], Step], budget: str = "450KiB") -> rekindle.OutOfBudget:
+    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget(budget):
+        program()()
+    return caught.value
+
+
 def follow(program: Callable[[], Step], budget: int) -> list[int]:
     """The budgets that did not do, and the one that did."""
     tried = [budget]
@@ -78,7 +89,7 @@ def follow(program: Callable[[], Step], budget: int) -> list[int]:
                 step()
             return tried
         except rekindle.OutOfBudget as error:
-            tried.append(error.worth_trying)
+            tried.append(error.rehearse())
 
 
 @pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
@@ -93,50 +104,69 @@ def test_one_more_start_is_enough(program: Callable[[], Step]) -> None:
     assert tried[-1] < whole.budget(0.7)
 
 
-def test_it_is_named_in_words() -> None:
-    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
-        chain()()
-    error = caught.value
-    smallest = error.smallest_budget
-    last = str(error).splitlines()[-1]
-    assert last == (
-        "Whole steps need more, by a rehearsal on shapes: "
-        f"rather try rekindle.budget({error.worth_trying})"
-    )
-    assert error.worth_trying > smallest == error.smallest_budget
+def named(error: rekindle.OutOfBudget) -> list[int]:
+    """The budgets in the text."""
+    return [int(each) for each in re.findall(r"rekindle\.budget\((\d+)\)", str(error))]
+
+
+def test_text_names_one_budget_before_and_after_rehearsal() -> None:
+    error = refused(chain)
+    assert named(error) == [error.smallest_budget]
+    found = error.rehearse()
+    assert named(error) == [found] == [error.worth_trying]
+    assert found > error.smallest_budget
+    assert f"by a rehearsal on shapes: rekindle.budget({found})" in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.worth_trying) == (str(error), error.worth_trying)
 
 
-def test_it_goes_from_process_to_process_before_anybody_asked() -> None:
-    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
-        chain()()
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert again.worth_trying == caught.value.worth_trying > again.smallest_budget
+def test_pickled_error_cannot_rehearse() -> None:
+    again = pickle.loads(pickle.dumps(refused(chain)))
+    assert again.rehearse() == again.worth_trying == again.smallest_budget
 
 
-def test_nothing_is_rehearsed_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printing_and_pickling_run_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed: list[Any] = []
     monkeypatch.setattr(_ahead, "forecast", lambda *given: rehearsed.append(given))
-    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
-        chain()()
-    assert caught.value.smallest_budget > 0
+    error = refused(chain)
+    assert str(error)
+    assert repr(error)
+    assert error.worth_trying == error.smallest_budget
+    assert pickle.dumps(copy.copy(error))
     assert rehearsed == []
-    assert str(caught.value)
-    assert str(caught.value)
+    error.rehearse()
+    error.rehearse()
     assert len(rehearsed) == 1
 
 
+def test_rehearsal_without_time_finds_nothing_until_later() -> None:
+    error = refused(chain)
+    assert error.rehearse(seconds=0) == error.smallest_budget
+    assert error.rehearse() > error.smallest_budget
+
+
 def test_nothing_is_rehearsed_within_another_budget() -> None:
-    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
-        chain()()
+    error = refused(chain)
     with rekindle.budget.unlimited() as run:
-        assert caught.value.worth_trying == caught.value.smallest_budget
-        assert "rehearsal" not in str(caught.value)
-        assert pickle.loads(pickle.dumps(copy.copy(caught.value))).args == caught.value.args
+        assert error.rehearse() == error.smallest_budget
+        assert "by a rehearsal" not in str(error)
     assert run.memory == 0
-    assert caught.value.worth_trying > caught.value.smallest_budget
-    assert "rehearsal" in str(caught.value)
+    assert error.rehearse() > error.smallest_budget
+    assert "by a rehearsal" in str(error)
+
+
+@pytest.mark.parametrize("program", [chain, gpt, lstm, densenet])
+def test_named_budget_is_never_above_plain_peak(program: Callable[[], Step]) -> None:
+    plain = program()
+    plain()
+    whole = measure(plain)
+    del plain
+    for share in (0.01, 0.05, 0.1):
+        steps = twice(program())
+        with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget(whole.budget(share)):
+            steps()
+        assert caught.value.worth_trying <= whole.budget(1.0)
+        assert caught.value.rehearse() <= whole.budget(1.0)
 
 
 def test_the_backward_pass_can_come_too_short_as_well() -> None:
@@ -152,7 +182,7 @@ def test_the_backward_pass_can_come_too_short_as_well() -> None:
     with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("470KiB"):
         train()
     assert losses
-    assert caught.value.worth_trying > caught.value.smallest_budget
+    assert caught.value.rehearse() > caught.value.smallest_budget
     with rekindle.budget(caught.value.worth_trying):
         model(x).sum().backward()
 
@@ -172,17 +202,15 @@ def test_what_cannot_be_rehearsed_is_told_as_ever() -> None:
 
     with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
         Routed()(torch.rand(512, 64))
-    assert caught.value.worth_trying == caught.value.smallest_budget
-    assert "rehearsal" not in str(caught.value)
+    assert caught.value.rehearse() == caught.value.smallest_budget
+    assert "by a rehearsal" not in str(caught.value)
 
 
 def test_what_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(_ahead.ProgressLine, "__call__", lambda line, text: said.append(text))
     monkeypatch.setattr(_ahead.ProgressLine, "done", lambda line: said.append("done"))
-    with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
-        chain()()
-    assert str(caught.value)
+    refused(chain).rehearse()
     assert "rehearsing the step" in said[0]
     assert said[-1] == "done"
 
@@ -206,7 +234,7 @@ try:
     with rekindle.budget("400KiB"):
         Grouped()(torch.rand(512, 64))
 except rekindle.OutOfBudget as error:
-    print(error.worth_trying >= error.smallest_budget)
+    print(error.rehearse() >= error.smallest_budget)
 """
 
 
@@ -225,7 +253,7 @@ def test_who_listens_to_the_model_hears_nothing_of_it() -> None:
     within = rekindle.budget("500KiB", evict="saved")  # which keeps what was heard
     with pytest.raises(rekindle.OutOfBudget) as caught, within:
         model(torch.rand(512, 64))
-    assert caught.value.worth_trying > caught.value.smallest_budget
+    assert caught.value.rehearse() > caught.value.smallest_budget
     assert len(heard) == 1
 
 
@@ -238,19 +266,14 @@ def test_the_program_does_not_notice() -> None:
         model(x).sum().backward()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     drawn = torch.get_rng_state()
-    assert caught.value.worth_trying > caught.value.smallest_budget
+    assert caught.value.rehearse() > caught.value.smallest_budget
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_model_that_is_gone_is_not_kept_for_it() -> None:
-    def run() -> rekindle.OutOfBudget:
-        with pytest.raises(rekindle.OutOfBudget) as caught, rekindle.budget("450KiB"):
-            chain()()
-        return caught.value.with_traceback(None)
-
-    error = run()
+    error = refused(chain).with_traceback(None)
     error.__context__ = None
     gc.collect()
-    assert error.worth_trying == error.smallest_budget
+    assert error.rehearse() == error.smallest_budget

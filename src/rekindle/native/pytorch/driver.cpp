@@ -436,6 +436,7 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
+    refuse_for_tests(recipe.name());
     const auto run_in_order = [&] {
         device.in_order([&] {
             homes = run_again(recipe, in_place);

@@ -164,6 +164,16 @@ public:
     bool notes_places = false;  // Python is told of every operator, to note where the program is
     bool places_due = false;    // of those that it has not been told of
 
+    // Operators, recomputed ones and steps of optimizers as well, until one finds no room: for
+    // tests. Room for a step is made at its beginning, but where what it wrote is put back.
+    std::int64_t refuse_in = -1;
+
+    void refuse_for_tests(const char* who) {
+        if (refuse_in >= 0 && (!stepping || tell_ranges) && refuse_in-- == 0) {
+            throw Shortage{1, engine.memory, engine.budget, who};
+        }
+    }
+
     int interrupt_in = -1;  // replays until one fails: for tests
     bool interrupt_before = false;
 
@@ -339,6 +349,8 @@ public:
     void begin(Transcript& transcript);
     // Who has memory now. Walks everything: not for every operator.
     std::vector<Holder> holders();
+    // Of values that are evicted and that the program or autograd still has.
+    Bytes evicted_bytes() const;
 
     // How many the engine knows of so far.
     OpId operators() const noexcept { return next_op_; }

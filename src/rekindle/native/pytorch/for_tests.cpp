@@ -1,6 +1,7 @@
 #include "for_tests.h"
 
 #include <string_view>
+#include <utility>
 
 #include "held.h"
 #include "learner.h"
@@ -95,6 +96,15 @@ PyObject* interrupt(PyObject* arguments) {
     driver_of(capsule).interrupt_in = replays;
     driver_of(capsule).interrupt_before = before != 0;
     return nothing();
+}
+
+PyObject* refuse(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long operators = 0;
+    parse(arguments, "OL", &capsule, &operators);
+    const Locked lock;
+    const std::int64_t left = std::exchange(driver_of(capsule).refuse_in, operators);
+    return PyLong_FromLongLong(left);
 }
 
 PyObject* fix_costs(PyObject* arguments) {

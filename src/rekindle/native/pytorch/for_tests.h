@@ -24,6 +24,8 @@ PyObject* take_out(PyObject* arguments);
 PyObject* fitted(PyObject* arguments);
 // interrupt(driver, after how many replays, before or after it)
 PyObject* interrupt(PyObject* arguments);
+// refuse(driver, after how many operators; negative: never) -> how many were left until then
+PyObject* refuse(PyObject* arguments);
 // fix_costs(nanoseconds): of every signature; negative: they are measured
 PyObject* fix_costs(PyObject* arguments);
 // open_journal(driver, entries)

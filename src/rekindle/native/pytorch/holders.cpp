@@ -26,6 +26,15 @@ const void* gradient_of(const c10::intrusive_ptr<c10::TensorImpl, c10::Undefined
 
 }  // namespace
 
+Bytes Driver::evicted_bytes() const {
+    Bytes total = 0;
+    for (const Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        const bool wanted = !each->dead() || static_cast<const Record*>(each)->husk;
+        total += !each->resident && wanted ? each->nbytes : 0;
+    }
+    return total;
+}
+
 std::vector<Holder> Driver::holders() {
     std::vector<Holder> found;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {

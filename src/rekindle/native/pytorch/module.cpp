@@ -259,6 +259,7 @@ PyObject* make_room(PyObject* arguments) {
         Locked lock;
         driver.settle();
         rekindle::or_lending(driver, lock, [&] { driver.make_room(bytes, who); });
+        driver.refuse_for_tests(who);
     });
     return nothing();
 }
@@ -453,6 +454,7 @@ PyMethodDef methods[] = {
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
     method<rekindle::save_what_needs>("save_what_needs"),
     method<rekindle::gradients_stay>("gradients_stay"),
+    method<rekindle::evicted_bytes>("evicted_bytes"),
     method<rekindle::holders>("holders"),
     method<keep>("keep"),
     method<meet>("meet"),
@@ -495,6 +497,7 @@ PyMethodDef methods[] = {
     method<rekindle::take_out>("take_out"),
     method<rekindle::fitted>("fitted"),
     method<rekindle::interrupt>("interrupt"),
+    method<rekindle::refuse>("refuse"),
     method<rekindle::fix_costs>("fix_costs"),
     method<rekindle::open_journal>("open_journal"),
     method<rekindle::journal>("journal"),

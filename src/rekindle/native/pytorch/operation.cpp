@@ -57,7 +57,15 @@ void Operation::run_with_inputs() {
     if (foreign_ && recording_) {
         recording_ = take_private_inputs();
     }
-    or_lending([&] { make_room(); });
+    try {
+        or_lending([&] { make_room(); });
+    } catch (const Shortage&) {
+        if (!guessed_) {
+            throw;
+        }
+        needed_ = 0;  // all that may be evicted has been: a guess refuses nothing
+    }
+    driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     own_inputs();
     call();
@@ -71,7 +79,13 @@ void Operation::run_with_inputs() {
 void Operation::make_good() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
-        driver_.make_room(0, facts_.name.c_str());
+        try {
+            driver_.make_room(0, facts_.name.c_str());
+        } catch (Shortage& shortage) {  // says what was made, and there is no room for
+            shortage.needed = shortage.memory - shortage.budget;
+            shortage.memory = shortage.budget;
+            throw;
+        }
     }
 }
 
@@ -113,6 +127,7 @@ void Operation::only_count() {
     if (!fits()) {
         or_lending([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
+    driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     call();
     Bytes made = 0;
@@ -139,22 +154,30 @@ void Operation::forget_history() {
     }
 }
 
+void Operation::need(Need need) {
+    needed_ = need.nbytes;
+    guessed_ = !need.known;
+}
+
 void Operation::predict() {
-    needed_ = invocation_.signature->needed;
+    need({invocation_.signature->needed, !invocation_.signature->bound});
     if (needed_ < 0) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
         {
             const Unlocked others(lock_);
-            needed_ = invocation_.signature->predict(given, invocation_.extras, driver_.device);
+            need(invocation_.signature->predict(given, invocation_.extras, driver_.device));
         }
         driver_.collect();
         if (facts_.dynamic) {  // never learned, but the bound stays
             invocation_.signature->needed = needed_;
+            invocation_.signature->bound = guessed_;
         }
     }
     if (facts_.has(Traits::COUNTED_FIRST)) {
-        const Bytes exact = bytes_of_dynamic(facts_, torch::jit::last(stack_, facts_.arguments));
-        needed_ = exact == UNLIMITED ? needed_ : exact;
+        const Need exact = bytes_of_dynamic(facts_, torch::jit::last(stack_, facts_.arguments));
+        if (exact.nbytes != UNLIMITED) {
+            need(exact);
+        }
     }
 }
 
@@ -170,7 +193,9 @@ void Operation::make_room() {
         if (facts_.dynamic) {
             const auto given = torch::jit::last(stack_, facts_.arguments);
             driver_.make_room(COUNT_BYTES, facts_.name.c_str());
-            needed_ = std::min(needed_, bytes_of_dynamic(facts_, given));
+            if (const Need better = bytes_of_dynamic(facts_, given); better.nbytes <= needed_) {
+                need(better);
+            }
         }
         driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }

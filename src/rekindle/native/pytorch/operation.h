@@ -93,6 +93,7 @@ private:
     void look_twice(std::uint32_t position);
     void keep_indices();
     void save_what_is_overwritten();
+    void need(Need need);
     void predict();
     bool fits() const;
     bool take_private_inputs();
@@ -133,7 +134,8 @@ private:
     c10::SmallVector<Home, 1> private_;         // copies of what others may write
     bool recording_ = false;
     bool foreign_ = false;  // an input is where others may write
-    Bytes needed_ = 0;      // for what it makes
+    Bytes needed_ = 0;      // for what it makes,
+    bool guessed_ = false;  // as far as anybody can tell
     Bytes inside_ = 0;      // and beside that while it runs
     Noted random_;
 };

@@ -20,7 +20,8 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
-    PyObject* full = nullptr;  // what it says where a device has no more memory
+    PyObject* full = nullptr;      // what it says where a device has no more memory,
+    PyObject* not_full = nullptr;  // but for what it says where the budget has none
     PyTypeObject* tensor = nullptr;
     PyTypeObject* parameter = nullptr;
 };
@@ -66,7 +67,11 @@ void meet_python(PyObject* answers, PyObject* tensor, PyObject* parameter) {
     Py_INCREF(parameter);
     python().answers = answers;
     python().full = PyObject_GetAttrString(answers, "full");
-    TORCH_CHECK(python().full != nullptr, "Python says what it raises where a device is full");
+    python().not_full = PyObject_GetAttrString(answers, "not_full");
+    TORCH_CHECK(
+        python().full != nullptr && python().not_full != nullptr,
+        "Python says what it raises where a device is full"
+    );
     python().tensor = reinterpret_cast<PyTypeObject*>(tensor);
     python().parameter = reinterpret_cast<PyTypeObject*>(parameter);
 }
@@ -130,7 +135,8 @@ int raise_now(void* object) {
 
 bool is_out_of_memory(const std::exception& error) {
     return ask_python(error, [](const Raised& raised) {
-        return PyErr_GivenExceptionMatches(raised.type, python().full) != 0;
+        return PyErr_GivenExceptionMatches(raised.type, python().full) != 0 &&
+               PyErr_GivenExceptionMatches(raised.type, python().not_full) == 0;
     });
 }
 

@@ -239,21 +239,21 @@ void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stac
 
 }  // namespace
 
-Bytes Signature::predict(
+Need Signature::predict(
     std::span<const c10::IValue> given, std::span<const c10::IValue> extras, const Device& device
 ) const {
     if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
-        return 0;
+        return {0, true};
     }
     if (!rebuildable_) {  // as large as the largest argument: a guess
         Bytes most = largest_padded(given);
         for (const Geometry& geometry : geometries) {
             most = std::max(most, geometry.nbytes());
         }
-        return most;
+        return {most, false};
     }
     try {
-        return bytes_on_meta(extras, device);
+        return {bytes_on_meta(extras, device), true};
     } catch (const std::exception& error) {
         if (ends_the_program(error)) {  // some say in Python what they would make
             throw;
@@ -264,7 +264,7 @@ Bytes Signature::predict(
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
             most = std::max(most, geometry.numel() * std::max<std::int64_t>(1, dimensions));
         }
-        return 8 * most * facts.returns;
+        return {8 * most * facts.returns, false};
     }
 }
 

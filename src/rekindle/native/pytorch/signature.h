@@ -24,6 +24,12 @@
 
 namespace rekindle {
 
+// What the results of a call take. `known`: just that; else it is a bound or a guess.
+struct Need final {
+    Bytes nbytes;
+    bool known;
+};
+
 // How a tensor lies in its storage.
 struct Geometry final {
     c10::SmallVector<std::int64_t, 5> sizes;
@@ -93,7 +99,8 @@ public:
     const c10::OperatorHandle op;
     const std::vector<std::int64_t> key;
     std::vector<Geometry> geometries;  // of the tensor arguments, in order
-    Bytes needed = -1;  // of the storages that a call makes, or an upper bound; negative: unknown
+    Bytes needed = -1;   // of the storages that a call makes, or an upper bound; negative: unknown
+    bool bound = false;  // it is an upper bound
     std::optional<std::vector<std::uint32_t>> fresh;  // which results have storages of their own
     bool ordinary = false;  // its bytes are known beforehand, and nothing else to look out for
     bool priced = false;
@@ -104,7 +111,7 @@ public:
 
     // Bytes of what a call will make, from the operator's meta kernel: nothing is computed. Where
     // there is none, or sizes depend on values: a bound. May run Python: without the core's lock.
-    Bytes predict(
+    Need predict(
         std::span<const c10::IValue> given,
         std::span<const c10::IValue> extras,
         const Device& device

@@ -55,9 +55,9 @@ Bytes bytes_of_index(const at::Tensor& tensor, c10::ArrayRef<c10::IValue> indice
 
 }  // namespace
 
-Bytes bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
+Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
     if (given.empty() || !given[0].isTensor() || !given[0].toTensor().defined()) {
-        return UNLIMITED;
+        return {UNLIMITED, false};
     }
     const AsTheFirstTime guard(false);
     const std::string_view name = facts.name;
@@ -65,27 +65,29 @@ Bytes bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given) {
     const auto itemsize = static_cast<Bytes>(tensor.element_size());
     const std::size_t n = given.size();
     if (name == "aten::nonzero") {
-        return 8 * tensor.dim() * count_of(tensor);
+        return {8 * tensor.dim() * count_of(tensor), true};
     }
     if (name == "aten::masked_select" && n > 1) {
         const at::Tensor& mask = given[1].toTensor();
-        return itemsize * count_of(mask.expand(at::infer_size(tensor.sizes(), mask.sizes())));
+        const at::Tensor whole = mask.expand(at::infer_size(tensor.sizes(), mask.sizes()));
+        return {itemsize * count_of(whole), true};
     }
     if (name == "aten::repeat_interleave" && (n < 2 || !given[1].isTensor())) {
-        return itemsize * at::sum(tensor).item<std::int64_t>();
+        return {itemsize * at::sum(tensor).item<std::int64_t>(), true};
     }
     if (name == "aten::bincount" && tensor.numel() != 0) {
         const std::int64_t least = n > 2 && given[2].isInt() ? given[2].toInt() : 0;
-        return 8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least);
+        return {8 * std::max(at::max(tensor).item<std::int64_t>() + 1, least), true};
     }
     if (name == "aten::_unique2" && n > 3) {  // at most: all different
         const Bytes more = (given[2].toBool() ? 1 : 0) + (given[3].toBool() ? 1 : 0);
-        return tensor.numel() * (itemsize + 8 * more);
+        return {tensor.numel() * (itemsize + 8 * more), false};
     }
     if (name == "aten::index" && n > 1) {
-        return bytes_of_index(tensor, given[1].toListRef());
+        const Bytes found = bytes_of_index(tensor, given[1].toListRef());
+        return {found, found != UNLIMITED};
     }
-    return UNLIMITED;
+    return {UNLIMITED, false};
 }
 
 }  // namespace rekindle

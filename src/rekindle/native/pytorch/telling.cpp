@@ -121,6 +121,13 @@ PyObject* gradients_stay(PyObject* arguments) {
     return PyBool_FromLong(gradients_stay() ? 1 : 0);
 }
 
+// evicted_bytes(driver) -> bytes of evicted values that the program or autograd still has
+PyObject* evicted_bytes(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return PyLong_FromLongLong(driver.evicted_bytes());
+}
+
 // holders(driver) -> [(bytes, address, flags, site, address of the gradient, parameter, storage,
 // maker)]
 PyObject* holders(PyObject* arguments) {

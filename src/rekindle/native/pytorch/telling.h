@@ -11,6 +11,7 @@ _object* devices_met(_object* arguments);
 _object* set_peak(_object* arguments);
 _object* look_above(_object* arguments);
 _object* gradients_stay(_object* arguments);
+_object* evicted_bytes(_object* arguments);
 _object* holders(_object* arguments);
 _object* seen(_object* arguments);
 

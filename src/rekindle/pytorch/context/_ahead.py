@@ -1,7 +1,8 @@
-"""Has an `OutOfBudget` of the first step name a budget for whole steps, once somebody asks it."""
+"""Has an `OutOfBudget` name a budget for whole steps, once its `rehearse` is called."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,7 +16,6 @@ from rekindle._types import Bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.native import seen_natively
 from rekindle.pytorch.online import (
-    CAME_TOO_SHORT,
     ModelCall,
     Owners,
     interrupted_call,
@@ -23,6 +23,10 @@ from rekindle.pytorch.online import (
 )
 from rekindle.pytorch.operators import seen_here
 from rekindle.pytorch.rehearsed import Known, forecast
+
+
+class _TookTooLong(Exception):
+    """A rehearsal is stopped."""
 
 
 def look_ahead(
@@ -33,48 +37,50 @@ def look_ahead(
     policy: Policy,
     within_another: Callable[[], bool],
 ) -> None:
-    """What `error` says is worth trying will be what the models that were called need for whole
-    steps, as far as that can be known. Rehearsing them takes seconds: only if it is asked, and not
-    within another budget, which would see it."""
+    """Have `error.rehearse()` run the models that were called, on shapes.
+
+    Nothing is run before somebody asks, and nothing within another budget, which would see it.
+    """
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
         with suppress(TypeError, RuntimeError, NotImplementedError):  # it cannot be remembered
             calls = [ModelCall(frame)]
     if calls:
-        error.look_ahead = partial(_name, calls, device, policy, within_another)
+        error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))
 
 
-def _name(
+def _rehearse(
     calls: Sequence[ModelCall],
     device: torch.device,
     policy: Policy,
     within_another: Callable[[], bool],
     error: OutOfBudget,
-) -> None:
+    seconds: float,
+) -> bool:
+    """Have `error` name the budget for whole steps. Return False if more may be found later."""
     if within_another():
-        error.look_ahead = partial(_name, calls, device, policy, within_another)  # later
-        return
-    known, progress = _known(), ProgressLine()
+        return False
+    known, progress, until = _known(), ProgressLine(), time.monotonic() + seconds
+
+    def report(text: str) -> None:
+        if time.monotonic() > until:
+            raise _TookTooLong
+        progress(text)
+
     found: list[Bytes] = []
     for call in calls:
         # Whatever it is that cannot be rehearsed, the error that is there is what matters.
         with suppress(Exception):
-            needed = forecast(call, error.held, device, policy, known, progress)
+            needed = forecast(call, error.held, device, policy, known, report)
             if needed is not None:
                 found.append(needed)
     progress.done()
     needed = max(found, default=0)
-    if needed <= error.worth_trying:
-        return
-    too_small.rather(error.budget, needed)
-    error.worth_trying = needed
-    text: str = error.args[0]
-    lines = [line for line in text.splitlines() if not line.startswith(CAME_TOO_SHORT)]
-    lines.append(
-        f"Whole steps need more, by a rehearsal on shapes: rather try rekindle.budget({needed})"
-    )
-    error.args = ("\n".join(lines),)
+    if needed > error.worth_trying:
+        too_small.rather(error.budget, needed)
+        error.name(needed, "What whole steps need, by a rehearsal on shapes")
+    return time.monotonic() <= until
 
 
 def _known() -> Known:

@@ -322,7 +322,7 @@ class budget:
             warn(missed, stacklevel=2)
         if error is not None and is_out_of_memory(error) and not hasattr(error, "__notes__"):
             error.add_note(short_form(driver, run.budget))
-        if type(error) is OutOfBudget:
+        if isinstance(error, OutOfBudget):
             self._look_ahead(error, traceback, driver)
         if type(error) is RuntimeError:
             refused = lost_in(error, driver)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 
 KIND = "cuda"
@@ -51,6 +52,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_full(error: BaseException) -> bool:
     """Whether the device has no more memory: for PyTorch's allocator, or for a library's own."""
+    if isinstance(error, OutOfBudget):  # the budget has no more; the device may have
+        return False
     if isinstance(error, torch.OutOfMemoryError):
         return True
     kinds = (RuntimeError, getattr(torch, "AcceleratorError", RuntimeError))

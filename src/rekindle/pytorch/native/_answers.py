@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, final
 from weakref import WeakValueDictionary
 
@@ -34,7 +35,8 @@ drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 class Answers:
     """Its methods are called from any thread, without the core's lock. Errors are returned."""
 
-    full = torch.OutOfMemoryError  #: what Python says where a device has no more memory
+    full = torch.OutOfMemoryError  #: what Python says where a device has no more memory,
+    not_full = OutOfBudget  #: but for what it says where the budget has none
 
     def out_of_budget(
         self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
@@ -53,11 +55,12 @@ class Answers:
                 operator=who,
                 where="",
             )
-        error = out_of_budget(shortage, driver.snapshot(), who)
+        evicted = driver.core.evicted_bytes(driver.handle)
+        error = out_of_budget(shortage, driver.snapshot(), who, evicted)
         error.__cause__ = None  # as raised from nothing
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)
-        driver.refused = (driver.operators_run, str(error), dict(vars(error)))
+        driver.refused = driver.operators_run, copy(error)
         return error
 
     def device_full(self, number: int, said: str) -> torch.OutOfMemoryError:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, OpId, StorageId
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._answers import drivers
@@ -181,7 +182,8 @@ class NativeDriver:
         self._stepping = False
         self._warm = warm_optimizers()  # those with a state from before, by their parameters
         self.peak = NativePeak(self)
-        self.refused: tuple[int, str, dict[str, Any]] | None = None  #: when, and how, the last time
+        #: When the last `OutOfBudget` was, and a copy of it, which has no frames.
+        self.refused: tuple[int, OutOfBudget] | None = None
         drivers[core.number(self.handle)] = self
         leaves.come_back()  # until the core is gone, which handles outlive us with
 

@@ -50,7 +50,7 @@ def _within(
             with budget_context(budget):
                 return _outcome(step, before, names)
         except OutOfBudget as error:
-            budget = max(error.worth_trying, budget + 1)
+            budget = max(error.rehearse(), budget + 1)
         before.restore()
 
 

@@ -17,7 +17,6 @@ from rekindle.pytorch.online._device import elsewhere as elsewhere
 from rekindle.pytorch.online._device import same_device as same_device
 from rekindle.pytorch.online._driver import Driver as Driver
 from rekindle.pytorch.online._driver import Result as Result
-from rekindle.pytorch.online._explain import CAME_TOO_SHORT as CAME_TOO_SHORT
 from rekindle.pytorch.online._explain import CATEGORIES as CATEGORIES
 from rekindle.pytorch.online._explain import GRADIENTS as GRADIENTS
 from rekindle.pytorch.online._explain import IN_USE as IN_USE

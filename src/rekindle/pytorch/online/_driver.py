@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
@@ -377,9 +378,14 @@ class Driver(Storages):
                 self._gone(storage)  # its death will be announced, to nobody
         return bool(dead)
 
+    def _evicted_bytes(self) -> Bytes:
+        """Bytes of evicted values that the program or autograd still has."""
+        away = (each for each in self.engine.storages if not (each.resident or each.dead))
+        return sum(each.nbytes for each in away)
+
     def _refusal(self, shortage: NoRoom, name: str) -> OutOfBudget:
-        error = out_of_budget(shortage, self.snapshot(), name)
-        self.refused = (self.operators_run, str(error), dict(vars(error)))
+        error = out_of_budget(shortage, self.snapshot(), name, self._evicted_bytes())
+        self.refused = self.operators_run, copy(error)
         return error
 
     def _let_go(self, storage: Storage) -> None:

@@ -28,8 +28,9 @@ PROGRAM = "held by your code"
 SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
-#: How the line begins that names a larger budget than the smallest.
-CAME_TOO_SHORT = "The last one came too short"
+#: What the one budget is that an error names.
+PAST_THIS = "The smallest budget that gets past this operator, a later one may need more"
+PAST_MORE = "The last budget named was too small as well, this one has room for later operators"
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
@@ -132,10 +133,18 @@ def _category(
     return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE, 0
 
 
-def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str) -> OutOfBudget:
-    """The error for `shortage`: what was needed, who holds the rest, which budget would do."""
+def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes) -> OutOfBudget:
+    """Return the error for `shortage`: what was needed, who holds the rest, which budget would do.
+
+    Args:
+        shortage: What was asked for.
+        now: Who holds memory now.
+        operator: Who asked.
+        evicted: Bytes of values that plain PyTorch would hold now. So no budget is named that is
+            larger than its peak.
+    """
     smallest = shortage.memory + shortage.needed
-    worth_trying = too_small.beyond(shortage.budget, smallest)
+    worth_trying = too_small.beyond(shortage.budget, smallest, smallest + evicted)
     where = now.where
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
@@ -143,15 +152,9 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str) -> OutOfBudget
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",
         f"  at {where}" if where else "  (in the backward pass)",
         *table_of(now.categories),
-        f"The smallest budget that gets past this: rekindle.budget({smallest})",
+        "What whole steps need: error.rehearse(), or rekindle.profile(step).smallest_budget",
+        f"{PAST_THIS if worth_trying == smallest else PAST_MORE}: rekindle.budget({worth_trying})",
     ]
-    if worth_trying > smallest:
-        lines.append(f"{CAME_TOO_SHORT}, too; rather try rekindle.budget({worth_trying})")
-    lines.insert(
-        -1 - (worth_trying > smallest),
-        "How much whole steps need, and what each budget costs, without trying them: "
-        "rekindle.profile(step).smallest_budget",
-    )
     message = "\n".join(lines)
     return OutOfBudget(
         message,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
@@ -20,15 +22,15 @@ def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
     pipeline's stage names it as the cause.
     """
     cause = error.__cause__
-    if type(cause) is OutOfBudget and any(text in str(error) for text in _STAGE):
-        return OutOfBudget(str(cause), **vars(cause))
+    if isinstance(cause, OutOfBudget) and any(text in str(error) for text in _STAGE):
+        return copy(cause)
     if driver.refused is None:
         return None
-    moment, message, figures = driver.refused
-    reason = message.partition("\n")[0]
+    moment, refused = driver.refused
+    reason = str(refused).partition("\n")[0]
     nothing = str(error).startswith(_INTERPRETER) and str(error).endswith("RuntimeError: \n")
     lost = reason in str(error) or (nothing and driver.operators_run == moment)
-    return OutOfBudget(message, **figures) if lost else None
+    return copy(refused) if lost else None
 
 
 def short_form(driver: Driver, budget: Bytes | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle.engine import Call, Engine, Storage
 from rekindle.pytorch.devices import accelerator, is_accelerator, rounded
@@ -62,8 +63,8 @@ class Storages(ABC):
         self.device = device
         self.lock = threading.RLock()
         self.work = Work()
-        #: Of the last `OutOfBudget` when it was, its message and figures: not it, with its frames.
-        self.refused: tuple[int, str, dict[str, Any]] | None = None
+        #: When the last `OutOfBudget` was, and a copy of it, which has no frames.
+        self.refused: tuple[int, OutOfBudget] | None = None
         self.evictions = 0  #: of what somebody may still ask for
         self.recomputations = 0
         self.shortfall = Shortfall(engine)  #: of the device, beneath the budget

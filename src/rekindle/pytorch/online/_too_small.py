@@ -40,11 +40,14 @@ class TooSmall:
         self._met: dict[Bytes, Shortage] = {}
         self._before: dict[Bytes, Shortage] | None = None  # what earlier processes met
 
-    def beyond(self, budget: Bytes, smallest: Bytes) -> Bytes:
-        """The budget to name when `budget` did not do and `smallest` gets past this operator."""
+    def beyond(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
+        """Return the budget to name, up to `most`, when `budget` was too small.
+
+        `smallest` gets past this operator.
+        """
         before = self._named.get(budget, self._stride_before(budget))
         stride = 0 if before is None else max(2 * before, smallest - budget)
-        worth_trying = smallest + min(stride, smallest // self.CAP)
+        worth_trying = min(smallest + min(stride, smallest // self.CAP), most)
         self._met[budget] = Shortage(budget, smallest, worth_trying)
         worth_trying = max(worth_trying, self._at_the_end(budget, smallest))
         for named in (smallest, worth_trying):

@@ -43,7 +43,7 @@ from rekindle.pytorch.rehearsed._fakes import Fakes, MadeUp, as_on_device
 from rekindle.pytorch.rehearsed._tracer import Tracer
 from rekindle.pytorch.tensors import bytes_of, living_objects, tensors_of
 from rekindle.simulator import smallest_budget
-from rekindle.trace import Trace
+from rekindle.trace import Trace, keep_all_peak
 
 Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
 """By an operator and the sizes of its tensors: what it costs, and what it takes inside itself."""
@@ -78,8 +78,8 @@ def forecast(
     finally:
         torch.set_rng_state(state[0])
         random.setstate(state[1])
-    needed = smallest_budget(trace, policy) + _beside(step.held, held)
-    return int(_SPARE * needed)
+    needed = min(int(_SPARE * smallest_budget(trace, policy)), keep_all_peak(trace))
+    return needed + _beside(step.held, held)
 
 
 def _beside(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:

@@ -1,0 +1,61 @@
+"""An operator whose result has a size that nobody knows ahead is not refused for a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import rekindle
+from tests.pytorch import cores
+
+SCALE, ZERO = torch.ones(1), torch.zeros(1)
+
+
+def quantized(x: Tensor) -> Tensor:
+    """Has no meta kernel."""
+    return torch._fake_quantize_learnable_per_tensor_affine(x, SCALE, ZERO, -128, 127)
+
+
+def distinct(x: Tensor) -> Tensor:
+    """Makes at most as many elements as there are."""
+    return torch.unique(x > 0)
+
+
+def selected(x: Tensor) -> Tensor:
+    """Finds out how many there are."""
+    return x[x > 100]
+
+
+@pytest.mark.parametrize("operator", [quantized, distinct, selected])
+def test_guess_never_refuses_what_fits(operator: Callable[[Tensor], Tensor]) -> None:
+    x = torch.linspace(-1, 1, 12 * 6 * 16).reshape(12, 6, 16)
+    with cores.fixed_prices(), rekindle.budget(None, core="native") as plain:
+        wanted = operator(x)
+    budget = plain.peak + 64
+    with cores.fixed_prices(), rekindle.budget(budget, core="native") as run:
+        made = operator(x)
+    assert torch.equal(made, wanted)
+    assert run.peak <= budget
+
+
+def test_guess_evicts_what_it_can() -> None:
+    x = torch.linspace(-1, 1, 1_000, requires_grad=True)
+    with cores.fixed_prices(), rekindle.budget(32_000, core="native") as run:
+        hidden = x.sin().sin().sin().sin().sin()
+        assert not run._driver.evictions
+        quantized(hidden.detach())
+        assert run._driver.evictions
+    hidden.sum().backward()
+
+
+def test_result_that_is_too_large_is_refused_for_its_own_size() -> None:
+    x = torch.zeros(12, 6, 16)
+    told = pytest.raises(rekindle.OutOfBudget)
+    with cores.fixed_prices(), rekindle.budget(x.nbytes + 64, core="native"), told as caught:
+        quantized(x)
+    result = x.nbytes
+    assert result - 64 <= caught.value.needed <= result + 64
+    assert caught.value.smallest_budget <= 2 * x.nbytes + 64

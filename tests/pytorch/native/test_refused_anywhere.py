@@ -1,0 +1,111 @@
+"""`OutOfBudget` comes at each operator in turn; then the step is tried again, as if nothing was.
+
+So SQLite tests its allocator: it fails at the first request, at the second, and so on.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.pytorch.tensors import privately
+from tests.pytorch import cores
+from tests.pytorch.bits import differing
+from tests.pytorch.left import behind, settings
+from tests.pytorch.native.refused import PROGRAMS, Program
+
+NEVER = 1 << 40
+ROOMY = 1 << 30
+SAMPLE = ("batch_norm", "checkpoint", "penalty")
+
+
+class Run:
+    """One run of a program within a budget, in which one operator finds no room."""
+
+    def __init__(self, name: str, budget: int, refuse_at: int, **how: Any) -> None:
+        torch.manual_seed(0)
+        program = PROGRAMS[name]()
+        self.failed_in: int | None = None
+        self.losses: list[Any] = []
+        before = settings()
+        with rekindle.budget(budget, core="native", learn=False, **how) as run:
+            core, handle = run._driver.core, run._driver.handle
+            core.refuse(handle, refuse_at)
+            for number, phase in enumerate(program.phases):
+                self._run(program, number, phase)
+            self.operators = refuse_at - core.refuse(handle, -1)
+            core.check(handle)
+            gc.collect()
+            self.memory, self.peak = run.memory, run.peak
+        assert behind(before) == []
+        self.state = program.trained() | program.rest() | program.gradients()
+        self.state |= {f"loss {number}": loss for number, loss in enumerate(self.losses)}
+
+    def _run(self, program: Program, number: int, phase: Any) -> None:
+        with privately():
+            trained, rest = program.trained(), program.rest()
+        try:
+            loss = phase()
+        except rekindle.OutOfBudget:
+            assert self.failed_in is None
+            self.failed_in = number
+            with privately():
+                assert differing(program.trained(), trained) == [], "half a step"
+            program.put_back(rest)
+            loss = phase()
+        self.losses.append(loss)
+
+
+def tight(name: str, **how: Any) -> int:
+    """A budget below what the program takes without one, in which it runs."""
+    most = Run(name, ROOMY, NEVER, **how).peak
+    for share in (0.7, 0.8, 0.9):
+        try:
+            Run(name, int(share * most), NEVER, **how)
+        except rekindle.OutOfBudget:
+            continue
+        return int(share * most)
+    return most
+
+
+def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int:
+    """Let every `step`-th operator find no room. Return how often the program was told."""
+    whole = Run(name, budget, NEVER, **how)
+    assert whole.peak <= budget
+    gc.freeze()  # there are thousands of runs, and garbage is collected at the end of each
+    failures = 0
+    for refused in range(0, whole.operators, step):
+        again = Run(name, budget, refused, **how)
+        failures += again.failed_in is not None
+        assert differing(again.state, whole.state) == [], refused
+        assert again.memory == whole.memory, refused
+        assert again.peak <= budget, refused
+    gc.unfreeze()
+    return failures
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_refused_step_is_tried_again_sample(name: str) -> None:
+    with cores.fixed_prices(alike=True):
+        assert runs_as_if_nothing_was(name, ROOMY, 61) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evict", ["auto", "anything"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_refused_step_is_tried_again(name: str, evict: Any) -> None:
+    with cores.fixed_prices(alike=True):
+        assert runs_as_if_nothing_was(name, ROOMY, 1, evict=evict) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evict", ["auto", "anything"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_refused_step_is_tried_again_within_little(name: str, evict: Any) -> None:
+    """Where values are evicted and recomputed meanwhile; recomputation is refused as well."""
+    with cores.fixed_prices(alike=True):
+        runs_as_if_nothing_was(name, tight(name, evict=evict), 3, evict=evict)
