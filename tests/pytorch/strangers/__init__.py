@@ -1,0 +1,1 @@
+"""Other projects' test suites, each test run within a budget: `scripts/sweep strangers`."""

@@ -1,0 +1,82 @@
+"""A plugin of pytest that runs each test in one way, and writes down what came of it.
+
+It is loaded by `-p tests.pytorch.strangers.plugin` into a process that runs somebody else's tests,
+and is told what to do by two variables of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rekindle
+from tests.pytorch.fuzz.check import letting_go_of_everything
+from tests.pytorch.strangers.ways import SHARE, Found, Way
+
+_WAY = Way(os.environ["STRANGERS_WAY"])
+_FILE = Path(os.environ["STRANGERS_FOUND"])  # written here, line by line
+_DONE: frozenset[str] = frozenset(json.loads(os.environ["STRANGERS_DONE"]))
+_PEAKS: dict[str, int] = json.loads(os.environ.get("STRANGERS_PEAKS", "{}"))
+_LEAST = 1 << 16  # of a budget: a test that makes less is not worth a tight one
+
+_peaks: dict[str, int] = {}
+
+
+def _budget(test: str) -> AbstractContextManager[Any] | None:
+    """The budget of a test; None: it runs plainly."""
+    if _WAY is Way.PLAIN:
+        return None
+    if _WAY is Way.TIGHT:
+        return rekindle.budget(max(int(SHARE * _PEAKS.get(test, 0)), _LEAST))
+    return rekindle.budget(None if _WAY is Way.WITHIN else "64GiB")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Go on behind a test that ended the process before."""
+    items[:] = [item for item in items if item.name not in _DONE]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    context = _budget(item.name)
+    if context is None:
+        return (yield)
+    with ExitStack() as stack:
+        if _WAY is Way.EVICTED:
+            stack.enter_context(letting_go_of_everything())
+        run = stack.enter_context(context)
+        try:
+            return (yield)
+        finally:
+            _peaks[item.nodeid] = run.peak
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when != "call" and not report.failed:
+        return
+    refused = report.failed and "OutOfBudget" in str(report.longrepr)
+    found = Found(
+        test=report.nodeid.rpartition("::")[2],
+        outcome="refused" if refused else report.outcome,
+        peak=_peaks.get(report.nodeid, 0),
+        why=_last_line(str(report.longrepr)) if report.failed else "",
+    )
+    with _FILE.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(vars(found)) + "\n")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Note which test runs: a process that ends in one has no report of it."""
+    with _FILE.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"begins": nodeid.rpartition("::")[2]}) + "\n")
+
+
+def _last_line(text: str) -> str:
+    lines = [line[4:] for line in text.splitlines() if line.startswith("E   ")]
+    return (lines or text.splitlines() or [""])[0].strip()[:200]

@@ -1,0 +1,26 @@
+"""The ways in which a stranger's test is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+SHARE: Final = 0.6  # of a test's own peak: what a tight budget gives it
+
+
+class Way(Enum):
+    PLAIN = "plain"
+    WITHIN = "within"  # a budget without a limit
+    EVICTED = "evicted"  # everything that may be evicted is, before every operator
+    TIGHT = "tight"  # `SHARE` of the peak that WITHIN measured
+
+
+@dataclass
+class Found:
+    """What came of one test in one way."""
+
+    test: str
+    outcome: str  # "passed", "failed", "skipped", "refused" (OutOfBudget), "ended" (the process)
+    peak: int = 0
+    why: str = ""
