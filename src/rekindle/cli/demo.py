@@ -79,7 +79,9 @@ def command(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from rekindle.cli import _demo_training as demo
     from rekindle.cli import _demo_view
+    from rekindle.pytorch import why_no_native_core
 
+    why_no_native_core()  # compiled now, with its own progress, and not amid the table
     settings = demo.Settings(**sizes)
     try:
         text = demo.read_text(settings.context)
