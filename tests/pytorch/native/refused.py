@@ -263,8 +263,9 @@ def _averaged() -> Program:
         """The average moves by an optimizer, for which a step is one."""
         for mine, its in zip(average.parameters(), model.parameters(), strict=True):
             mine.grad = mine.detach() - its.detach()
+        nothing = torch.zeros(())
         ema.step()
-        return torch.zeros(())
+        return nothing
 
     step = trained.phases[0]
     return Program([model, average], [*trained.optimizers, ema], [step, follow, step, follow])

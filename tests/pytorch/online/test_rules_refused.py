@@ -43,12 +43,17 @@ TRANSFORMS: dict[str, Callable[[Tensor], object]] = {
     "grad": lambda x: torch.func.grad(lambda x: deeper(x).sum())(x),
     "vjp": lambda x: torch.func.vjp(deeper, x)[1](x),
     "jacrev": lambda x: torch.func.jacrev(lambda x: x[:3].sin())(x),
+    "hessian": lambda x: torch.func.hessian(lambda x: deeper(x).sum())(x[:3]),
+    "vmap of grad": lambda x: torch.func.vmap(torch.func.grad(lambda x: deeper(x).sum()))(
+        x[:6].reshape(2, 3)
+    ),
     "functional jacobian": lambda x: torch.autograd.functional.jacobian(
         lambda x: x[:3].sin().sum(), x, vectorize=True
     ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch.func's own
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_inside_are_refused_or_right(name: str, core: cores.Name) -> None:
     """R11: at once, and it says what to do instead; or else the result is the plain one."""
@@ -64,6 +69,29 @@ def test_transforms_inside_are_refused_or_right(name: str, core: cores.Name) -> 
         return
     with pytest.raises(rekindle.Unsupported, match=r"Use loss\.backward\(\)"):
         within()
+
+
+def test_grad_transform_within_little_is_right() -> None:
+    """On the native core what a transform holds is evicted like what variables hold."""
+    x = vector()
+    wanted = TRANSFORMS["grad"](x)
+    with rekindle.budget(None, core="native") as plain:
+        TRANSFORMS["grad"](x)
+    budget = int(0.7 * plain.peak)
+    with rekindle.budget(budget, core="native") as run:
+        got = TRANSFORMS["grad"](x)
+    assert differing(everything(got), everything(wanted)) == []
+    assert run.peak <= budget
+    assert run._driver.evictions
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch.func's own
+def test_forward_mode_inside_is_right() -> None:
+    x = vector()
+    wanted = torch.func.jvp(deeper, (x,), (torch.ones_like(x),))
+    with rekindle.budget(ROOMY):
+        got = torch.func.jvp(deeper, (x,), (torch.ones_like(x),))
+    assert differing(everything(got), everything(wanted)) == []
 
 
 def test_vmap_inside() -> None:
