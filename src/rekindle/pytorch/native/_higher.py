@@ -24,6 +24,7 @@ from rekindle.pytorch.operators import (
     check_higher_order,
     region_of,
     regions_shown,
+    when_imported,
 )
 from rekindle.pytorch.tensors import sees
 
@@ -54,7 +55,20 @@ def hidden() -> AbstractContextManager[Any]:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key[0]))  # type: ignore[attr-defined]
 
 
-def teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
+@contextmanager
+def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]:
+    """Inside, the core knows all there are; some come with the compiler, once that is imported."""
+
+    @contextmanager
+    def taught(module: object) -> Iterator[None]:
+        _teach_higher_order_operators(core, keys)
+        yield
+
+    with taught(torch), when_imported("torch._dynamo", taught):
+        yield
+
+
+def _teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
     """All there are by now. `keys`: that of the core, for which Python has no name."""
     if _higher_order_ops.keys() <= _taught:
         return
@@ -92,20 +106,23 @@ class _Kernel:
 @contextmanager
 def compiled_regions_seen() -> Iterator[None]:
     """Inside, what is compiled shows itself as a higher-order operator, and is seen as one."""
-    with regions_shown():
-        from torch._inductor import output_code as module
+    with regions_shown(), when_imported("torch._inductor.output_code", _as_in_a_mode):
+        yield
 
-        output_code: Any = module
-        inside = output_code.is_in_torch_dispatch_mode
 
-        def seen() -> bool:
-            return inside() or is_seen()
+@contextmanager
+def _as_in_a_mode(output_code: Any) -> Iterator[None]:
+    """Inside, compiled code takes what the core sees for what a dispatch mode sees."""
+    inside = output_code.is_in_torch_dispatch_mode
 
-        output_code.is_in_torch_dispatch_mode = seen
-        try:
-            yield
-        finally:
-            output_code.is_in_torch_dispatch_mode = inside
+    def seen() -> bool:
+        return inside() or is_seen()
+
+    output_code.is_in_torch_dispatch_mode = seen
+    try:
+        yield
+    finally:
+        output_code.is_in_torch_dispatch_mode = inside
 
 
 # -- regions --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from rekindle.pytorch.native._driver import NativeDriver
 from rekindle.pytorch.native._higher import (
     compiled_regions_seen,
     hidden,
-    teach_higher_order_operators,
+    higher_order_operators_taught,
 )
 from rekindle.pytorch.online import Undo
 
@@ -83,8 +83,7 @@ def seen(driver: NativeDriver) -> Iterator[None]:
     core.see(driver.handle)
     try:
         keys = torch._C._dispatch_tls_local_include_set() - before
-        teach_higher_order_operators(core, keys)
-        with compiled_regions_seen():
+        with higher_order_operators_taught(core, keys), compiled_regions_seen():
             yield
     finally:
         core.see(None)

@@ -5,6 +5,7 @@ from rekindle.pytorch.operators._doubtful import may_differ as may_differ
 from rekindle.pytorch.operators._fingerprint import Fingerprint as Fingerprint
 from rekindle.pytorch.operators._fingerprint import fingerprint_of as fingerprint_of
 from rekindle.pytorch.operators._fingerprint import fingerprint_of_memory as fingerprint_of_memory
+from rekindle.pytorch.operators._imports import when_imported as when_imported
 from rekindle.pytorch.operators._operators import COUNT_BYTES as COUNT_BYTES
 from rekindle.pytorch.operators._operators import EFFECTS as EFFECTS
 from rekindle.pytorch.operators._operators import ROOMY_ON_HOST as ROOMY_ON_HOST

@@ -16,17 +16,20 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, fx
+from torch._higher_order_ops import wrap
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map_only
 
 from rekindle._errors import Unsupported
 from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
+from rekindle.pytorch.operators._imports import when_imported
 from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
 from rekindle.pytorch.operators._random import Drawn, drawn_from, generators_of
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
 #: What makes CUDA graphs of compiled code.
+_WRAPPING = "wrap_inductor_compiled_regions"
 _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
 
@@ -37,25 +40,39 @@ def regions_shown() -> Iterator[None]:
     In torch 2.10 it does not show itself, for it would come without its graph: there it is as if
     compiled outside.
     """
-    from torch._higher_order_ops import wrap
-    from torch._inductor import config  # takes a second, which any optimizer's first line takes too
-
     with ExitStack() as stack:
-        stack.enter_context(_nothing_captured())
+        stack.enter_context(when_imported("torch._inductor.output_code", _nothing_captured))
         if hasattr(wrap, "InductorCompiledCallable"):
-            stack.enter_context(config.patch(wrap_inductor_compiled_regions=True))
+            stack.enter_context(when_imported("torch._inductor.config", _wrapped))
         yield
 
 
 @contextmanager
-def _nothing_captured() -> Iterator[None]:
+def _wrapped(config: Any) -> Iterator[None]:
+    """Inside, what is compiled shows itself, whichever thread compiles it.
+
+    A value of `config` is a thread's own (`config.patch` is of this one alone), and any thread may
+    have imported it. What the environment forces counts for all. Giving this thread its value
+    again makes PyTorch forget the key of its caches.
+    """
+    setting = config._config[_WRAPPING]
+    value, forced = getattr(config, _WRAPPING), setting.env_value_force
+    setting.env_value_force = True
+    setattr(config, _WRAPPING, value)
+    try:
+        yield
+    finally:
+        setting.env_value_force = forced
+        setattr(config, _WRAPPING, value)
+
+
+@contextmanager
+def _nothing_captured(output_code: Any) -> Iterator[None]:
     """What is compiled inside does without CUDA graphs, `mode="reduce-overhead"` or not.
 
     A graph reads its inputs where they were when it was recorded, and has memory of its own that
     nobody can let go of: what a region saves for its backward pass would stay.
     """
-    from torch._inductor import output_code
-
     before = {name: getattr(output_code, name, None) for name in _CAPTURING}
 
     def not_captured(

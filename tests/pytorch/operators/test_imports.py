@@ -1,0 +1,160 @@
+"""What is done to a module when the program imports it, and what a budget imports itself."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.pytorch.operators import when_imported
+
+NAME = "rekindle_module_of_a_test"
+#: Each takes a tenth of a second or more to import, and none of them is needed before something is
+#: compiled, planned, plotted or distributed.
+NOT_AT_ONCE = (
+    "torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.distributed.fsdp",
+    "torch.distributed.tensor", "torch.fx.experimental.symbolic_shapes", "torch.onnx", "sympy",
+    "matplotlib", "highspy", "rich", "click", "rekindle.cli",
+)  # fmt: skip
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / f"{NAME}.py"
+    path.write_text("value = 'as it is'\nnames = ['first']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = list(sys.meta_path)
+    yield path
+    sys.modules.pop(NAME, None)
+    assert sys.meta_path == finders
+
+
+@contextmanager
+def changed(module: Any) -> Iterator[None]:
+    before, module.value = module.value, "changed"
+    try:
+        yield
+    finally:
+        module.value = before
+
+
+@pytest.mark.usefixtures("module")
+def test_module_imported_before_is_changed_at_once_and_back() -> None:
+    imported: Any = importlib.import_module(NAME)
+    with when_imported(NAME, changed):
+        assert imported.value == "changed"
+    assert imported.value == "as it is"
+
+
+@pytest.mark.usefixtures("module")
+def test_module_imported_inside_is_changed_and_back() -> None:
+    with when_imported(NAME, changed):
+        assert NAME not in sys.modules
+        imported: Any = importlib.import_module(NAME)
+        assert imported.value == "changed"
+        assert "exec_module" not in vars(imported.__loader__)
+    assert imported.value == "as it is"
+
+
+@pytest.mark.usefixtures("module")
+def test_module_imported_afterwards_stays_as_it_is() -> None:
+    with when_imported(NAME, changed):
+        pass
+    assert importlib.import_module(NAME).value == "as it is"
+
+
+@pytest.mark.usefixtures("module")
+def test_module_imported_by_another_thread_is_changed() -> None:
+    with when_imported(NAME, changed):
+        thread = threading.Thread(target=importlib.import_module, args=(NAME,))
+        thread.start()
+        thread.join()
+        assert sys.modules[NAME].value == "changed"  # type: ignore[attr-defined]
+    assert sys.modules[NAME].value == "as it is"  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("module")
+def test_several_may_wait_for_one_module() -> None:
+    @contextmanager
+    def longer(module: Any) -> Iterator[None]:
+        module.names.append("second")
+        yield
+        module.names.remove("second")
+
+    with when_imported(NAME, changed), when_imported(NAME, longer):
+        imported: Any = importlib.import_module(NAME)
+        assert imported.value == "changed"
+        assert imported.names == ["first", "second"]
+    assert (imported.value, imported.names) == ("as it is", ["first"])
+
+
+def test_module_that_fails_is_not_changed(module: Path) -> None:
+    module.write_text("raise ValueError('mine')\n")
+    with when_imported(NAME, changed), pytest.raises(ValueError, match="mine"):
+        importlib.import_module(NAME)
+    assert NAME not in sys.modules
+
+
+def test_module_that_is_not_there_is_missed_as_ever() -> None:
+    with when_imported(NAME, changed), pytest.raises(ModuleNotFoundError, match=NAME):
+        importlib.import_module(NAME)
+
+
+def new_modules(program: str) -> set[str]:
+    """Which modules `program` imports beside torch."""
+    script = f"import sys, torch\nbefore = set(sys.modules)\n{program}\n"
+    script += "print(*sorted(set(sys.modules) - before), sep='\\n')\n"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("core", ["native", "python"])
+def test_first_budget_imports_only_what_it_uses(core: str) -> None:
+    """What operators take is asked of PyTorch's own kernels, some of which import more."""
+    found = new_modules(
+        "import rekindle\n"
+        "tensor = torch.ones(9)\n"
+        f"with rekindle.budget('1GiB', core={core!r}) as run:\n"
+        "    run.keep(tensor)\n"
+        "assert run.peak == 36"
+    )
+    assert "rekindle.pytorch" in found
+    assert sorted(found & set(NOT_AT_ONCE)) == []
+
+
+@pytest.mark.slow
+def test_region_compiled_in_fresh_process_is_one_operator() -> None:
+    """Its compiler is imported within the budget, by a thread as well."""
+    script = """
+import threading, torch, rekindle
+from rekindle.pytorch.operators import REGION
+
+weight = torch.rand(1_000, requires_grad=True)
+
+def region(x):
+    return x.sin().exp().cos().square()
+
+def importing():
+    import torch._inductor.config
+
+with rekindle.budget("1GiB", record=True, core="CORE") as run:
+    thread = threading.Thread(target=importing)
+    thread.start()
+    thread.join()
+    torch.compile(region)(weight).sum().backward()
+assert sum(op.name == REGION for op in run.trace.ops) == 2, [op.name for op in run.trace.ops]
+import torch._inductor.config
+assert not torch._inductor.config.wrap_inductor_compiled_regions
+"""
+    for core in ("native", "python"):
+        command = [sys.executable, "-c", script.replace("CORE", core)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
