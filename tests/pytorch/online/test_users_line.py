@@ -69,7 +69,7 @@ def test_on_the_command_line_too(script: Path) -> None:
 
 
 def test_whose_a_file_is() -> None:
-    whose = _users_line._whose
+    whose = _users_line.owner_of_file
     assert whose(__file__) == "user"
     assert whose("<ipython-input-3>") == "user"
     assert whose("<string>") == "nobody"

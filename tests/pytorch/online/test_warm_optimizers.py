@@ -14,7 +14,7 @@ from torch import nn
 
 import rekindle
 from rekindle.pytorch.online import OPTIMIZER
-from rekindle.pytorch.online._warm import warm_optimizers
+from rekindle.pytorch.online._warm import WarmOptimizers
 from tests.pytorch.tracker import Tracker
 
 Evict = Literal["saved", "anything"]
@@ -114,7 +114,8 @@ def test_that_of_another_model_does_not_count() -> None:
 def test_nobody_is_kept_for_it() -> None:
     ours = Program()
     optimizer = weakref.ref(ours.optimizer)
-    assert optimizer() in warm_optimizers().values()
+    address = next(ours.model.parameters()).untyped_storage()._cdata
+    assert WarmOptimizers().owner_of(address) is optimizer()
     with rekindle.budget("1GiB"):
         ours.step()
     del ours

@@ -24,17 +24,19 @@ public:
         }
     }
 
-    void put(const void* key, T thing) {
+    // Likewise; if nothing did, a thing without content does from now on.
+    T& at(const void* key) {
         if (T* found = find(key)) {
-            *found = std::move(thing);
-            return;
+            return *found;
         }
         if (2 * (n_ + 1) > slots_.size()) {
             grow();
         }
-        place(key, std::move(thing));
         ++n_;
+        return place(key, T{});
     }
+
+    void put(const void* key, T thing) { at(key) = std::move(thing); }
 
     void take(const void* key) noexcept {
         std::size_t hole = ideal(key);
@@ -81,12 +83,13 @@ private:
         return static_cast<std::size_t>((number * 0x9E3779B97F4A7C15ULL) >> 24) & mask();
     }
 
-    void place(const void* key, T thing) {
+    T& place(const void* key, T thing) {
         std::size_t i = ideal(key);
         while (slots_[i].key != nullptr) {
             i = (i + 1) & mask();
         }
         slots_[i] = Slot{key, std::move(thing)};
+        return slots_[i].thing;
     }
 
     void grow() {

@@ -395,7 +395,8 @@ void settle_late() noexcept {
 
 std::size_t Driver::bytes_of_bookkeeping() const noexcept {
     return records_.alive() * sizeof(Record) + recipes_.alive() * sizeof(Recipe) +
-           engine.graph.nbytes() + bytes_of_positions();
+           module_tensors_.capacity() * sizeof(ModuleTensor) + engine.graph.nbytes() +
+           bytes_of_positions();
 }
 
 // -- actions --------------------------------------------------------------------------------------

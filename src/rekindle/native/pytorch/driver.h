@@ -34,6 +34,7 @@
 #include "prices.h"
 #include "recipe.h"
 #include "shortfall.h"
+#include "snapshot.h"
 #include "transcript.h"
 #include "workspaces.h"
 
@@ -45,26 +46,6 @@ class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): lik
 class Swapper;
 
 using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
-
-// Who has memory, for the report and for errors; what they are called is decided in Python.
-struct Holder final {
-    static constexpr int REPLAYABLE = 1;
-    static constexpr int PINNED = 2;
-    static constexpr int HELD = 4;        // the program keeps it as well
-    static constexpr int REFERENCED = 8;  // by autograd
-    static constexpr int CONSUMED = 16;   // recipes read it
-    static constexpr int PARAMETER = 32;
-    static constexpr int COUNTED = 64;  // no recipe and no graph knows it
-
-    Bytes nbytes;
-    const void* address;
-    int flags;
-    const char* site;
-    const void* gradient;   // where a parameter's gradient lies; null: it has none
-    const void* parameter;  // Python's object for that; null: it is none, or has none
-    StorageId storage;      // negative: no recipe and no graph knows it
-    OpId maker;             // likewise, or it is not known any more
-};
 
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
@@ -91,6 +72,7 @@ public:
         Bytes nbytes = 0;
         const Facts* maker = nullptr;
         const c10::StorageImpl* home = nullptr;  // if nobody tells when its memory goes
+        AllocationId allocation = 0;
     };
 
     // Memory whose end nobody tells of.
@@ -122,6 +104,10 @@ private:
     Ref<Storage> outside_;  // what a device's allocator gave out to no operator, or to round blocks
     std::vector<c10::Device> devices_met_;
     bool assumed_;
+    AllocationId allocations_ = 0;  // how many were numbered
+    Bytes peak_threshold_ = 0;      // memory at which `peak_snapshot` is out of date
+    std::vector<ModuleTensor> module_tensors_;
+    std::size_t module_tensors_at_most_ = 64;  // before those that are gone are removed
 
 public:
     PythonChooser* const own_policy;  // the engine's; null: it has one of ours
@@ -138,18 +124,18 @@ public:
     bool count_again = false;
     std::vector<const Facts*> again;  // what ran again, if somebody counts
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
-    Bytes look_above = 0;             // memory at which what was seen at the peak is out of date
     Samples samples;
     Bytes in_flight = 0;      // of operators that run just now: what `Running` holds
     int running = 0;          // how many of them there are
     std::uint64_t begun = 0;  // and all that ever began
     Workspaces workspaces;
-    bool look_due = false;         // who has memory is to be asked: there is more of it than ever
-    bool samples_due = false;      // somebody is to take what was noted of memory over time
-    bool owners_due = false;       // somebody is to be told what is in `met`
-    std::vector<const void*> met;  // storages of weights, for their owners
-    bool tell_ranges = false;      // of the profiler, amid the step of an optimizer
-    bool stepping = false;         // amid such a step: workspaces get what room there is
+    Snapshot peak_snapshot;
+    bool peak_snapshot_due = false;     // memory is 2 % above what it was at the last one
+    bool samples_due = false;           // somebody is to take what was noted of memory over time
+    bool owners_due = false;            // somebody is to be told what is in `met`
+    std::vector<const void*> met;       // storages of weights, for their owners
+    bool tell_ranges = false;           // of the profiler, amid the step of an optimizer
+    bool stepping = false;              // amid such a step: workspaces get what room there is
     std::int64_t look_back_at = 1'000;  // storages made until then
     bool let_go_of_everything = false;  // before every operator: for tests
     bool lends = false;                 // what variables hold, if nothing else is left
@@ -347,10 +333,18 @@ public:
     void close();
     // From now on what happens is written for `transcript`, and what there is now is in it.
     void begin(Transcript& transcript);
-    // Who has memory now. Walks everything: not for every operator.
-    std::vector<Holder> holders();
+    // Notes in `snapshot` who holds memory now. Walks everything: not for every operator.
+    void take_snapshot(Snapshot& snapshot, ProgramLine line);
+    // Takes `peak_snapshot` anew if more memory is in use than at the last one.
+    void take_peak_snapshot(ProgramLine line);
     // Of values that are evicted and that the program or autograd still has.
     Bytes evicted_bytes() const;
+    // `tensor` is what `kind` says; if it has memory, `snapshot` says so too.
+    void add_owned(
+        Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
+    );
+    // A module was given `tensor`, as a parameter or as a buffer.
+    void add_module_tensor(const c10::TensorImpl& tensor, bool parameter);
 
     // How many the engine knows of so far.
     OpId operators() const noexcept { return next_op_; }
@@ -421,6 +415,17 @@ private:
     std::exception_ptr fill_all_husks();
     void use_in_any_case(Record& record);
     void note_memory();
+    void settle_at(
+        const void* address,
+        Record* record,
+        Bytes nbytes,
+        const Facts* maker,
+        const c10::StorageImpl* home
+    );
+    AllocationId allocation_of(const c10::TensorImpl& tensor);
+    void add_gradient(Snapshot& snapshot, const at::Tensor& leaf);
+    void add_tensors_of_modules(Snapshot& snapshot);
+    void add_storage(Snapshot& snapshot, Record& record);
 
     unsigned ticks_ = 0;
 };

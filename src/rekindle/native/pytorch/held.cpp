@@ -79,7 +79,7 @@ bool Driver::leave_a_husk(Record& record) {
     record.address = address_of(*home);
     record.husk = true;
     ++husks;
-    table_.put(record.address, Resident{&record, record.nbytes, record.maker, nullptr});
+    settle_at(record.address, &record, record.nbytes, record.maker, nullptr);
     return true;
 }
 

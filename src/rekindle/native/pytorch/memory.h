@@ -31,6 +31,14 @@ inline WeakTensor no_tensor() {
     return WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
 }
 
+inline WeakTensor weak(const c10::TensorImpl& tensor) {
+    return WeakTensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
+}
+
 // A version counter, and what it said when a value was known to be there (R7).
 struct Version final {
     c10::VariableVersion counter{c10::VariableVersion::DISABLED};

@@ -18,6 +18,7 @@
 #include "learning.h"
 #include "own_policy.h"
 #include "proxy.h"
+#include "py_snapshot.h"
 #include "python.h"
 #include "runtime.h"
 #include "swapped.h"
@@ -443,7 +444,6 @@ PyMethodDef methods[] = {
     method<rekindle::has_room>("has_room"),
     method<rekindle::devices_met>("devices_met"),
     method<rekindle::set_peak>("set_peak"),
-    method<rekindle::look_above>("look_above"),
     method<rekindle::take_samples>("take_samples"),
     method<rekindle::space_samples>("space_samples"),
     method<rekindle::set_budget>("set_budget"),
@@ -453,9 +453,12 @@ PyMethodDef methods[] = {
     method<rekindle::met>("met"),
     method<rekindle::keep_from_now_on>("keep_from_now_on"),
     method<rekindle::save_what_needs>("save_what_needs"),
-    method<rekindle::gradients_stay>("gradients_stay"),
     method<rekindle::evicted_bytes>("evicted_bytes"),
-    method<rekindle::holders>("holders"),
+    method<rekindle::add_module_tensor>("add_module_tensor"),
+    method<rekindle::has_new_peak>("has_new_peak"),
+    method<rekindle::note_states>("note_states"),
+    method<rekindle::peak_snapshot>("peak_snapshot"),
+    method<rekindle::snapshot>("snapshot"),
     method<keep>("keep"),
     method<meet>("meet"),
     method<make_room>("make_room"),

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "conversions.h"
 #include "facts.h"
 #include "gil.h"
 #include "swapper.h"
@@ -24,6 +25,7 @@ struct Python final {
     PyObject* not_full = nullptr;  // but for what it says where the budget has none
     PyTypeObject* tensor = nullptr;
     PyTypeObject* parameter = nullptr;
+    PyObject* files = nullptr;  // by their names, whose code is in them
 };
 
 Python& python() noexcept {
@@ -72,6 +74,7 @@ void meet_python(PyObject* answers, PyObject* tensor, PyObject* parameter) {
         python().full != nullptr && python().not_full != nullptr,
         "Python says what it raises where a device is full"
     );
+    python().files = Object(PyDict_New()).give();
     python().tensor = reinterpret_cast<PyTypeObject*>(tensor);
     python().parameter = reinterpret_cast<PyTypeObject*>(parameter);
 }
@@ -301,10 +304,65 @@ std::optional<Read> what_is_read(const Driver& driver) {
     return read;
 }
 
-void tell_peak(Driver& driver) {
-    driver.look_due = false;
+namespace {
+
+enum class Whose : long { nobody, library, user };  // as Python's `owner_of_file` has it
+
+// Whose code is in the file `name`. Python decides once for each file.
+Whose owner_of_file(PyObject* name) {
+    if (PyObject* known = PyDict_GetItemWithError(python().files, name)) {
+        return static_cast<Whose>(PyLong_AsLong(known));
+    }
+    const Object answer(PyObject_CallMethod(python().answers, "owner_of_file", "O", name));
+    must(PyDict_SetItem(python().files, name, answer.get()) == 0);
+    return static_cast<Whose>(PyLong_AsLong(answer.get()));
+}
+
+// Notes where `frame` is, if that is the user's or a library's. Returns whether it is the user's.
+bool note_frame(PyFrameObject* frame, ProgramLine& line) {
+    const Object code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    PyObject* file = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
+    const Whose owner = owner_of_file(file);
+    const bool users = owner == Whose::user;
+    if (users || (owner == Whose::library && line.library.empty())) {
+        const char* name = PyUnicode_AsUTF8(file);
+        must(name != nullptr);
+        (users ? line.file : line.library) = name;
+        (users ? line.number : line.number_in_library) = PyFrame_GetLineNumber(frame);
+    }
+    return users;
+}
+
+}  // namespace
+
+ProgramLine program_line() {
+    ProgramLine line;
+    if (Py_IsInitialized() == 0) {
+        return line;
+    }
+    const Gil gil;
+    auto* innermost = reinterpret_cast<PyObject*>(PyEval_GetFrame());
+    for (auto each = pybind11::reinterpret_borrow<pybind11::object>(innermost); each;) {
+        auto* frame = reinterpret_cast<PyFrameObject*>(each.ptr());
+        if (note_frame(frame, line)) {
+            break;
+        }
+        auto* outer = reinterpret_cast<PyObject*>(PyFrame_GetBack(frame));
+        each = pybind11::reinterpret_steal<pybind11::object>(outer);
+    }
+    return line;
+}
+
+void note_peak(Driver& driver) {
     try {
-        ask("peak", "n", driver.number());
+        ProgramLine line = program_line();
+        {
+            const Locked lock;
+            driver.take_peak_snapshot(std::move(line));
+        }
+        if (driver.notes_places) {  // then Python has words of every snapshot
+            ask("peak", "n", driver.number());
+        }
     } catch (python_error& error) {
         if (ends_the_program(error)) {
             throw;

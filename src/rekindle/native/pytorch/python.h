@@ -33,9 +33,11 @@ const void* object_of(const c10::TensorImpl& tensor) noexcept;
 bool is_out_of_memory(const std::exception& error);
 // `tensor.detach()` as Python does it: a subclass stays one.
 at::Tensor detached(const at::Tensor& tensor);
-// Who has memory now, at a new peak: Python writes it down. What goes wrong there is printed, but
-// for what ends the program.
-void tell_peak(Driver& driver);
+// There is a new peak: notes who holds memory, and where the program is. What goes wrong in Python
+// is printed, but for what ends the program.
+void note_peak(Driver& driver);
+// Which line of the program runs in this thread.
+ProgramLine program_line();
 // How much there was, now and then: Python takes it.
 void tell_samples(Driver& driver);
 // Weights were met: the rest of their model counts as well, and the state of their optimizer.
@@ -56,8 +58,8 @@ inline void raise_policy_error(const Driver& driver) {
 
 // Tells all that is due.
 inline void tell(Driver& driver) {
-    if (driver.look_due && !looks_later()) {
-        tell_peak(driver);
+    if (driver.peak_snapshot_due && !looks_later()) {
+        note_peak(driver);
     }
     if (driver.samples_due) {
         tell_samples(driver);

@@ -26,14 +26,6 @@ Home home_of(const c10::TensorImpl& tensor) {
     return Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
 }
 
-WeakTensor weak(const c10::TensorImpl& tensor) {
-    return WeakTensor(
-        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-            const_cast<c10::TensorImpl*>(&tensor)
-        )
-    );
-}
-
 }  // namespace
 
 // -- storages -------------------------------------------------------------------------------------
@@ -117,7 +109,7 @@ void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
 }
 
 void Driver::note_memory() {
-    look_due = look_due || engine.memory > look_above;
+    peak_snapshot_due = peak_snapshot_due || engine.memory > peak_threshold_;
     samples.look(engine);
     samples_due = samples.full();
 }
@@ -157,7 +149,7 @@ Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
         return 0;  // memory that is not the allocator's becomes a source once somebody reads it
     }
     const Bytes nbytes = counted(home);
-    table_.put(address, Resident{nullptr, nbytes, maker, on_cpu ? nullptr : &home});
+    settle_at(address, nullptr, nbytes, maker, on_cpu ? nullptr : &home);
     if (!on_cpu) {
         unheard_.push_back({address, WeakHome(Home::reclaim_copy(&home))});
     }
@@ -225,6 +217,19 @@ void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
     record.version.look();
 }
 
+// What is known to live at `address` keeps the number of its allocation.
+void Driver::settle_at(
+    const void* address,
+    Record* record,
+    Bytes nbytes,
+    const Facts* maker,
+    const c10::StorageImpl* home
+) {
+    Resident& there = table_.at(address);
+    const AllocationId allocation = there.allocation != 0 ? there.allocation : ++allocations_;
+    there = {record, nbytes, maker, home, allocation};
+}
+
 void Driver::settle_in(Record& record, const Home& home) {
     collect();  // what lived there before is dead by now, though perhaps nobody knows
     const bool on_cpu = home->device_type() == c10::DeviceType::CPU;
@@ -240,7 +245,7 @@ void Driver::settle_in(Record& record, const Home& home) {
         return;  // a value of no bytes
     }
     const c10::StorageImpl* unheard = record.unheard ? home.get() : nullptr;
-    table_.put(record.address, Resident{&record, record.nbytes, record.maker, unheard});
+    settle_at(record.address, &record, record.nbytes, record.maker, unheard);
     if (record.unheard) {
         unheard_.push_back({record.address, record.home});
     }
@@ -256,7 +261,7 @@ void Driver::succeed(Record& before, Record& after) {
     after.maker = after.maker == nullptr ? before.maker : after.maker;
     if (after.address != nullptr) {
         const auto* unheard = after.unheard ? after.home._unsafe_get_target() : nullptr;
-        table_.put(after.address, Resident{&after, after.nbytes, after.maker, unheard});
+        settle_at(after.address, &after, after.nbytes, after.maker, unheard);
     }
     not_held(before);
 }

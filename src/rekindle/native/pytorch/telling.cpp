@@ -105,56 +105,11 @@ PyObject* set_peak(PyObject* arguments) {
     return nothing();
 }
 
-// look_above(driver, bytes): the peak to be told of next
-PyObject* look_above(PyObject* arguments) {
-    PyObject* capsule = nullptr;
-    long long bytes = 0;
-    parse(arguments, "OL", &capsule, &bytes);
-    const Locked lock;
-    driver_of(capsule).look_above = bytes;
-    return nothing();
-}
-
-// gradients_stay() -> whether `holders` may be asked: no other thread may free a gradient now
-PyObject* gradients_stay(PyObject* arguments) {
-    parse(arguments, "");
-    return PyBool_FromLong(gradients_stay() ? 1 : 0);
-}
-
 // evicted_bytes(driver) -> bytes of evicted values that the program or autograd still has
 PyObject* evicted_bytes(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
     return PyLong_FromLongLong(driver.evicted_bytes());
-}
-
-// holders(driver) -> [(bytes, address, flags, site, address of the gradient, parameter, storage,
-// maker)]
-PyObject* holders(PyObject* arguments) {
-    Driver& driver = driver_in(arguments);
-    std::vector<Holder> found;
-    {
-        const Locked lock;
-        driver.settle();
-        found = driver.holders();
-    }
-    Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
-    for (std::size_t i = 0; i < found.size(); ++i) {
-        const Holder& each = found[i];
-        Object entry(Py_BuildValue(
-            "LKisKKLL",
-            static_cast<long long>(each.nbytes),
-            reinterpret_cast<unsigned long long>(each.address),
-            each.flags,
-            each.site,
-            reinterpret_cast<unsigned long long>(each.gradient),
-            reinterpret_cast<unsigned long long>(each.parameter),
-            static_cast<long long>(each.storage),
-            static_cast<long long>(each.maker)
-        ));
-        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), entry.give());
-    }
-    return list.give();
 }
 
 }  // namespace rekindle

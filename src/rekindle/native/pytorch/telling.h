@@ -9,10 +9,7 @@ _object* numbers(_object* arguments);
 _object* has_room(_object* arguments);
 _object* devices_met(_object* arguments);
 _object* set_peak(_object* arguments);
-_object* look_above(_object* arguments);
-_object* gradients_stay(_object* arguments);
 _object* evicted_bytes(_object* arguments);
-_object* holders(_object* arguments);
 _object* seen(_object* arguments);
 
 }  // namespace rekindle

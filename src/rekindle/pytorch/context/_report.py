@@ -31,7 +31,7 @@ def report_of(
     driver: Driver, budget: Bytes | None, trace: Trace | None = None, record: Record | None = None
 ) -> Report:
     """What happened so far; with a trace and the record of it, over time and by module as well."""
-    engine, places = driver.engine, driver.places
+    engine, places, at_peak = driver.engine, driver.places, driver.peak.now
     report = Report(
         budget=budget,
         peak=driver.steps.peak,
@@ -39,13 +39,13 @@ def report_of(
         recompute_ns=engine.recompute_ns,
         evictions=driver.evictions,
         recomputations=driver.recomputations,
-        at_peak=_holders(driver.peak.now, places),
+        at_peak=_holders(at_peak, places),
         timeline=_sampled(driver.steps),
         swapped=swapped_by(driver),
         advice=(
             *on_excess(driver.steps.peak, budget),
             *_on_shortfall(driver, budget),
-            *advice_on(driver.peak.now.memory, driver.peak.now.categories, driver.device),
+            *advice_on(at_peak.memory, at_peak.categories, driver.device),
         ),
     )
     if trace is None or record is None or places is None:

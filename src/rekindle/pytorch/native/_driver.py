@@ -4,54 +4,36 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Final, NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
 from rekindle._errors import OutOfBudget
-from rekindle._types import Bytes, OpId, StorageId
+from rekindle._types import Bytes
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._engine import NativeEngine
-from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.native._snapshots import in_words
 from rekindle.pytorch.native._transcript import NativeCapture
 from rekindle.pytorch.online import (
-    CATEGORIES,
-    GRADIENTS,
-    IN_USE,
-    INPUTS,
-    KEPT,
-    PARAMETERS,
-    PROGRAM,
-    SAVED,
     Figures,
-    Holder,
     Owners,
     Places,
     Snapshot,
     Steps,
     TransfersOnHost,
     Undo,
+    WarmOptimizers,
     elsewhere,
     leaves,
     memory_of,
-    told_by,
-    users_line,
-    warm_optimizers,
 )
 from rekindle.schedule import Recorder
-
-# Flags of a holder, as in `native/pytorch/driver.h`.
-_REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
-    1 << bit for bit in range(7)
-)
-_KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
 
 
 class Watcher(Protocol):
@@ -98,34 +80,33 @@ class NativeShortfall(NamedTuple):
     budget: Bytes
 
 
-class _Holder(NamedTuple):
-    """One piece of memory, as the core knows it."""
-
-    nbytes: Bytes
-    address: int
-    flags: int
-    site: str
-    gradient: int
-    parameter: int
-    storage: int
-    maker: int
-
-
 @final
 class NativePeak:
-    """Who held the memory when there was most of it. The core says when to look."""
+    """Who held memory when there was most of it. The core notes that itself, at each new peak."""
 
     def __init__(self, driver: NativeDriver) -> None:
-        self.now = Snapshot()
         self._driver = weakref.ref(driver)
 
+    @property
+    def now(self) -> Snapshot:
+        """In words."""
+        driver = self._driver()
+        if driver is None:
+            return Snapshot()
+        self.note_states()
+        return in_words(driver.core.peak_snapshot(driver.handle))
+
+    def note_states(self) -> None:
+        """Ask optimizers what is their state, while they and that are there."""
+        driver = self._driver()
+        if driver is not None and driver.core.has_new_peak(driver.handle):
+            driver.core.note_states(driver.handle, list(driver.owners.optimizers))
+
     def look(self) -> None:
+        """Keep the words of the first snapshot and of this one, for the kinds of a trace."""
         driver = self._driver()
         if driver is not None:
-            self.now = now = driver.snapshot()
-            driver.core.look_above(driver.handle, int(1.02 * now.memory))
-            if driver.places is not None:
-                driver.looks[1:] = [now]
+            driver.looks[1:] = [self.now]
 
 
 @final
@@ -176,11 +157,11 @@ class NativeDriver:
         self.figures: Figures | None = None  #: those of the record, if it is over
         self.places: Places | None = None
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
-        self.owners = Owners()
+        self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine, sampler=self.engine)
         self.undo: Undo | None = None  #: of the step that is running
         self._stepping = False
-        self._warm = warm_optimizers()  # those with a state from before, by their parameters
+        self._warm = WarmOptimizers()  # those with a state from before, by their parameters
         self.peak = NativePeak(self)
         #: When the last `OutOfBudget` was, and a copy of it, which has no frames.
         self.refused: tuple[int, OutOfBudget] | None = None
@@ -320,6 +301,7 @@ class NativeDriver:
 
     def close(self) -> None:
         """The context is over: from now on what dies is acted on at once."""
+        self.peak.note_states()
         if self.watcher is not None:
             self.watcher.close()
             self.watcher = None
@@ -372,52 +354,4 @@ class NativeDriver:
         Only how much there is, once a thread that started inside ran a backward pass, or if this is
         such a thread: gradients are known by their parameters, and may be freed meanwhile.
         """
-        if not self.core.gradients_stay():
-            now = self.engine.now()
-            return Snapshot(now.memory, now.clock, users_line())
-        found = [_Holder(*each) for each in self.core.holders(self.handle)]
-        said = _said_of(self.owners)
-        said.update((each.gradient, (GRADIENTS, each.parameter)) for each in found if each.gradient)
-        categories: Counter[str] = Counter()
-        sites: Counter[str] = Counter()
-        holders: dict[StorageId, Holder] = {}
-        for number, each in enumerate(found, 1):
-            category, parameter = _category(each, said)
-            categories[category] += each.nbytes
-            maker = OpId(each.maker) if each.maker >= 0 else None
-            storage = StorageId(each.storage if each.storage >= 0 else -number)
-            holders[storage] = Holder(category, each.nbytes, maker, parameter)
-            if category in (SAVED, PROGRAM, KEPT):
-                sites[shown_name(each.site)] += each.nbytes
-        ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
-        now = self.engine.now()
-        most = sites.most_common(5)
-        return Snapshot(now.memory, now.clock, users_line(), ordered, most, holders)
-
-
-def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
-    """As `_explain` has it for the core in Python."""
-    flags = holder.flags
-    if holder.address in said:
-        return said[holder.address]
-    if flags & _COUNTED:
-        return IN_USE, 0
-    if flags & _REPLAYABLE and not flags & _PINNED:
-        if flags & _HELD:
-            return PROGRAM if flags & _REFERENCED else IN_USE, 0
-        return SAVED, 0
-    if flags & _PARAMETER:
-        return PARAMETERS, holder.parameter
-    if holder.site == "source":
-        return INPUTS, 0
-    return KEPT if flags & _KEPT else IN_USE, 0
-
-
-def _said_of(owners: Owners) -> dict[int, tuple[str, int]]:
-    """What the program itself says about memory, by the address: as `_explain` has it."""
-    found: dict[int, tuple[str, int]] = {}
-    for tensor, category, parameter in told_by(owners):
-        if tensor is not None and tensor.layout is torch.strided:
-            with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
-                found[tensor.untyped_storage().data_ptr()] = category, parameter
-    return found
+        return in_words(self.core.snapshot(self.handle, list(self.owners.optimizers)))

@@ -69,6 +69,7 @@ class NativeRuntime:
         driver = self.driver
         driver.undo_no_more()
         driver.owners.optimizers.add(optimizer)
+        driver.peak.note_states()
         if driver.watcher is not None:
             driver.watcher.step()
         driver.steps.over(driver.evictions, driver.recomputations)

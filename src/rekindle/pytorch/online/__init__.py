@@ -32,7 +32,6 @@ from rekindle.pytorch.online._explain import out_of_budget as out_of_budget
 from rekindle.pytorch.online._explain import out_of_memory as out_of_memory
 from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
-from rekindle.pytorch.online._explain import told_by as told_by
 from rekindle.pytorch.online._foreign import given_away as given_away
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
@@ -66,7 +65,9 @@ from rekindle.pytorch.online._too_small import too_small as too_small
 from rekindle.pytorch.online._trade import trades_seen as trades_seen
 from rekindle.pytorch.online._trade import trading as trading
 from rekindle.pytorch.online._undo import Undo as Undo
+from rekindle.pytorch.online._users_line import line_in_words as line_in_words
+from rekindle.pytorch.online._users_line import owner_of_file as owner_of_file
 from rekindle.pytorch.online._users_line import users_line as users_line
-from rekindle.pytorch.online._warm import warm_optimizers as warm_optimizers
+from rekindle.pytorch.online._warm import WarmOptimizers as WarmOptimizers
 from rekindle.pytorch.online._workspaces import Used as Used
 from rekindle.pytorch.online._workspaces import Workspaces as Workspaces

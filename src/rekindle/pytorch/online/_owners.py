@@ -8,7 +8,7 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, final
 from weakref import WeakSet, WeakValueDictionary
@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from rekindle.pytorch.online._calls import ModelCall, running_call
-from rekindle.pytorch.online._warm import state_of
+from rekindle.pytorch.online._warm import WarmOptimizers, state_of
 from rekindle.pytorch.operators import STRIDED, is_plain
 
 _MOST_CALLS = 4  # models of which it is remembered how they were called
@@ -55,7 +55,9 @@ def _those_on(device: torch.device, *tensors: Tensor | None) -> Iterator[Tensor]
 class Owners:
     """Those that showed themselves while it watched, and are still there."""
 
-    def __init__(self) -> None:
+    def __init__(self, added: Callable[[Tensor, bool], None] | None = None) -> None:
+        """`added`: is told of each tensor that a module is given, and whether as a parameter."""
+        self._added = added
         self.optimizers: WeakSet[Any] = WeakSet()  #: those that made a step
         self.calls: dict[int, ModelCall] = {}  #: the first of each model, by its id
         self._parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
@@ -80,11 +82,11 @@ class Owners:
                 self.calls[id(model)] = ModelCall(frame)
         return model
 
-    def states_of(self, weights: Iterable[int], warm: Mapping[int, Any]) -> Iterator[Tensor]:
+    def states_of(self, weights: Iterable[int], warm: WarmOptimizers) -> Iterator[Tensor]:
         """What optimizers that are new here have of `weights` from before: addresses of storages,
-        by which `warm` has them."""
+        by which `warm` finds them."""
         for address in weights:
-            optimizer = warm.get(address)
+            optimizer = warm.owner_of(address)
             if optimizer is not None and optimizer not in self.optimizers:
                 self.optimizers.add(optimizer)
                 yield from state_of(optimizer)
@@ -95,10 +97,16 @@ class Owners:
         def parameter(module: Any, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
                 self._parameters[id(tensor)] = tensor
+                self._tell(tensor, True)
 
         def buffer(module: Any, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
                 self._buffers[id(tensor)] = tensor
+                self._tell(tensor, False)
 
         stack.callback(register_module_parameter_registration_hook(parameter).remove)
         stack.callback(register_module_buffer_registration_hook(buffer).remove)
+
+    def _tell(self, tensor: Tensor, parameter: bool) -> None:
+        if self._added is not None:
+            self._added(tensor, parameter)

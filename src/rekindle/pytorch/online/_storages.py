@@ -26,7 +26,7 @@ from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._shortfall import Shortfall
 from rekindle.pytorch.online._steps import Steps
 from rekindle.pytorch.online._streams import Streams
-from rekindle.pytorch.online._warm import warm_optimizers
+from rekindle.pytorch.online._warm import WarmOptimizers
 from rekindle.pytorch.online._watcher import Watcher
 from rekindle.pytorch.online._workspaces import OnDevice, Workspaces
 from rekindle.pytorch.operators import STRIDED, Place, Signature, is_plain, tensors_in
@@ -78,7 +78,7 @@ class Storages(ABC):
         self.transfers: TransfersOnHost | None = None  #: if values go to the host
         self.resort: Resort | None = None  #: if what variables hold may go as well
         self.owners = Owners()
-        self.warm = warm_optimizers()  #: those with a state from before, by their parameters
+        self.warm = WarmOptimizers()  #: those with a state from before, by their parameters
         self.places: Places | None = None
         self.streams = Streams(device) if is_accelerator(device) else None
         #: What operators take inside themselves; None: nobody can tell.

@@ -14,7 +14,7 @@ import torch
 _HERE: Final = Path(__file__).parents[2]
 _TORCH: Final = Path(torch.__file__).parent
 _PACKAGES: Final = ("site-packages", "dist-packages")
-Whose = Literal["user", "library", "nobody"]
+Owner = Literal["user", "library", "nobody"]
 
 
 def users_line() -> str:
@@ -24,21 +24,29 @@ def users_line() -> str:
     Lines of torch and of this library are nobody's; where no user's code runs, the library's alone.
     """
     frame = sys._getframe(1)
-    library = ""
+    library, number = "", 0
     while frame is not None:
         name = frame.f_code.co_filename
-        whose = _whose(name)
-        if whose == "user":
-            line = f"{name}:{frame.f_lineno}"
-            return f"{line} ({library})" if library else line
-        if whose == "library" and not library:
-            library = f"{_in_package(name)}:{frame.f_lineno}"
+        owner = owner_of_file(name)
+        if owner == "user":
+            return line_in_words(name, frame.f_lineno, library, number)
+        if owner == "library" and not library:
+            library, number = name, frame.f_lineno
         frame = frame.f_back
-    return library
+    return line_in_words("", 0, library, number)
+
+
+def line_in_words(file: str, number: int, library: str, number_in_library: int) -> str:
+    """The line of the user's own code, if any, and that of a library which it called, if any."""
+    inner = f"{_in_package(library)}:{number_in_library}" if library else ""
+    if not file:
+        return inner
+    return f"{file}:{number} ({inner})" if inner else f"{file}:{number}"
 
 
 @functools.cache
-def _whose(name: str) -> Whose:
+def owner_of_file(name: str) -> Owner:
+    """Whose code is in the file `name`."""
     if name.startswith("<"):
         notebook = name.startswith("<ipython") or name == "<stdin>"
         return "user" if notebook else "nobody"

@@ -7,9 +7,10 @@ activations have come and gone. Who owns a parameter that is seen has its state 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
-from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from typing import Any, final
+from weakref import WeakSet
 
 import torch
 import torch.optim.optimizer as hooks
@@ -40,15 +41,27 @@ def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
 _optimizers.load_state_dict = _load_and_remember  # there is no hook for all of them
 
 
-def warm_optimizers() -> WeakValueDictionary[int, Any]:
-    """Those that have a state, by the addresses of the storages of their parameters."""
-    found: WeakValueDictionary[int, Any] = WeakValueDictionary()
-    for optimizer in list(_warm):
-        if optimizer.state:
-            for group in optimizer.param_groups:
-                for home in homes_of(group["params"]):
-                    found[home._cdata] = optimizer
-    return found
+@final
+class WarmOptimizers:
+    """Those that have a state when the first parameters are met, by their parameters."""
+
+    def __init__(self) -> None:
+        #: By the address of a parameter's storage. It takes a microsecond for each parameter of the
+        #: process: a context in which nothing runs does without.
+        self._of_storage: dict[int, weakref.ref[Any]] | None = None
+
+    def owner_of(self, storage: int) -> Any | None:
+        """Find the optimizer of the parameter whose storage is at this address."""
+        if self._of_storage is None:
+            self._of_storage = {}
+            for optimizer in list(_warm):
+                if optimizer.state:
+                    reference = weakref.ref(optimizer)
+                    for group in optimizer.param_groups:
+                        for home in homes_of(group["params"]):
+                            self._of_storage[home._cdata] = reference
+        found = self._of_storage.get(storage)
+        return None if found is None else found()
 
 
 def state_of(optimizer: Any) -> Iterator[Tensor]:

@@ -14,6 +14,8 @@ from rekindle.pytorch.tensors._private import privately
 
 T = TypeVar("T")
 
+#: Inside a budget `Tensor.untyped_storage` is another one, which asks who calls it.
+_storage_of = torch._C.TensorBase.untyped_storage
 _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
 
@@ -64,7 +66,7 @@ def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """
     with torch._C.DisableTorchFunctionSubclass():
         return [
-            tensor.untyped_storage()
+            _storage_of(tensor)
             for tensor in tensors
             if type(tensor).__torch_dispatch__ is _NO_CODE_OF_ITS_OWN  # type: ignore[attr-defined]
             and tensor.layout is torch.strided

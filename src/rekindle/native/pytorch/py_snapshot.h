@@ -1,0 +1,15 @@
+// Functions of the module: who holds memory. Python has words for what these return.
+#pragma once
+
+// As Python.h has it.
+struct _object;
+
+namespace rekindle {
+
+_object* add_module_tensor(_object* arguments);
+_object* has_new_peak(_object* arguments);
+_object* note_states(_object* arguments);
+_object* peak_snapshot(_object* arguments);
+_object* snapshot(_object* arguments);
+
+}  // namespace rekindle

@@ -1,0 +1,99 @@
+"""Words for what the core noted about who holds memory at one moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
+from rekindle.pytorch.native._higher import shown_name
+from rekindle.pytorch.online import (
+    CATEGORIES,
+    GRADIENTS,
+    IN_USE,
+    INPUTS,
+    KEPT,
+    OPTIMIZER,
+    PARAMETERS,
+    PROGRAM,
+    SAVED,
+    Holder,
+    Snapshot,
+    line_in_words,
+)
+
+# Flags of a holder, and kinds of what is owned, as in `native/pytorch/snapshot.h`.
+_REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
+    1 << bit for bit in range(7)
+)
+_KEPT: Final = _REFERENCED | _CONSUMED | _PINNED
+_KINDS: Final = (INPUTS, PARAMETERS, GRADIENTS, OPTIMIZER)
+
+
+class _Holder(NamedTuple):
+    """One piece of memory, as the core knows it."""
+
+    nbytes: Bytes
+    allocation: int
+    flags: int
+    site: str
+    parameter: int
+    storage: int
+    maker: int
+
+
+class _Owned(NamedTuple):
+    """What the program says about one allocation."""
+
+    allocation: int
+    kind: int
+    parameter: int
+
+
+class _Snapshot(NamedTuple):
+    memory: Bytes
+    clock: Nanoseconds
+    line: tuple[str, int, str, int]
+    holders: Iterable[tuple[Any, ...]]
+    owned: Iterable[tuple[Any, ...]]
+
+
+def in_words(noted: tuple[Any, ...]) -> Snapshot:
+    """Give a snapshot of the core's categories, names and the line of the program."""
+    memory, clock, line, holders, owned = _Snapshot(*noted)
+    said = {
+        each.allocation: (_KINDS[each.kind], each.parameter)
+        for each in (_Owned(*each) for each in owned)
+    }
+    categories: Counter[str] = Counter()
+    sites: Counter[str] = Counter()
+    found: dict[StorageId, Holder] = {}
+    for each in sorted((_Holder(*each) for each in holders), key=lambda each: each.allocation):
+        category, parameter = _category(each, said)
+        categories[category] += each.nbytes
+        maker = OpId(each.maker) if each.maker >= 0 else None
+        storage = StorageId(each.storage if each.storage >= 0 else -each.allocation)
+        found[storage] = Holder(category, each.nbytes, maker, parameter)
+        if category in (SAVED, PROGRAM, KEPT):
+            sites[shown_name(each.site)] += each.nbytes
+    ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
+    return Snapshot(memory, clock, line_in_words(*line), ordered, sites.most_common(5), found)
+
+
+def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
+    """As `_explain` has it for the core in Python."""
+    flags = holder.flags
+    if holder.allocation in said:
+        return said[holder.allocation]
+    if flags & _COUNTED:
+        return IN_USE, 0
+    if flags & _REPLAYABLE and not flags & _PINNED:
+        if flags & _HELD:
+            return PROGRAM if flags & _REFERENCED else IN_USE, 0
+        return SAVED, 0
+    if flags & _PARAMETER:
+        return PARAMETERS, holder.parameter
+    if holder.site == "source":
+        return INPUTS, 0
+    return KEPT if flags & _KEPT else IN_USE, 0
