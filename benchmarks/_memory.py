@@ -70,6 +70,44 @@ def native() -> str:
     return "\n".join([*parts, "", after, "", *table_of(about, books)]) + "\n"
 
 
+def first_minute() -> str:
+    """What comes before the thousandth step, and the same before it was looked at."""
+    found = load("first_minute")
+    if not found:
+        return ""
+    before = {row["model"]: row for row in load("first_minute_before").get("rows", ())}
+    rows = []
+    for row in found["rows"]:
+        earlier = before.get(row["model"], {})
+        cells = [
+            cell(row[part]["median"]) + (f" ({earlier[part]['median']:.2f})" if earlier else "")
+            for part in ("each", "first", "tenth", "empty_ms")
+        ]
+        rows.append([row["model"], row["modules"], cell(row["plain_ms"]["median"]), *cells])
+    text = (
+        "A budget of 4 GiB, in which nothing is evicted: the time of a step over that of plain "
+        "PyTorch with a budget around each step, and of the first and the tenth step within one; "
+        "milliseconds to enter and leave a budget in which nothing runs."
+    )
+    if before:
+        text += " In parentheses the same at an earlier commit, on the same machine."
+    heads = ["model", "modules", "plain, ms", "around each", "first", "tenth", "empty, ms"]
+    parts = [section("The first minute", found, text, table_of(heads, rows))]
+    if "run" in found:
+        run = found["run"]
+        parts.append(
+            "A script that only imports torch takes "
+            f"{cell(run['plain_s']['median'])} s of the processor, and under `rekindle run` "
+            f"{cell(run['run_s']['median'])} s."
+        )
+    if "build" in found:
+        parts.append(
+            f"`rekindle build` with an empty cache: {found['build']['processor']:.0f} s of the "
+            "processor."
+        )
+    return "\n".join(parts) + "\n"
+
+
 def threads() -> str:
     found = load("threads")
     if not found:

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from _compiled_table import HEADS, depths, table
-from _memory import breakdown, cap, floors, fragmentation, native, restarts, threads
+from _memory import (
+    breakdown,
+    cap,
+    first_minute,
+    floors,
+    fragmentation,
+    native,
+    restarts,
+    threads,
+)
 from _tables import (
     cell,
     load,
@@ -37,9 +46,9 @@ the commit. Ratios are taken side by side in one run. What each claim is, and ho
 def page() -> str:
     """The whole page."""
     sections = (
-        on_device, peers, compiled, largest_batch, runtime, native, breakdown, threads, cap,
-        floors, restarts, fragmentation, policies, learned, prediction, accuracy, anything, swap,
-        mixtures, planners, scale, zoo, sweeps,
+        on_device, peers, compiled, largest_batch, runtime, native, first_minute, breakdown,
+        threads, cap, floors, restarts, fragmentation, policies, learned, prediction, accuracy,
+        anything, swap, mixtures, planners, scale, zoo, sweeps,
     )  # fmt: skip
     return "\n".join([HEAD, *(text for section in sections if (text := section()))])
 

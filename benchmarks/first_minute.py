@@ -1,0 +1,182 @@
+"""What comes before the thousandth step: entering a budget, first steps, `rekindle run`, the build.
+
+A budget in which nothing is evicted, on the native core. benchmarks/README.md has the claims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from _common import conditions, spread, write
+from _workloads import WORKLOADS, Workload
+from native import Unrolled
+from torch import nn
+
+import rekindle
+
+AMOUNT = "4GiB"
+EMPTY = 20  # contexts in which nothing runs, for one time
+
+
+def encoder(*, width: int, layers: int, **_: int) -> nn.Module:
+    layer = nn.TransformerEncoderLayer
+    return nn.Sequential(
+        *[
+            layer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
+        ]
+    )
+
+
+SMALL = (  # programs of many small operators, the second one of many modules as well
+    Workload(
+        "cell", lambda *, width, **_: Unrolled(width),
+        lambda time, batch, width: torch.randn(time, batch, width),
+        lambda model, batch: model(batch).square().mean(), lambda model: [],
+        cpu={"time": 60, "batch": 16, "width": 64}, cuda={},
+    ),
+    Workload(
+        "24 small blocks", encoder,
+        lambda batch, time, width, **_: torch.randn(batch, time, width),
+        lambda model, batch: model(batch).square().mean(), lambda model: [],
+        cpu={"batch": 2, "time": 64, "width": 64, "layers": 24}, cuda={},
+    ),
+)  # fmt: skip
+MODELS = {workload.name: workload for workload in (*SMALL, *WORKLOADS.values())}
+FIGURES = ("plain_ms", "each", "first", "tenth", "empty_ms")
+
+
+class Steps(NamedTuple):
+    """A model in training, and how many modules it has."""
+
+    step: Callable[[], None]
+    modules: int
+
+
+def training(workload: Workload) -> Steps:
+    torch.manual_seed(0)
+    sizes = workload.sizes("cpu")
+    model, batch = workload.build(**sizes), workload.batch(**sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        optimizer.step()
+
+    return Steps(step, len(list(model.modules())))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of the processor."""
+    gc.collect()
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
+    """Around each step; the first step and the tenth of a longer one; around nothing."""
+    step, modules = training(workload)
+
+    def each() -> None:
+        with rekindle.budget(AMOUNT, core="native"):
+            step()
+
+    def empty() -> None:
+        for _ in range(EMPTY):
+            with rekindle.budget(AMOUNT, core="native"):
+                pass
+
+    for work in (step, each, each):
+        work()
+    found: dict[str, list[float]] = {"each": [], "first": [], "tenth": [], "empty_ms": []}
+    plain_ms: list[float] = []
+    for _ in range(rounds):
+        plain = seconds(step)
+        found["each"].append(seconds(each) / plain)
+        with rekindle.budget(AMOUNT, core="native"):
+            found["first"].append(seconds(step) / plain)
+            for _ in range(8):
+                step()
+            found["tenth"].append(seconds(step) / plain)
+        found["empty_ms"].append(1e3 * seconds(empty) / EMPTY)
+        plain_ms.append(1e3 * plain)
+    row = {"model": workload.name, "modules": modules, "plain_ms": spread(plain_ms, 2)}
+    return row | {name: spread(values, 3) for name, values in found.items()}
+
+
+def process(command: list[str], **environment: str) -> dict[str, float]:
+    """Seconds of the processor, of the process and of those that it starts; and by the clock."""
+    began = time.perf_counter()
+    child = subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{command} ends with {child.returncode}")
+    return {"processor": used.ru_utime + used.ru_stime, "clock": time.perf_counter() - began}
+
+
+def empty_script(rounds: int) -> dict[str, Any]:
+    """A script that does nothing but to import torch: as it is, and under `rekindle run`."""
+    plain, within = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text("import torch\n")
+        run = [sys.executable, "-m", "rekindle", "run", "--quiet", "--budget", AMOUNT, str(script)]
+        for _ in range(rounds + 1):
+            plain.append(process([sys.executable, str(script)])["processor"])
+            within.append(process(run)["processor"])
+    pairs = list(zip(within[1:], plain[1:], strict=True))  # the first one fills caches of files
+    return {
+        "plain_s": spread(plain[1:], 2),
+        "run_s": spread(within[1:], 2),
+        "ratio": spread([mine / theirs for mine, theirs in pairs], 2),
+    }
+
+
+def cold_build() -> dict[str, Any]:
+    """`rekindle build` with nothing in the cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, "-m", "rekindle", "build"]
+        took = process(command, REKINDLE_CACHE=cache, XDG_CACHE_HOME=cache)
+    return {name: round(value, 1) for name, value in took.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--parts", nargs="*", default=["contexts", "run", "build"])
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    results: dict[str, Any] = conditions()
+    if "run" in options.parts:
+        results["run"] = empty_script(options.rounds)
+        print("rekindle run:", results["run"], flush=True)
+    rows = []
+    for name in options.models if "contexts" in options.parts else ():
+        row = contexts(MODELS[name], options.rounds)
+        rows.append(row | {"commit": results["commit"]})
+        figures = {part: row[part]["median"] for part in FIGURES}
+        print(f"{name}: {figures}", flush=True)
+    if "build" in options.parts:
+        results["build"] = cold_build()
+        print("cold build:", results["build"], flush=True)
+    write("first_minute", results | {"rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()
