@@ -15,9 +15,6 @@ from torch import Tensor
 
 import rekindle
 
-#: Options of budgets that the native core does not do.
-ONLY_IN_PYTHON = frozenset({"learn", "record", "evict", "policy"})
-
 #: Makes a model, and one step of its training.
 Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]
 
@@ -98,8 +95,6 @@ class Machine:
 
     def _context(self, amount: int | None, options: dict[str, Any]) -> Any:
         core: Any = os.environ.get("REKINDLE_TEST_CORE", "auto")
-        if core == "native" and not ONLY_IN_PYTHON.isdisjoint(options):
-            core = "python"
         return rekindle.budget(amount, device=self.kind, **{"core": core, **options})
 
     def _start_anew(self) -> None:

@@ -54,11 +54,13 @@ def extension() -> Path:
 OVER = {"captured_in_between": 1.1}
 
 
-def _trains_the_same(extension: Path, programs: tuple[str, ...]) -> None:
+def _trains_the_same(
+    extension: Path, programs: tuple[str, ...], modes: tuple[str, ...] = MODES
+) -> None:
     """Each program in each mode; the allocator's peak within 2 % of the budget."""
     most = max(OVER.get(program, 1.02) for program in programs)
     # Each mode and each order of streams; all of them with all by `scripts/sweep tests`.
-    kinds = [", ".join(kind) for kind in combined(MODES, STREAMS)]
+    kinds = [", ".join(kind) for kind in combined(modes, STREAMS)]
     found = asked(extension, *map(", ".join, product(programs, kinds)))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     assert {q: a for q, a in found.items() if a["peak over budget"] > most} == {}
@@ -73,6 +75,11 @@ def test_a_program_trains_the_same(extension: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_named_policy_trains_the_same(extension: Path) -> None:
+    _trains_the_same(extension, ("mlp",), ("native, oldest",))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_train_the_same(extension: Path, program: str) -> None:
     _trains_the_same(extension, (program,))
@@ -84,6 +91,15 @@ def test_whatever_may_go_does(extension: Path, program: str) -> None:
     found = asked(extension, *(f"{program}, native, harsh, {streams}" for streams in STREAMS))
     assert {question: a for question, a in found.items() if not a.get("equal")} == {}
     assert min(answer["recomputations"] for answer in found.values()) > 100
+
+
+@pytest.mark.slow
+def test_small_results_find_room_in_a_full_budget(extension: Path) -> None:
+    """An error there would leave others amid something, as a capture that begins."""
+    kept, full = asked(extension, "any, small, prompt", "any, small, prompt, kept_back").values()
+    assert (kept["large"], kept["small"]) == (63, 100)
+    assert kept["peak over budget"] <= 1
+    assert (full["large"], full["small"]) == (64, 0), "nothing was kept back: this tests nothing"
 
 
 @pytest.mark.slow

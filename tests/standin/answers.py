@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,23 +37,27 @@ from tests.native.journals import HELD, KINDS, Replay  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
-    "online": {},
-    "oldest": {"policy": rekindle.policies.LRU()},  # decides the same whatever operators took
-    "swap": {"swap": "1GiB"},
-    "learned": {"learn": "wait"},
-    "anything": {"evict": "anything"},
+    "online": {"core": "python"},
+    "oldest": {
+        "core": "python",
+        "policy": rekindle.policies.LRU(),
+    },  # decides the same whatever operators took
+    "swap": {"core": "python", "swap": "1GiB"},
+    "learned": {"core": "python", "learn": "wait"},
+    "anything": {"core": "python", "evict": "anything"},
     "native": {"core": "native"},
     "native, learned": {"core": "native", "learn": "wait"},
     "native, anything": {"core": "native", "evict": "anything"},
     "native, swap": {"core": "native", "swap": "1GiB"},
     # Whatever there is room for, whatever it takes:
-    "swapped": {"swap": rekindle.policies.Swap(only=True)},
+    "swapped": {"core": "python", "swap": rekindle.policies.Swap(only=True)},
     "native, swapped": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
     "native, full": {"core": "native"},  # the device has less than the budget says
     "online, full": {"core": "python"},
-    "swapped, full": {"swap": rekindle.policies.Swap(only=True)},
+    "swapped, full": {"core": "python", "swap": rekindle.policies.Swap(only=True)},
     "native, swapped, full": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
-    "oldest, full": {"policy": rekindle.policies.LRU()},
+    "oldest, full": {"core": "python", "policy": rekindle.policies.LRU()},
+    "native, oldest": {"core": "native", "policy": rekindle.policies.LRU()},
     "native, same price": {"core": "native"},  # of all operators, whatever they took
     "native, harsh": {"core": "native"},  # whatever may go does, before every operator
 }
@@ -394,11 +398,36 @@ def _polls(streams: str, *missing: str) -> dict[str, Any]:
     return found
 
 
+def _small(*missing: str) -> dict[str, Any]:
+    """How many results of next to nothing are made after pieces of a megabyte have filled a budget
+    with what the program holds, and the allocator's peak over the budget."""
+    STANDIN.late(*SCHEDULES["prompt"])
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    amount = torch.cuda.memory_allocated() + (64 << 20)
+    held: list[torch.Tensor] = []
+    small: list[torch.Tensor] = []
+    with rekindle.budget(amount, device="cuda", evict="saved", core="native") as run:
+        driver: Any = run._driver
+        for name in missing:
+            driver.core.take_out(driver.handle, name)
+        for pieces, numbers, most in ((held, 1 << 18, 1_000), (small, 16, 100)):
+            with suppress(rekindle.OutOfBudget):
+                while len(pieces) < most:
+                    pieces.append(torch.ones(numbers, device="cuda"))
+    return {
+        "large": len(held),
+        "small": len(small),
+        "peak over budget": torch.cuda.max_memory_allocated() / amount,
+    }
+
+
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
     modes = sorted(
-        [*MODES, "planned", "least", "dropped", "auto", "polls", "acts", "fails"],
+        [*MODES, "planned", "least", "dropped", "auto", "polls", "acts", "fails", "small"],
         key=len,
         reverse=True,
     )
@@ -419,6 +448,8 @@ def answer(question: str) -> dict[str, Any]:
         return _planned(streams)
     if mode == "polls":
         return _polls(streams, *missing)
+    if mode == "small":
+        return _small(*missing)
     if mode == "auto":
         return _auto(streams, *missing)
     if mode == "fails":

@@ -73,12 +73,6 @@ def test_other_devices() -> None:
         _cores.chosen_core("native", torch.device("mps"))
 
 
-@pytest.mark.parametrize("preferred", ["native", "python"])
-def test_a_device_has_the_core_in_python(monkeypatch: pytest.MonkeyPatch, preferred: str) -> None:
-    monkeypatch.setattr(_cores, "PREFERRED", preferred)
-    assert not _cores.chosen_core("auto", torch.device("cuda", 0)).native
-
-
 def test_no_such_core() -> None:
     with pytest.raises(rekindle.InvalidArgument, match=r'write .*core="auto"'):
         rekindle.budget("1GiB", core="rust")  # type: ignore[arg-type]

@@ -7,11 +7,11 @@
 #include <mutex>
 #include <optional>
 
+#include "dispatch_key.h"
 #include "learner.h"
 #include "operation.h"
 #include "python.h"
 #include "switches.h"
-#include "versions.h"
 
 namespace rekindle {
 

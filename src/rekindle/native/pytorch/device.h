@@ -96,6 +96,7 @@ public:
     bool orders = true;
     bool keeps = true;
     bool doubts = true;
+    bool keeps_back = true;
 
 private:
     void see(const c10::Stream& stream);

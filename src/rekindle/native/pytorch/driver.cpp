@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "any_time.h"
+#include "audit.h"
 #include "learner.h"
 #include "own_policy.h"
 #include "poison.h"
@@ -151,6 +152,7 @@ Driver::~Driver() {
 // -- memory ---------------------------------------------------------------------------------------
 
 void Driver::make_room(Bytes needed, const char* who) {
+    needed += kept_back(needed);
     if (swapper == nullptr) {
         let_go_for(needed, who);
     } else {
@@ -480,8 +482,16 @@ void Driver::compute_now(Call& call, bool in_place) {
     if (count_again) {
         again.push_back(recipe.facts);
     }
+    settle_results(recipe, in_place, homes);
+    if (audit) {
+        audit->made_again(recipe, device);
+    }
+}
+
+// What `recipe` made again is where it was.
+void Driver::settle_results(Recipe& recipe, bool in_place, const c10::SmallVector<Home, 2>& homes) {
     if (in_place) {
-        for (const Overwrite& pair : call.overwrites()) {
+        for (const Overwrite& pair : recipe.overwrites()) {
             Record& made = record_of(*pair.output->storage);
             const Home husk = take_husk(made);
             succeed(record_of(*pair.source->storage), made);
@@ -490,7 +500,7 @@ void Driver::compute_now(Call& call, bool in_place) {
         return;
     }
     std::size_t next = 0;
-    for (const Value* value : call.outputs()) {
+    for (const Value* value : recipe.outputs()) {
         Record& made = record_of(*value->storage);
         const Home& home = homes[next++];
         if (!made.resident) {
@@ -504,6 +514,9 @@ void Driver::dispose(Storage& storage) noexcept {
     not_held(record);
     if (record.address != nullptr) {
         table_.take(record.address);
+    }
+    if (audit) {
+        audit->forget(record);
     }
     records_.drop(record);
 }

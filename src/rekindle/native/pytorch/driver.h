@@ -11,6 +11,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <limits>
@@ -41,6 +42,7 @@
 namespace rekindle {
 
 class AnyTime;
+class Audit;
 class Learner;        // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): likewise
 class Swapper;
@@ -141,6 +143,7 @@ public:
     bool lends = false;                 // what variables hold, if nothing else is left
     int husks = 0;                      // how many storages of the program are empty now
 
+    std::unique_ptr<Audit> audit;       // null: nobody compares what is computed again
     std::unique_ptr<AnyTime> any_time;  // null: not what variables hold, or only as a last resort
     std::unique_ptr<Learner> learner;   // null: nobody knows the program's steps
     std::unique_ptr<Swapper> swapper;   // null: nothing is swapped
@@ -284,6 +287,15 @@ public:
 
     // -- memory ---------------------------------------------------------------------------------
 
+    // What all that takes more than next to nothing leaves free on a device. There an error is
+    // likely to leave others amid something, as where `capture_begin` sets a generator's state.
+    Bytes kept_back(Bytes needed) const noexcept {
+        constexpr Bytes small = Bytes{4} << 10;
+        constexpr Bytes most = Bytes{64} << 10;
+        const bool keeps = device.queues() && device.keeps_back && needed > small;
+        return keeps ? std::min(most, engine.budget >> 10) : 0;
+    }
+
     // Lets go until `needed` bytes fit, or throws `Shortage`.
     void make_room(Bytes needed, const char* who);
     // Lets go until `wanted` bytes fit, or until nothing is left to let go.
@@ -387,6 +399,7 @@ private:
     void wait_for_room(Call& call, bool in_place);
     void wait_for_copies() const;
     void compute_now(Call& call, bool in_place);
+    void settle_results(Recipe& recipe, bool in_place, const c10::SmallVector<Home, 2>& homes);
     bool may_drop(const Record& record) const;
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
     void poll_held();

@@ -74,6 +74,7 @@ PyObject* take_out(PyObject* arguments) {
     device.orders = device.orders && what != "in_order";
     device.keeps = device.keeps && what != "keep_until_read";
     device.doubts = device.doubts && what != "may_differ";
+    device.keeps_back = device.keeps_back && what != "kept_back";
     return nothing();
 }
 

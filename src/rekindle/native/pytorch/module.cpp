@@ -12,6 +12,7 @@
 #include "around_steps.h"
 #include "conversions.h"
 #include "counting.h"
+#include "dispatch_key.h"
 #include "driver.h"
 #include "for_tests.h"
 #include "held.h"
@@ -25,7 +26,6 @@
 #include "swapper.h"
 #include "telling.h"
 #include "transcripts.h"
-#include "versions.h"
 
 namespace {
 
@@ -459,6 +459,8 @@ PyMethodDef methods[] = {
     method<rekindle::note_states>("note_states"),
     method<rekindle::peak_snapshot>("peak_snapshot"),
     method<rekindle::snapshot>("snapshot"),
+    method<rekindle::audit>("audit"),
+    method<rekindle::recomputed_differently>("recomputed_differently"),
     method<keep>("keep"),
     method<meet>("meet"),
     method<make_room>("make_room"),

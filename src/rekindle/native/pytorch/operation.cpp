@@ -182,7 +182,8 @@ void Operation::predict() {
 }
 
 bool Operation::fits() const {
-    return needed_ + inside_ <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight;
+    const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
+    return wanted <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight;
 }
 
 void Operation::make_room() {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../base/slab.h"
+#include "dispatch_key.h"
 #include "handle.h"
 #include "versions.h"
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "dispatch_key.h"
 #include "switches.h"
-#include "versions.h"
 
 namespace rekindle {
 

@@ -5,13 +5,12 @@
 
 #include <optional>
 
-#include "../base/slab.h"
 #include "any_time.h"
+#include "dispatch_key.h"
 #include "driver.h"
 #include "held.h"
 #include "operation.h"
 #include "python.h"
-#include "versions.h"
 #include "views.h"
 
 namespace rekindle {
@@ -170,17 +169,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 }  // namespace
 
 const char* see_operators() {
-    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(KEY)) {
-        return "something else runs at the dispatch key that it needs (Fake)";
+    const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    if (PYTHON_COMES_FIRST && *why_not == '\0') {  // else who asks for one is told that it does not
+        see_views(library_at_key("aten"));
     }
-    using torch::CppFunction;
-    using torch::Library;
-    auto& all = immortal<Library>(Library::IMPL, "_", KEY, __FILE__, __LINE__);
-    all.fallback(CppFunction::makeFromBoxedFunction<&fallback>());
-    if constexpr (PYTHON_COMES_FIRST) {  // else who asks for one has to be told that it does not
-        see_views(immortal<Library>(Library::IMPL, "aten", KEY, __FILE__, __LINE__));
-    }
-    return "";
+    return why_not;
 }
 
 }  // namespace rekindle

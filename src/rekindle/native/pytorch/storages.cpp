@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "audit.h"
 #include "driver.h"
 #include "learner.h"
 #include "signature.h"
@@ -89,6 +90,9 @@ void Driver::admit(Recipe& call, Bytes workspace) {
     }
     if (learner) {
         learner->made(call);
+    }
+    if (audit) {
+        audit->made(call, device);
     }
     note_memory();
 }

@@ -1,9 +1,11 @@
 #include "telling.h"
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "audit.h"
 #include "conversions.h"
 #include "driver.h"
 #include "mutex.h"
@@ -80,7 +82,8 @@ PyObject* has_room(PyObject* arguments) {
     long long bytes = 0;
     parse(arguments, "OL", &capsule, &bytes);
     const Locked lock;
-    return PyBool_FromLong(driver_of(capsule).engine.has_room(bytes) ? 1 : 0);
+    const Driver& driver = driver_of(capsule);
+    return PyBool_FromLong(driver.engine.has_room(bytes + driver.kept_back(bytes)) ? 1 : 0);
 }
 
 // devices_met(driver) -> what they are called
@@ -110,6 +113,33 @@ PyObject* evicted_bytes(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
     return PyLong_FromLongLong(driver.evicted_bytes());
+}
+
+// audit(driver): from now on what is computed again is compared
+PyObject* audit(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.audit = std::make_unique<Audit>();
+    return nothing();
+}
+
+// recomputed_differently(driver) -> [(operator, its id)] of calls that gave something else
+PyObject* recomputed_differently(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    std::vector<Audit::Difference> found;
+    {
+        const Locked lock;
+        if (driver.audit) {
+            found = driver.audit->different();
+        }
+    }
+    Object list(PyList_New(0));
+    for (const Audit::Difference& each : found) {
+        const auto op = static_cast<long long>(each.op);
+        const Object entry(Py_BuildValue("sL", each.facts->name.c_str(), op));
+        must(PyList_Append(list.get(), entry.get()) == 0);
+    }
+    return list.give();
 }
 
 }  // namespace rekindle

@@ -21,10 +21,10 @@
 #include <utility>
 
 #include "any_time.h"
+#include "dispatch_key.h"
 #include "mutex.h"
 #include "python.h"
 #include "signature.h"
-#include "versions.h"
 
 namespace rekindle {
 

@@ -23,7 +23,7 @@ from rekindle.policies import Advised, Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._auto import is_auto, measured_again
-from rekindle.pytorch.context._cores import Chosen, Core
+from rekindle.pytorch.context._cores import Chosen, Core, warn_of_python
 from rekindle.pytorch.context._mode import Mode, Over
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._run import Run
@@ -109,8 +109,8 @@ class budget:
 
     core: "native" runs in C++ what happens for every operator, on the CPU and on CUDA. It is
         compiled on first use, which takes half a minute, or before by `rekindle build`. "python"
-        takes 20 to 40 microseconds an operator. "auto" is the
-        native one on a CPU wherever it can be had. `run.report()` says which one ran, and why.
+        takes 20 to 40 microseconds an operator. "auto" is the native one; where that is missing it
+        warns, and takes Python. `run.report()` says which one ran, and why.
 
     Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
     `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
@@ -194,6 +194,8 @@ class budget:
         self._budget = given.bytes_on(device)
         host = given.host(device)
         core = given.core_on(device)
+        if given.core == "auto":
+            warn_of_python(core)
         enter = self._enter_native if core.native else self._enter_python
         run = enter(device, core, host)
         if is_auto(given.amount) and is_accelerator(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -16,17 +17,27 @@ from rekindle.pytorch.online import device_of
 
 Core = Literal["auto", "native", "python"]
 
-#: What "auto" takes on a CPU where both can be had.
+#: What "auto" takes where both can be had.
 PREFERRED: Core = "native"
+
+
+_INSTALL = "`rekindle doctor` says what to install or change"
+_UPGRADE = "Install torch 2.13"
+
+_warned: set[Chosen] = set()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One of the two, and the reason in a few words."""
+    """One of the two, and the reason in a few words.
+
+    remedy: what to do to have the native core, where it is missing and somebody can do something.
+    """
 
     native: bool
     reason: str
+    remedy: str = ""
 
     @property
     def name(self) -> Literal["native", "python"]:
@@ -44,20 +55,31 @@ def chosen_core(asked: Core, device: torch.device) -> Chosen:
     obstacle = _obstacle(device)
     if asked == "auto" and PREFERRED == "python":
         return Chosen(False, "the default for now")
-    if not obstacle and asked == "auto" and is_accelerator(device):
-        obstacle = "the default for now on a device"
+    remedy = ""
     if not obstacle and native_core() is None:
-        obstacle = why_not()
+        obstacle, remedy = why_not(), _INSTALL
     if not obstacle and asked == "auto":
-        obstacle = what_it_misses()
+        obstacle, remedy = what_it_misses(), _UPGRADE
     if asked == "auto":
-        return Chosen(not obstacle, obstacle or "the default")
+        return Chosen(not obstacle, obstacle or "the default", remedy if obstacle else "")
     if obstacle:
         raise Unsupported(
             f'rekindle.budget(..., core="native"): {obstacle}. Write core="auto", which takes the '
             "core in Python where the native one cannot be had"
         )
     return Chosen(True, "as asked for")
+
+
+def warn_of_python(core: Chosen) -> None:
+    """Warn once that the Python core runs where the native one is missing."""
+    if core.native or not core.remedy or core in _warned:
+        return
+    _warned.add(core)
+    warnings.warn(
+        "rekindle.budget: the Python core runs, which takes about ten times as long for each "
+        f'operator: {core.reason}. {core.remedy}; or write core="python" if that is meant',
+        stacklevel=3,
+    )
 
 
 def core_for(device: str | torch.device | None) -> Chosen:

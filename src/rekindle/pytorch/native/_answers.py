@@ -137,7 +137,7 @@ class Answers:
     def places(self, number: int, operators: int) -> None:
         driver = drivers.get(number)
         if driver is not None:
-            driver.places.note(operators)
+            driver.noted(operators)
 
     def lessons(self, number: int, met: int) -> None:
         driver = drivers.get(number)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from rekindle._types import Bytes
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._engine import NativeEngine
+from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.native._snapshots import in_words
 from rekindle.pytorch.native._transcript import NativeCapture
 from rekindle.pytorch.online import (
     Figures,
     Owners,
     Places,
+    Site,
     Snapshot,
     Steps,
     TransfersOnHost,
@@ -32,6 +34,7 @@ from rekindle.pytorch.online import (
     elsewhere,
     leaves,
     memory_of,
+    users_line,
 )
 from rekindle.schedule import Recorder
 
@@ -110,10 +113,28 @@ class NativePeak:
 
 
 @final
+class NativeAudit:
+    """What recomputation gave, compared with the first time. Costs a pass over every result."""
+
+    def __init__(self, core: ModuleType, handle: Any) -> None:
+        self._core = core
+        self._handle = handle
+        self._lines: list[str] = []  # of the program, for each operator
+
+    def note(self, operators: int) -> None:
+        """There are so many operators by now: those of late ran at this line."""
+        self._lines += [users_line()] * (operators - len(self._lines))
+
+    @property
+    def different(self) -> tuple[Site, ...]:
+        """The operators that gave something else when they ran again, in order, each once."""
+        found = self._core.recomputed_differently(self._handle)
+        return tuple({Site(shown_name(name), self._lines[op]): None for name, op in found})
+
+
+@final
 class NativeDriver:
     """One native engine and the memory that it decides about."""
-
-    audit = None  #: only the core in Python compares what is computed again
 
     def __init__(
         self,
@@ -156,6 +177,7 @@ class NativeDriver:
         self.whole: NativeCapture | None = None  #: of the whole run, if it is asked for
         self.figures: Figures | None = None  #: those of the record, if it is over
         self.places: Places | None = None
+        self.audit: NativeAudit | None = None
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine, sampler=self.engine)
@@ -311,6 +333,24 @@ class NativeDriver:
         self.core.leave(self.handle)
         if self.copies is not None:
             self.copies.complain()
+
+    def begin_audit(self) -> NativeAudit:
+        """From now on compare each recomputed value with what was there the first time."""
+        self.core.audit(self.handle)
+        self.core.note_places(self.handle, True)
+        self.audit = NativeAudit(self.core, self.handle)
+        return self.audit
+
+    @property
+    def at_work(self) -> bool:
+        """Whether operators of ours run, which dispatch modes see: they see none."""
+        return False
+
+    def noted(self, operators: int) -> None:
+        """Note where the program is: so many operators ran by now."""
+        for each in (self.places, self.audit):
+            if each is not None:
+                each.note(operators)
 
     def write_down(self) -> None:
         """All that happens from now on, and where in the program each operator is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from rekindle import _checks as checks
 from rekindle._errors import VerificationFailed
@@ -13,10 +13,9 @@ from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context import budget as budget_context
-from rekindle.pytorch.context import core_for
 from rekindle.pytorch.observed._before import Before
 from rekindle.pytorch.observed._observe import KINDS, Key, Outcome, observe
-from rekindle.pytorch.online import Audit, Site
+from rekindle.pytorch.online import Site
 
 _SHOWN = 5  # names of what differs, of each kind
 _KEEP_IT = (
@@ -131,9 +130,6 @@ def verify(
     budget: bytes, as an int or as text, for the runs within it. The first two take what they take.
     policy: what to let go, one of `rekindle.policies`.
 
-    Within the budget it runs on the core in Python, which tells what gave something else when it
-    ran again, and where the native core is the one that a budget has, once more on that.
-
     Compared, bit for bit: results, gradients, parameters, buffers, optimizer state, other tensors
     that were there before, random number generators, and how often modules and hooks were called.
     Never raises for a difference. `OutOfBudget` and whatever `step` raises pass through, after
@@ -148,15 +144,10 @@ def verify(
         before.restore()
         again = observe(step, before)
         before.restore()
-        audit = Audit()
-        with budget_context(amount, policy=policy, core="python") as run:
-            run._driver.audit = audit
-            within = observe(step, before, lambda: run._driver.work.mine)
-        runs = [within]
-        if core_for(None).native:  # what the program will have; it tells less
-            before.restore()
-            with budget_context(amount, policy=policy, core="native"):
-                runs.append(observe(step, before))
+        with budget_context(amount, policy=policy) as run:
+            driver: Any = run._driver
+            audit = driver.begin_audit()
+            within = observe(step, before, lambda: driver.at_work)
     finally:
         before.restore()
     counts = Counter(kind for kind, _ in plain.left)
@@ -167,11 +158,11 @@ def verify(
         recomputations=run.recomputations,
         operators=len(plain.operators),
         compared={kind: counts[kind] for kind in KINDS if counts[kind]},
-        differing=tuple(dict.fromkeys(key for each in runs for key in _differing(plain, each))),
+        differing=_differing(plain, within),
         unstable=_differing(plain, again),
-        recomputed_differently=tuple(audit.different),
+        recomputed_differently=audit.different,
         first_unstable=_first(plain, again),
-        first_differing=next(filter(None, (_first(plain, each) for each in runs)), None),
+        first_differing=_first(plain, within),
     )
 
 

@@ -29,9 +29,13 @@ class Audit:
     """Watches one driver. Costs a pass over every result, the first time and each time again."""
 
     def __init__(self) -> None:
-        #: The operators that gave something else when they ran again, as they came, each once.
-        self.different: dict[Site, None] = {}
+        self._different: dict[Site, None] = {}
         self._first: dict[StorageId, tuple[Site, Fingerprint]] = {}
+
+    @property
+    def different(self) -> tuple[Site, ...]:
+        """The operators that gave something else when they ran again, in order, each once."""
+        return tuple(self._different)
 
     def made(self, call: Call) -> None:
         """`call` ran for the first time; what it made is in memory."""
@@ -50,4 +54,4 @@ class Audit:
             if storage.id in self._first and memory.watch is not None:
                 site, first = self._first[storage.id]
                 if fingerprint_of_memory(memory.home()) != first:
-                    self.different.setdefault(site)
+                    self._different.setdefault(site)

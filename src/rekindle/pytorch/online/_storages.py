@@ -97,6 +97,16 @@ class Storages(ABC):
         #: On CUDA: what the allocator gave out before, to no operator, or to round blocks.
         self._outside: Storage | None = None
 
+    def begin_audit(self) -> Audit:
+        """From now on compare each recomputed value with what was there the first time."""
+        self.audit = Audit()
+        return self.audit
+
+    @property
+    def at_work(self) -> bool:
+        """Whether operators of ours run in this thread, which dispatch modes see."""
+        return self.work.mine
+
     def open(self) -> None:
         """The context begins: what the device's allocator has given out already counts."""
         if is_accelerator(self.device):

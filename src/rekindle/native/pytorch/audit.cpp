@@ -1,0 +1,55 @@
+#include "audit.h"
+
+#include "memory.h"
+
+namespace rekindle {
+
+namespace {
+
+// Calls `visit` with each output that is in memory, and a checksum of that. What `empty` gives
+// differs each time, and is no output of interest.
+template <class F>
+void each_checksum(const Recipe& call, Device& device, F&& visit) {
+    for (const Value* value : call.outputs()) {
+        Record& record = record_of(*value->storage);
+        if ((record.flags & UNWRITTEN) != 0) {
+            continue;
+        }
+        if (const Home home = record.at()) {
+            std::uint64_t checksum = 0;
+            if (home->device_type() == c10::DeviceType::CPU) {
+                checksum = checksum_of(*home);
+            } else {
+                device.in_order([&] {
+                    const AsTheFirstTime guard(false);
+                    const at::Tensor copied = whole_of(home).to(c10::kCPU);
+                    checksum = checksum_of(*copied.storage().unsafeGetStorageImpl());
+                });
+            }
+            visit(record, checksum);
+        }
+    }
+}
+
+}  // namespace
+
+void Audit::made(const Recipe& call, Device& device) {
+    if (call.replayable) {
+        each_checksum(call, device, [&](Record& record, std::uint64_t checksum) {
+            first_.insert_or_assign(&record, checksum);
+        });
+    }
+}
+
+void Audit::made_again(const Recipe& call, Device& device) {
+    bool same = true;
+    each_checksum(call, device, [&](Record& record, std::uint64_t checksum) {
+        const auto found = first_.find(&record);
+        same = same && (found == first_.end() || found->second == checksum);
+    });
+    if (!same) {
+        different_.push_back({call.facts, call.id});
+    }
+}
+
+}  // namespace rekindle
