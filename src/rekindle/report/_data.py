@@ -104,9 +104,15 @@ class Figures:
     plain_ns: Nanoseconds | None = None  #: the step without Rekindle, measured
     swapped: Swapped | None = None  #: None without swapping
     advice: tuple[str, ...] = ()
+    lost_ns: Nanoseconds | None = None  #: with the bookkeeping of it; None: not measured
     core: str = ""  #: which one ran, and why; empty if that is not known
 
     @property
     def overhead(self) -> float:
-        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
-        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+        """Time lost over the cost of running everything once (0.0: nothing lost)."""
+        return self.time_lost / self.compute_ns if self.compute_ns else 0.0
+
+    @property
+    def time_lost(self) -> Nanoseconds:
+        """Recomputed operators; with what it took to choose, evict and rebuild, if measured."""
+        return self.recompute_ns if self.lost_ns is None else self.lost_ns

@@ -67,7 +67,7 @@ def _figures(report: Figures) -> str:
         ("peak", format_bytes(report.peak), share),
         ("evictions", f"{report.evictions:,}", ""),
         ("recomputations", f"{report.recomputations:,}", ""),
-        ("time lost", format_ns(report.recompute_ns), lost),
+        ("time lost", format_ns(report.time_lost), lost),
     ]
     if report.swapped is not None:
         waited = f"waited {format_ns(report.swapped.waiting_ns)} for it"

@@ -50,13 +50,13 @@ def _paint(text: str, code: str) -> str:
 def _figures(report: Figures, paint: _Paint) -> list[str]:
     budget = format_bytes(report.budget) if report.budget else "none"
     share = f"   {report.peak / report.budget:.1%} of budget" if report.budget else ""
-    lost = f"{format_ns(report.recompute_ns):>11}   {report.overhead:.1%} of the computation"
+    lost = f"{format_ns(report.time_lost):>11}   {report.overhead:.1%} of the computation"
     rows = [
         f"budget          {budget:>11}",
         f"peak            {paint(f'{format_bytes(report.peak):>11}', _BOLD)}{share}",
         f"evictions       {report.evictions:>11}",
         f"recomputations  {report.recomputations:>11}",
-        f"time lost       {paint(lost, _YELLOW) if report.recompute_ns else lost}",
+        f"time lost       {paint(lost, _YELLOW) if report.time_lost else lost}",
     ]
     rows += _swapped(report)
     if report.smallest_budget is not None:

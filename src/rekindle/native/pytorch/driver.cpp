@@ -153,11 +153,13 @@ Driver::~Driver() {
 
 void Driver::make_room(Bytes needed, const char* who) {
     needed += kept_back(needed);
-    if (swapper == nullptr) {
-        let_go_for(needed, who);
-    } else {
-        make_room_and_wait(needed, who);
-    }
+    lose([&] {
+        if (swapper == nullptr) {
+            let_go_for(needed, who);
+        } else {
+            make_room_and_wait(needed, who);
+        }
+    });
 }
 
 void Driver::let_go_for(Bytes needed, const char* who) {
@@ -180,11 +182,13 @@ void Driver::clear(Bytes wanted) {
     if (engine.memory <= most) {
         return;
     }
-    poll();
-    perform([&] { engine.shrink(most); });
-    if (engine.memory > most && forget_sources()) {
+    lose([&] {
+        poll();
         perform([&] { engine.shrink(most); });
-    }
+        if (engine.memory > most && forget_sources()) {
+            perform([&] { engine.shrink(most); });
+        }
+    });
 }
 
 void Driver::let_go_now() {

@@ -12,6 +12,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <limits>
@@ -121,6 +122,10 @@ public:
     Positions positions;
     std::int64_t evictions = 0;  // of what somebody may still ask for
     std::int64_t recomputations = 0;
+    Nanoseconds lost_ns = 0;  // the clock's time in choosing, evicting and recomputing
+    int losing = 0;           // how many of those go on, one within the other
+    // Recomputations after which Python looks whether they take too much of the time.
+    std::int64_t look_at_losses_at = 10'000;
     std::int64_t storages_made = 0;
     std::int32_t longest_chain = 1'000;  // of calls that hang on each other, before one is kept
     bool count_again = false;
@@ -296,6 +301,9 @@ public:
         return keeps ? std::min(most, engine.budget >> 10) : 0;
     }
 
+    // What happens in `events` is lost time: plain PyTorch does nothing of it.
+    template <class F>
+    void lose(F&& events);
     // Lets go until `needed` bytes fit, or throws `Shortage`.
     void make_room(Bytes needed, const char* who);
     // Lets go until `wanted` bytes fit, or until nothing is left to let go.
@@ -487,6 +495,25 @@ void Driver::perform(F&& events, const char* who) {
         own(record_of(*bereft));
     }
     bereft_.clear();
+}
+
+template <class F>
+void Driver::lose(F&& events) {
+    using Clock = std::chrono::steady_clock;
+    const auto since = losing == 0 ? Clock::now() : Clock::time_point();
+    ++losing;
+    const auto over = [&] {
+        if (--losing == 0) {
+            lost_ns += std::chrono::nanoseconds(Clock::now() - since).count();
+        }
+    };
+    try {
+        events();
+    } catch (...) {
+        over();
+        throw;
+    }
+    over();
 }
 
 template <class F>

@@ -214,7 +214,7 @@ template <class F>
 void Learner::attempt(F&& moves) {
     const Beside beside(driver_.engine, driver_.in_flight);
     try {
-        driver_.bring(moves);
+        driver_.lose([&] { driver_.bring(moves); });
     } catch (const std::exception& error) {
         ended_.reason = Ended::Reason::failed;
         if (ends_the_program(error)) {

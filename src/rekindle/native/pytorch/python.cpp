@@ -266,6 +266,11 @@ void tell_complaint(Driver& driver) {
     }
 }
 
+void tell_losses(Driver& driver) {
+    driver.look_at_losses_at = 2 * driver.recomputations;
+    ask("losses", "n", driver.number());
+}
+
 void tell_places(Driver& driver) {
     driver.places_due = false;
     ask("places", "nL", driver.number(), static_cast<long long>(driver.operators()));

@@ -42,6 +42,8 @@ ProgramLine program_line();
 void tell_samples(Driver& driver);
 // Weights were met: the rest of their model counts as well, and the state of their optimizer.
 void tell_owners(Driver& driver);
+// Much was recomputed: Python looks how much time that takes, and may warn.
+void tell_losses(Driver& driver);
 // Operators ran within the budget since this was told last: where the program is now.
 void tell_places(Driver& driver);
 // A copy on the host failed: Python warns of it.
@@ -66,6 +68,9 @@ inline void tell(Driver& driver) {
     }
     if (driver.owners_due) {
         tell_owners(driver);
+    }
+    if (driver.recomputations >= driver.look_at_losses_at) {
+        tell_losses(driver);
     }
     if (driver.places_due) {
         tell_places(driver);

@@ -11,10 +11,19 @@ namespace rekindle {
 
 namespace {
 
+// Whether a running operator alone has the memory: it made that for itself, such as the workspace
+// of an LSTM, and Python has never seen it.
+bool is_internal(const Record& record) {
+    const auto origin = record.origin.lock();
+    const Home home = record.at();
+    const std::size_t ours = record.owned ? 2 : 1;
+    return origin && home && object_of(*origin) == nullptr && home.use_count() <= ours + 1;
+}
+
 int flags_of(const Record& record) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
-    flags |= record.is_held() ? Holder::HELD : 0;
+    flags |= record.is_held() && !is_internal(record) ? Holder::HELD : 0;
     flags |= record.references != 0 ? Holder::REFERENCED : 0;
     flags |= record.consumed() ? Holder::CONSUMED : 0;
     return flags;

@@ -299,17 +299,24 @@ void Driver::retain(Record& record, const Home& home) {
 }
 
 void Driver::use(Record& record) {
-    if (!record.resident) {
-        poll();
-        if (learner) {
-            learner->wanting(record);
-        }
+    const auto asked_for = [&] {
+        bring([&] {
+            if (record.listed) {  // else the program has dropped it meanwhile
+                engine.use(record.root);
+            }
+        });
+    };
+    if (record.resident) {
+        asked_for();
+    } else {
+        lose([&] {
+            poll();
+            if (learner) {
+                learner->wanting(record);
+            }
+            asked_for();
+        });
     }
-    bring([&] {
-        if (record.listed) {  // else the program has dropped it meanwhile
-            engine.use(record.root);
-        }
-    });
     if (record.listed) {
         maybe_held(record);
         if (swapper != nullptr) {
@@ -319,10 +326,15 @@ void Driver::use(Record& record) {
 }
 
 void Driver::pin(Record& record) {
-    if (!record.resident) {
-        poll();
+    const auto pinned = [&] { bring([&] { engine.pin(record.root); }); };
+    if (record.resident) {
+        pinned();
+    } else {
+        lose([&] {
+            poll();
+            pinned();
+        });
     }
-    bring([&] { engine.pin(record.root); });
     if (record.consumed()) {
         own(record);
     }

@@ -21,12 +21,13 @@ PyObject* numbers(PyObject* arguments) {
     driver.settle();
     const Engine& engine = driver.engine;
     return Py_BuildValue(
-        "LLLLLLLLnnn",
+        "LLLLLLLLLnnn",
         static_cast<long long>(engine.memory),
         static_cast<long long>(engine.peak),
         static_cast<long long>(engine.clock),
         static_cast<long long>(engine.compute_ns),
         static_cast<long long>(engine.recompute_ns),
+        static_cast<long long>(driver.lost_ns),
         static_cast<long long>(driver.evictions),
         static_cast<long long>(driver.recomputations),
         static_cast<long long>(engine.unlisted),

@@ -37,6 +37,7 @@ def report_of(
         peak=driver.steps.peak,
         compute_ns=engine.compute_ns,
         recompute_ns=engine.recompute_ns,
+        lost_ns=driver.lost_ns,
         evictions=driver.evictions,
         recomputations=driver.recomputations,
         at_peak=_holders(at_peak, places),

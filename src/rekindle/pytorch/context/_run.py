@@ -123,7 +123,7 @@ class Run:
         memory = f"{format_bytes(self.memory)} of {limit}, peak {format_bytes(self.peak)}"
         step = self.last_step
         if step is None:
-            lost = self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+            lost = self.lost_ns / self.compute_ns if self.compute_ns else 0.0
             return f"{memory}; so far: {_events(self.evictions, lost)}"
         return f"{memory}; step {step.number}: {_events(step.evictions, step.overhead)}"
 
@@ -147,8 +147,13 @@ class Run:
 
     @property
     def recompute_ns(self) -> Nanoseconds:
-        """Time lost to recomputation, at the operators' measured prices."""
+        """Recomputed operators at their measured costs, without what it took to rebuild them."""
         return self._driver.engine.recompute_ns
+
+    @property
+    def lost_ns(self) -> Nanoseconds:
+        """Time lost: recomputed operators, and what it took to choose, evict and rebuild."""
+        return self._driver.lost_ns
 
     @property
     def record(self) -> Record:

@@ -129,6 +129,11 @@ class Answers:
         if driver is not None:
             driver.steps.sample()
 
+    def losses(self, number: int) -> None:
+        driver = drivers.get(number)
+        if driver is not None:
+            driver.warn_of_losses()
+
     def owners(self, number: int) -> None:
         driver = drivers.get(number)
         if driver is not None:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, final
+from warnings import warn
 
 import torch
 from torch import Tensor
 
 from rekindle._errors import OutOfBudget
-from rekindle._types import Bytes
+from rekindle._types import Bytes, Nanoseconds
+from rekindle._units import format_bytes, format_ns
 from rekindle.policies import DEFAULT, Policy, Swap, score_of
 from rekindle.pytorch.native._answers import drivers
 from rekindle.pytorch.native._engine import NativeEngine
@@ -37,6 +39,9 @@ from rekindle.pytorch.online import (
     users_line,
 )
 from rekindle.schedule import Recorder
+
+MUCH_LOST: Final = 10_000_000_000
+"""Nanoseconds: less time lost is nothing to warn of."""
 
 
 class Watcher(Protocol):
@@ -183,6 +188,7 @@ class NativeDriver:
         self.steps = Steps(self.engine, sampler=self.engine)
         self.undo: Undo | None = None  #: of the step that is running
         self._stepping = False
+        self._warned = False  # of time lost
         self._warm = WarmOptimizers()  # those with a state from before, by their parameters
         self.peak = NativePeak(self)
         #: When the last `OutOfBudget` was, and a copy of it, which has no frames.
@@ -202,6 +208,28 @@ class NativeDriver:
     @property
     def recomputations(self) -> int:
         return self.engine.now().recomputations
+
+    @property
+    def lost_ns(self) -> Nanoseconds:
+        """Time lost: recomputed operators, and what it took to choose, evict and rebuild."""
+        now = self.engine.now()
+        return max(now.lost_ns, now.recompute_ns)
+
+    def warn_of_losses(self) -> None:
+        """Warn, once, if most of the time goes into recomputation."""
+        now = self.engine.now()
+        if self._warned or now.lost_ns < max(MUCH_LOST, now.compute_ns):
+            return
+        self._warned = True
+        everything = now.memory + self.core.evicted_bytes(self.handle)
+        budget = int(self.engine.budget)
+        warn(
+            f"recomputation took {format_ns(now.lost_ns)} so far, the computation itself "
+            f"{format_ns(now.compute_ns)}: a budget of {format_bytes(budget)} is too small to be "
+            f"fast. Without evictions there would be {format_bytes(everything)} in use now; write "
+            f"rekindle.budget({max(everything + budget, 2 * budget) // 2}) or more",
+            stacklevel=2,
+        )
 
     @property
     def shortfall(self) -> NativeShortfall:

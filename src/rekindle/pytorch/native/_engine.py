@@ -17,6 +17,7 @@ class _Numbers(NamedTuple):
     clock: Nanoseconds
     compute_ns: Nanoseconds
     recompute_ns: Nanoseconds
+    lost_ns: Nanoseconds
     evictions: int
     recomputations: int
     unlisted: Bytes

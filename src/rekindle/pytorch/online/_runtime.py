@@ -271,7 +271,8 @@ class Runtime:
         self.driver.owners.optimizers.add(optimizer)
         if self.driver.watcher is not None:
             self.driver.watcher.step()
-        self.driver.steps.over(self.driver.evictions, self.driver.recomputations)
+        driver = self.driver
+        driver.steps.over(driver.evictions, driver.recomputations, driver.lost_ns)
 
     def _may_only_count(self, invocation: Invocation) -> bool:
         """Whether the bytes and the time of a call that is not recorded are all that matters.

@@ -66,6 +66,7 @@ class Counts(NamedTuple):
     recomputations: int = 0
     compute_ns: Nanoseconds = 0
     recompute_ns: Nanoseconds = 0
+    lost_ns: Nanoseconds = 0
 
 
 @final
@@ -74,6 +75,8 @@ class Step:
     """What a part of a run did, such as one step of the program: bytes, ns, and how often.
 
     number: of the last step in it, from 1; memory: in use at its end; peak: the most in use.
+    recompute_ns: recomputed operators at their measured costs; lost_ns: that, and what it took to
+    choose, evict and rebuild.
     """
 
     number: int
@@ -83,11 +86,13 @@ class Step:
     recomputations: int
     compute_ns: Nanoseconds
     recompute_ns: Nanoseconds
+    lost_ns: Nanoseconds = 0
 
     @property
     def overhead(self) -> float:
-        """Recomputation over the cost of running everything once (0.0: nothing recomputed)."""
-        return self.recompute_ns / self.compute_ns if self.compute_ns else 0.0
+        """Time lost over the cost of running everything once (0.0: nothing lost)."""
+        lost_ns = max(self.lost_ns, self.recompute_ns)
+        return lost_ns / self.compute_ns if self.compute_ns else 0.0
 
 
 class Samples(NamedTuple):
@@ -132,10 +137,10 @@ class Steps:
         """The peak is that of what comes now."""
         self._peak_before, self._engine.peak = 0, self._engine.memory
 
-    def over(self, evictions: int, recomputations: int) -> None:
+    def over(self, evictions: int, recomputations: int, lost_ns: Nanoseconds) -> None:
         """A step is over; the counts are those since the beginning."""
         engine = self._engine
-        now = Counts(evictions, recomputations, engine.compute_ns, engine.recompute_ns)
+        now = Counts(evictions, recomputations, engine.compute_ns, engine.recompute_ns, lost_ns)
         memory, peak = engine.memory, engine.peak
         with self._lock:
             before, self._before = self._before, now

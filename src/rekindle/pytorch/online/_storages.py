@@ -121,6 +121,11 @@ class Storages(ABC):
         self.places = Places()
 
     @property
+    def lost_ns(self) -> Nanoseconds:
+        """Time lost, as far as it is known: recomputed operators at their measured costs."""
+        return self.engine.recompute_ns
+
+    @property
     def written_down(self) -> bool:
         """Whether anybody asked for what happens now."""
         return self.capture is not None or self.recorder is not None

@@ -1,0 +1,75 @@
+"""Time lost: all that recomputation takes, said in reports, and warned of where it is most."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rekindle
+from rekindle.pytorch.native import _driver
+from tests.pytorch import cores
+
+WIDTH = 64
+VECTOR = 4 * WIDTH
+
+
+def chain(weight: torch.Tensor) -> None:
+    x = weight
+    for _ in range(64):
+        x = x.tanh()
+    torch.autograd.grad(x.sum(), weight)
+
+
+def test_time_lost_without_evictions_is_nothing() -> None:
+    weight = torch.ones(WIDTH, requires_grad=True)
+    with rekindle.budget("1MiB") as run:
+        chain(weight)
+    assert run.lost_ns == run.report().time_lost == 0
+    assert run.report().overhead == 0.0
+
+
+def test_time_lost_has_more_than_the_operators() -> None:
+    """Operators that are measured as free lose time all the same."""
+    weight = torch.ones(WIDTH, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    with cores.fixed_prices(alike=True), rekindle.budget(12 * VECTOR, learn=False) as run:
+        chain(weight)
+        optimizer.step()
+    report, step = run.report(), run.last_step
+    assert step is not None
+    assert run.recomputations > 64
+    assert run.lost_ns == report.time_lost >= run.recompute_ns > 0
+    assert report.overhead == run.lost_ns / run.compute_ns
+    assert step.lost_ns <= run.lost_ns
+    if cores.native():
+        assert run.lost_ns > run.recompute_ns
+
+
+def test_recomputation_that_takes_most_of_the_time_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not cores.native():
+        return
+    monkeypatch.setattr(_driver, "MUCH_LOST", 0)
+    weight = torch.ones(WIDTH, requires_grad=True)
+
+    def thrash() -> None:
+        with cores.fixed_prices(alike=True), rekindle.budget(12 * VECTOR, learn=False) as run:
+            while run.recomputations < 50_000:
+                chain(weight)
+
+    with pytest.warns(UserWarning, match=r"is too small to be fast.* write rekindle") as told:
+        thrash()
+    assert len(told) == 1
+    named = int(str(told[0].message).rpartition("rekindle.budget(")[2].split(")")[0])
+    with rekindle.budget(named, learn=False) as better:
+        chain(weight)
+    assert better.recomputations < 64
+
+
+def test_recomputation_of_little_time_is_not_warned_of() -> None:
+    weight = torch.ones(WIDTH, requires_grad=True)
+    with rekindle.budget(40 * VECTOR, learn=False) as run:
+        for _ in range(20):
+            chain(weight)
+    assert run.recomputations > 0
