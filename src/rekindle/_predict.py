@@ -39,8 +39,9 @@ def profile(
         no limit.
     policy: what to let go, in the run and in the prediction; default `Thrifty()`.
     device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
-    repeats: how often it is timed, with the bookkeeping and without. 0: it runs only once, nothing
-        is undone, and times are those of its operators.
+    repeats: how often it is timed, with the bookkeeping and without, or up to four times as often
+        where a busy machine gives times that differ. 0: it runs only once, nothing is undone, and
+        times are those of its operators.
     clock: what it is timed with, in ns.
     watch: told what is being done, for whoever wants to show it.
 

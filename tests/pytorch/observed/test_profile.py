@@ -220,3 +220,31 @@ def test_a_prediction_below_one_is_called_noise(plain_ns: int, told: bool) -> No
     advice = _on_noise(choices, 0.4)
     assert ("such as 0.67 x, is noise, not speed" in "".join(advice)) is told
     assert ("40% longer" in "".join(advice)) is told
+
+
+def test_profile_on_a_busy_machine_times_until_samples_agree() -> None:
+    """The bookkeeping takes 9 %, and other programs made the first four samples too long."""
+    within = [2_200, 3_000, 2_600, 1_800, 1_100, 1_090]
+    durations = iter([each for kept in within for each in (kept, 1_000)])
+    now = 0
+    calls = 0
+
+    def clock() -> int:
+        nonlocal now, calls
+        calls += 1
+        now += 0 if calls % 2 else 1_000_000 * next(durations)
+        return now
+
+    weight = torch.randn(64, 64, requires_grad=True)
+    profile = rekindle.profile(lambda: weight.tanh().sum().backward(), repeats=3, clock=clock)
+    assert profile.curve[0].slowdown == pytest.approx(1.09)
+    assert profile.budget_for(slowdown=1.2) <= profile.peak
+    assert next(durations, None) is None
+
+
+def test_profile_names_the_core_that_was_timed() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+    profile = rekindle.profile(lambda: weight.tanh().sum().backward(), repeats=1)
+    with rekindle.budget(None) as run:
+        pass
+    assert profile.report.core == str(run.core)

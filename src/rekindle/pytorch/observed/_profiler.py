@@ -1,7 +1,9 @@
 """Runs a step several times to see what it needs; what it learns is undone.
 
 1. twice within the budget, unseen: the first makes optimizer state, the second has the peak;
-2. in turns within the budget and without Rekindle, timed: what the bookkeeping costs;
+2. in turns within the budget and without Rekindle, timed: what the bookkeeping costs. Within the
+   budget a step comes before that is not timed: the first of a context is dearer than all others.
+   The quickest counts, once another one confirms it: on a busy machine most samples are too long;
 3. once more within the budget, all written down, with a look at who holds memory at that peak.
 """
 
@@ -10,21 +12,26 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
-from rekindle.pytorch.context import Core, Run, budget
+from rekindle.pytorch.context import Core, Run, budget, core_for
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.observed._bookkeeping import prices, prices_of
 from rekindle.pytorch.observed._undo import Undo
 from rekindle.pytorch.online import Driver
 from rekindle.report._report import Report
 from rekindle.trace import Trace
+
+PATIENCE: Final = 4
+"""So many times `repeats` steps are timed at most."""
+ALIKE: Final = 0.1
+"""Two samples that differ by less agree."""
 
 
 @final
@@ -50,7 +57,8 @@ def observe(
     clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
     watch: Callable[[str], None] = lambda stage: None,
 ) -> Observed:
-    """Runs `step`, three times and twice for each of `repeats`; `watch` is told what comes next.
+    """Runs `step`, three times and three times for each of `repeats`, or for up to `PATIENCE`
+    times as many where they differ; `watch` is told what comes next.
 
     With no `repeats` it runs only once, nothing is undone, and times are those of the operators.
     """
@@ -78,23 +86,35 @@ def observe(
     try:
         watch("warming up")
         warm = _warm(step, within(core="python"), undo)
-        for number in range(repeats):  # in turns: a machine is not equally busy at all times
-            watch(f"timing, {number + 1} of {repeats}")
+        chosen = core_for(device)
+        for number in range(PATIENCE * repeats):  # in turns: a machine is not always equally busy
+            if number >= repeats and _is_confirmed(kept) and _is_confirmed(plain):
+                break
+            watch(f"timing, {number + 1} of {max(number + 1, repeats)}")
             with within() as run, undo:
+                step()
+                before = _lost(run)
                 elapsed = timed(run)
-            kept.append(elapsed - _lost(run))
+            chosen = run.core
+            kept.append(elapsed - (_lost(run) - before))
             if amount is None:
                 with undo:
                     plain.append(timed(run))
         watch("writing down")
         run = _written(step, within(record=True, core="python"), undo, warm)
-        trace, report = run.trace, run.report()
+        trace, report = run.trace, replace(run.report(), core=str(chosen))
     finally:
         undo.restore()
     if not plain:
         plain.append(max(1, min(kept) - prices(device).operator * len(trace.ops)))
     noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
     return Observed(trace, report, min(plain), min(kept), noise)
+
+
+def _is_confirmed(times: list[Nanoseconds]) -> bool:
+    """Whether the quickest was no chance: the next is nearly as quick. One alone, if asked for."""
+    quickest, *others = sorted(times) or [0]
+    return not others or others[0] <= (1 + ALIKE) * quickest
 
 
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:
