@@ -247,6 +247,18 @@ def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, 
     return tuple(told)
 
 
+@contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Inside, the profiler does not print a line at each start and stop, unless the user asked."""
+    asked = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the profiler is first used
+    try:
+        yield
+    finally:
+        if not asked:
+            del os.environ["KINETO_LOG_LEVEL"]
+
+
 def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
     """What the allocator gives out during `call`, at its most: results and what is between. On a
     device whatever it gives out, one after the other or at once."""
@@ -259,7 +271,10 @@ def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
         call()
         return 0
     # The profiler's memory events are those of the allocator itself: compiled code shows no others.
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
+    with (
+        _quiet_profiler(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed,
+    ):
         call()
     assert observed.profiler is not None
     found = observed.profiler.kineto_results
