@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from rekindle.cli import main
 from rekindle.trace import chain
@@ -203,14 +203,6 @@ def test_reports_profile_and_progress(script: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_profile_of_too_few_steps_says_so(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(3).add(1).sum())")
-    result = run("--profile", "-q", "train.py", cwd=tmp_path)
-    assert result.returncode == 0
-    assert "there were 0 steps: nothing was measured" in result.stderr
-
-
-@pytest.mark.slow
 def test_a_program_with_a_budget_of_its_own_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import rekindle\nwith rekindle.budget('1GiB'): pass")
     result = run("train.py", cwd=tmp_path)
@@ -302,6 +294,47 @@ def test_accelerate_starts_two_ranks(tmp_path: Path) -> None:
         report = json.loads((tmp_path / f"run-rank{rank}.json").read_text())
         assert 0 < report["peak"] <= 900 * 1024
         assert report["recomputations"] > 0
+
+
+def in_this_process(folder: Path, *words: str) -> Result:
+    (folder / "train.py").write_text("print('it ran')")
+    return CliRunner().invoke(main, ["run", "-q", *words])
+
+
+def test_budget_after_the_program_is_warned_of(folder: Path) -> None:
+    told = in_this_process(folder, "train.py", "--budget", "3MiB")
+    assert (told.exit_code, told.stdout) == (0, "it ran\n")
+    assert "write rekindle run --budget 3MiB train.py" in told.stderr
+    assert "--budget=3MiB" not in told.stderr
+    told = in_this_process(folder, "train.py", "--budget=3MiB")
+    assert "write rekindle run --budget 3MiB train.py" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.py", "--budget", "mine"),
+        ("train.py", "--budget"),
+        ("--budget", "auto", "train.py", "--budget", "3MiB"),
+        ("train.py", "--budget-of-time", "3"),
+    ],
+)
+def test_option_of_the_program_is_not_warned_of(folder: Path, words: tuple[str, ...]) -> None:
+    assert "stands after" not in in_this_process(folder, *words).stderr
+
+
+def test_run_takes_the_cap_of_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REKINDLE_BUDGET", "5MiB")
+    (folder / "train.py").write_text("import torch; torch.ones(9)")
+    words = ["run", "--report", "json", "run.json", "train.py"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert json.loads((folder / "run.json").read_text())["budget"] == 5 << 20
+    monkeypatch.setenv("REKINDLE_BUDGET", "5 potatoes")
+    told = CliRunner().invoke(main, words)
+    assert told.exit_code == 2
+    assert "write REKINDLE_BUDGET=" in told.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,19 @@
-"""What `rekindle run` shows while a program runs: a live line, and what a step would need."""
+"""What `rekindle run` shows while a program runs: a live line, and what a run would need."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from rekindle._errors import RekindleError
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.policies import Policy
-from rekindle.trace import Trace
 
 if TYPE_CHECKING:
-    from rekindle.pytorch import Run
+    from rekindle.pytorch import Phases, Run
 
 BETWEEN: Final = 0.2
 """Seconds between two pictures of the live line, and where there is no terminal: lines."""
@@ -56,33 +53,19 @@ def progress(run: Run) -> Generator[None]:
         yield
 
 
-def measure(run: Run) -> None:
-    """Writes the second step down, which meets the optimizer's state, and says what it needs."""
-
-    def after(step: Any) -> None:
-        if step.number == 1:
-            run.begin_trace()
-        elif step.number == 2:
-            try:
-                found = _needs(run.end_trace(), run.policy)
-            except RekindleError as error:
-                found = f"the second step could not be measured: {error}"
-            click.echo(f"rekindle: {found}", err=True)
-
-    run.on_step(after)
-
-
-def _needs(trace: Trace, policy: Policy) -> str:
-    from rekindle.simulator import curve
-
-    points = curve(trace, policy, points=6)
-    if not points:
-        return "no budget was found that does for the second step"
-    lines = ["a step within other budgets, simulated:"]
-    for point in points:
-        lost = point.recompute_ns / max(1, trace.compute_ns)
-        lines.append(f"  {format_bytes(point.budget):>11}   time lost {lost:.1%}")
-    return "\n".join([*lines, f"smallest budget: --budget {smallest(points[-1].budget)}"])
+def found_by(phases: Phases) -> str:
+    """The smallest budgets of a run that was watched, and what others would cost."""
+    if not phases.whole:
+        return "--profile: no operator ran within the budget: nothing was measured"
+    lines = [f"the smallest budgets, simulated, with a margin of {phases.MARGIN:.0%}:"]
+    for name, budget in (*phases.budgets.items(), ("the whole run", phases.whole)):
+        lines.append(f"  {name:<13}  {format_bytes(budget):>11}   --budget {smallest(budget)}")
+    others = phases.other_budgets(6)
+    if others:
+        lines.append("a step within other budgets, simulated:")
+    for budget, lost in others:
+        lines.append(f"  {format_bytes(budget):>11}   time lost {lost:.1%}")
+    return "\n".join([*lines, f"smallest budget: --budget {smallest(phases.whole)}"])
 
 
 def smallest(budget: Bytes) -> str:

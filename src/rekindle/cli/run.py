@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from rekindle._cache import OFF
-from rekindle._errors import InvalidArgument, OutOfBudget
+from rekindle._errors import InvalidArgument, InvalidBudget, OutOfBudget
 from rekindle._types import Bytes
+from rekindle._units import parse_bytes
 from rekindle.cli._main_program import MainProgram, show
 from rekindle.cli._options import amount, examples, policy_name, size, writable
-from rekindle.cli._watched import measure, progress, unwatched
+from rekindle.cli._watched import found_by, progress, unwatched
 
 if TYPE_CHECKING:
-    from rekindle.pytorch import Run
+    from rekindle.pytorch import Phases, Run
 
 Reports = tuple[tuple[str, Path], ...]
 
@@ -45,7 +48,8 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     default="auto",
     show_default=True,
     callback=amount,
-    help="Such as 6GiB; auto: what the device has; none: no limit, only measured.",
+    help="Such as 6GiB; auto: REKINDLE_BUDGET if that is set, else what the device has; none: no "
+    "limit, only measured.",
 )
 @click.option("--policy", metavar="NAME", callback=policy_name, help="What decides what to evict.")
 @click.option("--learn", "learn", flag_value="learn", help="Plan steps that come again, at once.")
@@ -88,7 +92,7 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     "--profile",
     "measured",
     is_flag=True,
-    help="Measure the second step, and say which budgets would do and what they would cost.",
+    help="Say at the end which budgets would do, for each phase, and what they would cost.",
 )
 @click.pass_context
 def command(
@@ -119,8 +123,8 @@ def command(
     Of several processes started by torchrun or accelerate each has a budget of its own, and writes
     reports of its own: run.html becomes run-rank1.html.
     """
+    from rekindle.pytorch import Phases, device_of_program
     from rekindle.pytorch import budget as within
-    from rekindle.pytorch import device_of_program
 
     if no_cache:
         os.environ["REKINDLE_CACHE"] = OFF
@@ -137,16 +141,18 @@ def command(
             swap_directory=swap_directory,
             evict=evict,
         )
-    except InvalidArgument as error:
+    except (InvalidArgument, InvalidBudget) as error:
         raise click.UsageError(str(error)) from None
     job = MainProgram(program, arguments, is_module)
     job.prepare()
+    if ctx.get_parameter_source("budget") is not ParameterSource.COMMANDLINE:
+        _warn_of_misplaced(program, arguments, is_module)
     code, process, run = 0, os.getpid(), None
+    phases: Phases | None = None
     try:
         with context as run:
-            if measured:
-                measure(run)
-            with progress(run) if live else unwatched():
+            phases = Phases(run) if measured else None
+            with progress(run) if live else unwatched(), phases.watch() if phases else unwatched():
                 job.run()
     except SystemExit:
         raise
@@ -155,13 +161,33 @@ def command(
     finally:
         if run is not None and os.getpid() == process:  # not what was forked inside
             _tell(run, reports, quiet)
-            if measured and run.steps < 2:
-                click.echo(
-                    "rekindle: --profile measures the second step of an optimizer, and there were "
-                    f"{run.steps} steps: nothing was measured",
-                    err=True,
-                )
+            if phases is not None:
+                click.echo(f"rekindle: {found_by(phases)}", err=True)
     ctx.exit(code)
+
+
+def _warn_of_misplaced(program: str, arguments: Sequence[str], is_module: bool) -> None:
+    """Say that `--budget SIZE` after PROGRAM went to PROGRAM, which has perhaps no such option."""
+    for number, word in enumerate(arguments):
+        name, _, value = word.partition("=")
+        value = value or (*arguments, "")[number + 1]
+        if name == "--budget" and value and _is_size(value):
+            shown = f"-m {program}" if is_module else program
+            click.echo(
+                f"rekindle: --budget {value} stands after {program}, so {program} got it, and the "
+                "budget is what the device has. If it is meant for rekindle, write rekindle run "
+                f"--budget {value} {shown}; if it is not, write --budget auto before {program}",
+                err=True,
+            )
+            return
+
+
+def _is_size(text: str) -> bool:
+    try:
+        parse_bytes(text)
+    except InvalidBudget:
+        return False
+    return True
 
 
 def _with_a_hint(error: BaseException, program: str) -> BaseException:

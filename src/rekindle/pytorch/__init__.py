@@ -7,6 +7,7 @@ from rekindle.pytorch.context import never_recompute as never_recompute
 from rekindle.pytorch.native import ship_native_core as ship_native_core
 from rekindle.pytorch.native import why_no_native_core as why_no_native_core
 from rekindle.pytorch.observed import Estimate as Estimate
+from rekindle.pytorch.observed import Phases as Phases
 from rekindle.pytorch.observed import Probe as Probe
 from rekindle.pytorch.observed import Verification as Verification
 from rekindle.pytorch.observed import capture as capture

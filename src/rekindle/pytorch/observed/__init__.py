@@ -5,6 +5,7 @@ from rekindle.pytorch.observed._compare import Failed as Failed
 from rekindle.pytorch.observed._compare import differing as differing
 from rekindle.pytorch.observed._estimate import Estimate as Estimate
 from rekindle.pytorch.observed._estimate import estimate as estimate
+from rekindle.pytorch.observed._phases import Phases as Phases
 from rekindle.pytorch.observed._probe import Probe as Probe
 from rekindle.pytorch.observed._profiler import observe as observe
 from rekindle.pytorch.observed._step import capture as capture
