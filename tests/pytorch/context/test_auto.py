@@ -225,3 +225,17 @@ def test_steps_that_differ_cannot_be_simulated() -> None:
 
     with pytest.raises(rekindle.RekindleError, match=r"batch 2 .* batch 4"):
         rekindle.max_batch(uneven, budget="1GiB", simulated=True)
+
+
+def test_auto_with_a_cap_from_outside_is_that_cap(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REKINDLE_BUDGET", "3MiB")
+    assert automatic() == 3 << 20
+    with rekindle.budget("2MiB") as run:
+        assert run.budget == 2 << 20
+    monkeypatch.setenv("REKINDLE_BUDGET", " auto ")
+    assert automatic() == int(0.9 * 1000 * KIB)
+    monkeypatch.setenv("REKINDLE_BUDGET", "6 Gigs")
+    with pytest.raises(rekindle.InvalidBudget, match='write REKINDLE_BUDGET="6GiB"'):
+        rekindle.budget("auto")

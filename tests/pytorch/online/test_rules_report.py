@@ -32,6 +32,8 @@ TIGHT = 14 * VECTOR
         (0.5, 'rekindle.budget("6GiB")'),
         (float("nan"), 'rekindle.budget("6GiB")'),
         (True, 'rekindle.budget("6GiB")'),
+        (24, 'rekindle.budget("24GiB")'),
+        ("8", 'rekindle.budget("8B")'),
         (torch.ones(3), 'rekindle.budget("6GiB")'),
     ],
 )
@@ -40,6 +42,22 @@ def test_what_is_no_amount_is_refused_with_the_line_to_write(amount: object, lin
         rekindle.budget(amount)  # type: ignore[arg-type]
     assert line in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+def test_first_step_of_an_optimizer_has_its_state_in_the_table() -> None:
+    model = nn.Linear(100, 100)
+    optimizer = torch.optim.Adam(model.parameters())
+    with rekindle.budget(None) as run:
+        model(torch.rand(2, 100)).sum().backward()
+        optimizer.step()
+    state = 2 * sum(each.nbytes for each in model.parameters())
+    assert run.report().at_peak.categories["optimizer state"] >= state
+    assert "are optimizer state" in str(run.report())
+
+
+def test_budget_with_a_small_unit_is_taken_as_written() -> None:
+    with rekindle.budget("24B") as run:
+        assert run.budget == 24
 
 
 def test_smaller_than_the_parameters() -> None:
@@ -286,3 +304,24 @@ def test_never_recompute_ends_with_an_exception() -> None:
             _ = weight.sin(), 1 / 0
         deeper(weight, 8).sum().backward()
     assert run.recomputations > 0
+
+
+def test_report_of_an_lstm_does_not_blame_variables_for_its_workspace() -> None:
+    """An operator that still runs holds it, and then autograd does."""
+    model, batch = nn.LSTM(32, 32, 1), torch.rand(60, 8, 32)
+    with rekindle.budget(None) as run:
+        output = model(batch)[0]
+    table = run.report().at_peak.categories
+    assert table.get("held by your code", 0) <= output.nbytes + 2 * 8 * 32 * 4
+    assert "held by your program's variables" not in str(run.report())
+
+
+def test_smaller_budget_for_what_is_there_says_that_it_is_exceeded() -> None:
+    kept = [vector(True) for _ in range(8)]
+    with rekindle.budget(20 * VECTOR) as run:
+        for each in kept:
+            run.keep(each.exp())
+        with pytest.raises(OutOfBudget) as caught:
+            run.budget = VECTOR
+    assert "finds the budget exceeded" in str(caught.value)
+    assert "0 B" not in str(caught.value)

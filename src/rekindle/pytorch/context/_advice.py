@@ -67,7 +67,8 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
                 "autograd.Functions, of collectives, of kernels that PyTorch does not see."
             ),
         )
-    if state > 2 * _MUCH * peak:
+    others = max((nbytes for name, nbytes in held.items() if name != OPTIMIZER), default=0)
+    if state > 2 * _MUCH * peak or state > max(_MUCH * peak, others):
         yield (
             state,
             (

@@ -10,15 +10,18 @@ from typing import Literal, final
 import torch
 
 from rekindle import _checks as checks
-from rekindle._errors import InvalidArgument, Unsupported
+from rekindle._errors import InvalidArgument, InvalidBudget, Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.policies import DEFAULT, Policy, Swap, policy_of
-from rekindle.pytorch.context._auto import amount_of, is_auto
+from rekindle.pytorch.context._auto import amount_of, is_auto, resolved
 from rekindle.pytorch.context._cores import Chosen, Core, chosen_core
 from rekindle.pytorch.held import flag_of_reading, there_are_husks
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
+
+#: Less than what one parameter takes: a smaller number is one of GiB whose unit was forgotten.
+_LEAST_WITHOUT_UNIT = 100
 
 
 @final
@@ -38,8 +41,10 @@ class Arguments:
     cache: bool = True
 
     def __post_init__(self) -> None:
-        if self.amount is not None and not is_auto(self.amount):
-            parse_bytes(self.amount)
+        found = resolved(self.amount)
+        if found is not None and not is_auto(found):
+            parse_bytes(found)
+            _check_unit(found)
         policy_of(self.policy)
         if not (isinstance(self.learn, bool) or self.learn in ("auto", "wait")):
             raise InvalidArgument(
@@ -109,3 +114,14 @@ class Arguments:
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""
         return host_memory(self.swap, self.swap_directory, device)
+
+
+def _check_unit(amount: str | Bytes) -> None:
+    """Refuse a bare number that was surely not meant as bytes: `rekindle.budget(24)`."""
+    text = str(amount).strip()
+    if text.isdecimal() and int(text) < _LEAST_WITHOUT_UNIT:
+        written = f'"{text}"' if isinstance(amount, str) else text
+        raise InvalidBudget(
+            f"rekindle.budget({written}): got {text} bytes, wanted a unit for so small a number; "
+            f'write rekindle.budget("{text}GiB"), or rekindle.budget("{text}B") if you mean bytes'
+        )

@@ -33,14 +33,31 @@ _CGROUPS = (  # limit and usage, of version 2 and of version 1
 )
 
 
+#: An environment variable: a cap from outside of the program, which "auto" then means.
+CAP = "REKINDLE_BUDGET"
+
+
+def resolved(amount: str | Bytes | None) -> str | Bytes | None:
+    """Return `amount`; for "auto" the bytes that `REKINDLE_BUDGET` names, if it is set.
+
+    Raises:
+        InvalidBudget: It is set to something else than an amount of bytes or "auto".
+    """
+    cap = os.environ.get(CAP, "").strip()
+    if not is_auto(amount) or not cap or is_auto(cap):
+        return amount
+    return parse_bytes(cap, line=f"{CAP}={{}}")
+
+
 def is_auto(amount: object) -> bool:
     """Whether the device is to say how much there is."""
     return isinstance(amount, str) and amount.strip().lower() == "auto"
 
 
 def amount_of(amount: str | Bytes, device: torch.device) -> Bytes:
-    """The bytes that `amount` says; "auto" asks the device."""
-    return available(device) if is_auto(amount) else parse_bytes(amount)
+    """The bytes that `amount` says; "auto" asks `REKINDLE_BUDGET`, then the device."""
+    found = resolved(amount)
+    return available(device) if found is None or is_auto(found) else parse_bytes(found)
 
 
 def available(device: torch.device, ranks: int | None = None) -> Bytes:

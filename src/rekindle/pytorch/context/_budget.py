@@ -22,10 +22,11 @@ from rekindle.engine import Engine
 from rekindle.policies import Advised, Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
-from rekindle.pytorch.context._auto import is_auto, measured_again
+from rekindle.pytorch.context._auto import is_auto, measured_again, resolved
 from rekindle.pytorch.context._cores import Chosen, Core, warn_of_python
 from rekindle.pytorch.context._mode import Mode, Over
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
+from rekindle.pytorch.context._processes import spawned_said
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import Hooks, inherited
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
@@ -82,8 +83,8 @@ class budget:
     amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
         seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
         tensors have of the device now and what is free, but for a margin of a tenth; on CUDA it is
-        measured again after the first step, and corrected either way. None: no
-        limit, only measured.
+        measured again after the first step, and corrected either way. Where the environment has
+        `REKINDLE_BUDGET`, "auto" is the amount that it names. None: no limit, only measured.
     policy: what to evict, one of `rekindle.policies`, or its name as on the command line ("dtr",
         "lru"); default `Thrifty()`.
     device: the device whose memory is meant; default: CUDA if it is in use when the context is
@@ -198,7 +199,7 @@ class budget:
             warn_of_python(core)
         enter = self._enter_native if core.native else self._enter_python
         run = enter(device, core, host)
-        if is_auto(given.amount) and is_accelerator(device):
+        if is_auto(resolved(given.amount)) and is_accelerator(device):
             measured_again(run, device)
         self._run = run
         return run
@@ -244,6 +245,7 @@ class budget:
             stack.enter_context(inherited(partial(_is_inside, runtime), in_thread))
             if runtime.driver.places is not None:
                 runtime.driver.places.watch(stack)
+            stack.enter_context(spawned_said())
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self
@@ -295,6 +297,7 @@ class budget:
             self._over = []
             in_thread = partial(self._in_native_thread, driver, steps)
             stack.enter_context(inherited(is_seen, in_thread))
+            stack.enter_context(spawned_said())
             stack.callback(_leave)
             self._stack = stack.pop_all()
         budget._active = self

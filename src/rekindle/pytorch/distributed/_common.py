@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes, parse_bytes
-from rekindle.pytorch.context import amount_of, available, is_auto
+from rekindle.pytorch.context import amount_of, available, is_auto, resolved
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.distributed._gathered import gathered
 from rekindle.pytorch.observed import Estimate
@@ -59,7 +59,7 @@ def common_budget(
         parse_bytes(amount, line="rekindle.distributed.common_budget({})")
     ranks = gathered(mine, group)
     beside = sum(rank.place == mine.place for rank in ranks)
-    given = available(where, beside) if is_auto(amount) else amount_of(amount, where)
+    given = available(where, beside) if is_auto(resolved(amount)) else amount_of(amount, where)
     budget = min(gathered(given, group))
     neediest = max(range(len(ranks)), key=lambda number: ranks[number].least)
     least = ranks[neediest].least

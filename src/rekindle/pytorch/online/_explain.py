@@ -147,6 +147,8 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes
     worth_trying = too_small.beyond(shortage.budget, smallest, smallest + evicted)
     where = now.where
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
+    if not shortage.needed:  # a smaller budget was set, or more was made than could be known
+        needs = f"{operator or 'this program'} finds the budget exceeded"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
     lines = [
         f"{needs}, and nothing is left to evict: {used} cannot be recomputed or is in use",

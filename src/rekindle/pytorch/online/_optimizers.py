@@ -192,6 +192,7 @@ class OptimizerSteps:
             for tensor in tensors:
                 driver.meet(tensor)  # or it would seem to come of the step
             driver.keep_from_now_on(tensors)
+            driver.owners.optimizers.add(optimizer)  # whose state is told from what its step uses
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
