@@ -23,8 +23,9 @@ bool is_internal(const Record& record) {
 int flags_of(const Record& record) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
-    flags |= record.is_held() && !is_internal(record) ? Holder::HELD : 0;
-    flags |= record.references != 0 ? Holder::REFERENCED : 0;
+    const bool saved = record.references != 0;
+    flags |= record.is_held() && !(saved && is_internal(record)) ? Holder::HELD : 0;
+    flags |= saved ? Holder::REFERENCED : 0;
     flags |= record.consumed() ? Holder::CONSUMED : 0;
     return flags;
 }
