@@ -45,6 +45,10 @@ def test_one_thread_at_a_time_has_the_lock(program: Path) -> None:
     run(program, "locks")
 
 
+def test_readers_and_who_evicts_never_meet(program: Path) -> None:
+    run(program, "readers")
+
+
 def test_a_child_process_does_not_wait_for_threads_that_it_has_not(program: Path) -> None:
     run(program, "forks")
 

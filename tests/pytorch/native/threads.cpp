@@ -1,11 +1,14 @@
 // Threads amid the parts of the native core that they share, without Python: who hears of memory
 // that dies, what counts allocations, and the lock. `threads`: all at once, for ThreadSanitizer.
-// `locks`: likewise, of the lock. `forks`: children of a process whose threads are amid it.
+// `locks`: likewise, of the lock. `readers`: likewise, of what they read and evict. `forks`:
+// children of a process whose threads are amid it.
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdio>
@@ -18,6 +21,7 @@
 #include "counting.h"
 #include "deaths.h"
 #include "mutex.h"
+#include "reader.h"
 #include "without_gil.h"
 
 namespace rekindle {
@@ -126,6 +130,62 @@ long locks() {
     return static_cast<long>(take.size()) * TURNS - taken;
 }
 
+class Reads final : public rekindle::Reader {
+public:
+    explicit Reads(const Home& home) : home_(home.get()) {}
+
+    void note_read(rekindle::Homes& read) const override { read.push_back(home_); }
+
+private:
+    const c10::StorageImpl* home_;
+};
+
+// How often something was evicted that another thread read, which gives the lock back meanwhile.
+long readers() {
+    constexpr long TURNS = 20'000;
+    constexpr std::size_t PIECES = 4;
+    std::vector<Home> homes;
+    std::array<bool, PIECES> evicted{};
+    for (std::size_t i = 0; i < PIECES; ++i) {
+        homes.push_back(make(64));
+    }
+    rekindle::Readers all;
+    std::atomic<long> wrong{0};
+    std::vector<std::thread> threads;
+    for (std::size_t first = 0; first < 2; ++first) {
+        threads.emplace_back([&, first] {
+            for (long turn = 0; turn < TURNS; ++turn) {
+                const std::size_t piece = (first + static_cast<std::size_t>(turn)) % PIECES;
+                rekindle::Locked lock;
+                Reads reads(homes[piece]);
+                all.add(reads);
+                evicted[piece] = false;
+                {
+                    const rekindle::Unlocked others(lock);
+                    wrong += evicted[piece] ? 1 : 0;
+                }
+                all.remove(reads);
+            }
+        });
+        threads.emplace_back([&] {
+            for (long turn = 0; turn < TURNS; ++turn) {
+                const rekindle::Locked lock;
+                rekindle::Homes read;
+                all.each([&](const rekindle::Reader& reader) { reader.note_read(read); });
+                for (std::size_t i = 0; i < PIECES; ++i) {
+                    if (std::ranges::find(read, homes[i].get()) == read.end()) {
+                        evicted[i] = true;
+                    }
+                }
+            }
+        });
+    }
+    for (std::thread& each : threads) {
+        each.join();
+    }
+    return wrong;
+}
+
 // Takes every leaf lock for a moment.
 void take_each_leaf() {
     for (std::size_t i = 0; i < rekindle::LEAVES; ++i) {
@@ -180,7 +240,10 @@ int main(int count, char** arguments) {
         return 2;
     }
     const std::string_view what = arguments[1];
-    const long wrong = what == "forks" ? forks() : what == "locks" ? locks() : threads();
+    const long wrong = what == "forks"     ? forks()
+                       : what == "locks"   ? locks()
+                       : what == "readers" ? readers()
+                                           : threads();
     std::printf("%s: %ld wrong\n", arguments[1], wrong);
     return wrong == 0 ? 0 : 1;
 }

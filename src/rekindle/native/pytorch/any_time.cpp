@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "held.h"
+#include "proxy.h"
 #include "python.h"
 
 namespace rekindle {
@@ -33,7 +34,7 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
     }
     driver_.settle_if_needed();
     node_changes();
-    if (!worked_with_.empty() && !in_backward_pass()) {
+    if (is_any_over()) {
         about_to_let_go(lock);
         keep_what_is_left();
     }
@@ -124,7 +125,7 @@ void AnyTime::made(Record& record) {
         driver_.seal(record);
     } else if (without_grad && in_backward_pass()) {
         driver_.engine.let_return_last(record);
-        worked_with_.emplace_back(&record);
+        work_with(record);
     } else {
         driver_.engine.let_return(record, true);
     }
@@ -137,7 +138,7 @@ void AnyTime::stays(Record& record) {
         const void* node = torch::autograd::get_current_node().get();
         unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
         if (in_backward_pass()) {
-            worked_with_.emplace_back(&record);
+            work_with(record);
         }
     }
 }
@@ -150,7 +151,7 @@ void AnyTime::node_changes() {
     const void* node = torch::autograd::get_current_node().get();
     const std::thread::id thread = std::this_thread::get_id();
     const auto is_over = [&](const Unpacked& each) {
-        return each.thread == thread && each.node != node;
+        return each.thread == thread ? each.node != node : !is_any_backward_pass();
     };
     std::vector<Unpacked> left;
     std::ranges::copy_if(unpacked_, std::back_inserter(left), is_over);
@@ -170,22 +171,45 @@ bool AnyTime::may_go_now(const Record& record) const noexcept {
            });
 }
 
+void AnyTime::work_with(Record& record) {
+    worked_with_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
+}
+
+// Whether the backward pass is over that this thread, or autograd's thread of a device, worked for:
+// passes of other threads may go on.
+bool AnyTime::is_over(const Worked& worked) {
+    return !in_backward_pass() &&
+           (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
+}
+
+bool AnyTime::is_any_over() const {
+    return std::ranges::any_of(worked_with_, &AnyTime::is_over);
+}
+
 // After a backward pass what is left of it stays: a gradient, or a state that goes on to the next
 // batch, would keep all that it could be computed again from, batch after batch.
 void AnyTime::keep_what_is_left() {
+    std::vector<Worked> worked;
+    std::ranges::copy_if(worked_with_, std::back_inserter(worked), &AnyTime::is_over);
+    std::erase_if(worked_with_, &AnyTime::is_over);
     std::vector<Ref<Storage>> left;
-    for (const Ref<Storage>& each : worked_with_) {
+    for (const Worked& each : worked) {
+        const Ref<Storage>& storage = each.storage;
         driver_.settle();
-        if (each->held && each->listed && each->replayable) {
-            if (!each->resident) {
-                driver_.use(record_of(*each));
+        if (storage->held && storage->listed && storage->replayable) {
+            if (!storage->resident) {
+                driver_.use(record_of(*storage));
             }
-            driver_.engine.let_return(*each, false);
-            left.push_back(each);
+            driver_.engine.let_return(*storage, false);
+            left.push_back(storage);
         }
     }
-    worked_with_.clear();
     driver_.engine.clear_reserve();
+    for (const Worked& each : worked_with_) {  // of passes that go on
+        if (each.storage->returns && each.storage->listed) {
+            driver_.engine.let_return_last(*each.storage);
+        }
+    }
     for (const Ref<Storage>& each : left) {
         const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
         if (may && !driver_.recorded) {  // a trace cannot say until when it could be had again
@@ -201,11 +225,11 @@ void AnyTime::about_to_let_go(Locked& lock) {
     bool known = false;
     {
         const Unlocked others(lock);
-        known = what_is_read(driver_).has_value();
+        known = all_threads_are_known(driver_);
     }
     driver_.collect();
     if (open) {
-        pause(!known || reading_anything != 0);
+        pause(!known || driver_.reading_anything != 0);
     }
 }
 

@@ -37,9 +37,8 @@ public:
     // Whether a result of an operator may be let go while the program holds it.
     static bool is_returnable(const c10::TensorImpl& tensor);
 
-    bool open = true;          // the budget is not over
-    int unrecorded = 0;        // for how many reasons what is made with grad mode off has no recipe
-    int reading_anything = 0;  // operators that run now and may read anything
+    bool open = true;    // the budget is not over
+    int unrecorded = 0;  // for how many reasons what is made with grad mode off has no recipe
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
 
@@ -55,6 +54,9 @@ public:
     void made(Record& record);
     // Autograd got `record` for the node that it is at: kernels may read it unseen.
     void stays(Record& record);
+
+    // An operator begins that may read whatever the program holds.
+    void stops() { pause(true); }
 
     // Something may be let go next. If there are threads of which nothing is known, it is nothing
     // that variables hold. Gives the lock back for a moment.
@@ -85,6 +87,11 @@ public:
     void forget_recipes();
 
 private:
+    struct Worked final {
+        std::thread::id thread;
+        Ref<Storage> storage;
+    };
+
     struct Unpacked final {
         std::thread::id thread;
         const void* node;
@@ -93,6 +100,9 @@ private:
 
     bool may_go_now(const Record& record) const noexcept;
     void node_changes();
+    void work_with(Record& record);
+    static bool is_over(const Worked& worked);
+    bool is_any_over() const;
     void keep_what_is_left();
     void pause(bool pause);
     bool hangs_on_too_much(Record& record) const;
@@ -101,9 +111,9 @@ private:
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;
-    std::vector<Unpacked> unpacked_;         // what autograd works with now
-    std::vector<Ref<Storage>> worked_with_;  // made or asked for in the backward pass going on
-    std::map<std::int64_t, Kept> there_;     // what functions of one's own read that run now
+    std::vector<Unpacked> unpacked_;      // what autograd works with now
+    std::vector<Worked> worked_with_;     // made or asked for in a backward pass going on
+    std::map<std::int64_t, Kept> there_;  // what functions of one's own read that run now
     std::int64_t numbers_ = 0;
     int until_look_ = OPERATORS_BETWEEN_LOOKS;
     bool paused_ = false;

@@ -6,6 +6,7 @@
 
 #include "any_time.h"
 #include "conversions.h"
+#include "held.h"
 #include "parts.h"
 #include "python.h"
 
@@ -21,6 +22,21 @@ void add_homes(const at::Tensor& tensor, Homes& homes) {
     for (const at::Tensor& part : parts_of(tensor)) {
         homes.push_back(part.storage().unsafeGetStorageImpl());
     }
+}
+
+// What variables hold is let go only as a last resort: a note is enough that it is read.
+std::int64_t read_there(Driver& driver, const Homes& homes, bool saved, Locked& lock) {
+    const std::int64_t number = ++driver.notes;
+    driver.noted.emplace(number, std::make_unique<Reading>(driver, homes, saved));
+    try {
+        for (const c10::StorageImpl* home : homes) {
+            or_lending(driver, lock, [&] { driver.bring_back(*home); });
+        }
+    } catch (...) {
+        driver.noted.erase(number);
+        throw;
+    }
+    return number;
 }
 
 }  // namespace
@@ -54,11 +70,13 @@ PyObject* record_without_grad(PyObject* arguments) {
     return nothing();
 }
 
-// lock_there(driver, tensors) -> a number: until that is unlocked, their memory is there
+// lock_there(driver, tensors, saved) -> a number: until that is unlocked, their memory is there,
+// and, if `saved`, what autograd has as well
 PyObject* lock_there(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensors = nullptr;
-    parse(arguments, "OO", &capsule, &tensors);
+    int saved = 0;
+    parse(arguments, "OOp", &capsule, &tensors, &saved);
     Driver& driver = driver_of(capsule);
     Homes homes;
     const Object each(PySequence_Fast(tensors, "tensors: a list"));
@@ -69,7 +87,8 @@ PyObject* lock_there(PyObject* arguments) {
     }
     return PyLong_FromLongLong(in_words(driver, [&] {
         Locked lock;
-        return driver.any_time->lock_there(homes, lock);
+        return driver.any_time ? driver.any_time->lock_there(homes, lock)
+                               : read_there(driver, homes, saved != 0, lock);
     }));
 }
 
@@ -81,7 +100,11 @@ PyObject* unlock_there(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     in_words(driver, [&] {
         const Locked lock;
-        driver.any_time->unlock_there(number);
+        if (driver.any_time) {
+            driver.any_time->unlock_there(number);
+        } else {
+            driver.noted.erase(number);
+        }
     });
     return nothing();
 }

@@ -31,7 +31,10 @@ public:
         driver_.in_flight += nbytes_;
         ++driver_.running;
         if (reads_anything_) {
-            ++driver_.any_time->reading_anything;
+            ++driver_.reading_anything;
+            if (driver_.lending != 0 || driver_.replaying != 0) {
+                driver_.stops_lending();
+            }
         }
     }
 
@@ -44,7 +47,7 @@ public:
         driver_.in_flight -= nbytes_;
         --driver_.running;
         if (reads_anything_) {
-            --driver_.any_time->reading_anything;
+            --driver_.reading_anything;
         }
     }
 
@@ -86,7 +89,7 @@ void Operation::call() {
     }
     const std::uint64_t begun = ++driver_.begun;
     try {
-        const bool reads_anything = driver_.any_time && !facts_.name.starts_with("aten::");
+        const bool reads_anything = !facts_.name.starts_with("aten::");
         const Running running(driver_, needed_ + inside_, reads_anything);
         const Unlocked others(lock_);
         redispatch();

@@ -9,6 +9,7 @@
 
 #include "any_time.h"
 #include "audit.h"
+#include "held.h"
 #include "learner.h"
 #include "own_policy.h"
 #include "poison.h"
@@ -471,6 +472,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     c10::SmallVector<Home, 2> homes;
     try {
+        const Counted counted(replaying);
         run(recipe, in_place, homes);
     } catch (std::exception& error) {
         if (in_place) {  // who knows what is in there now

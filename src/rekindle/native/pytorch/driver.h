@@ -34,6 +34,7 @@
 #include "memory.h"
 #include "positions.h"
 #include "prices.h"
+#include "reader.h"
 #include "recipe.h"
 #include "shortfall.h"
 #include "snapshot.h"
@@ -46,9 +47,8 @@ class AnyTime;
 class Audit;
 class Learner;        // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): likewise
+class Reading;
 class Swapper;
-
-using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
 
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
@@ -132,9 +132,16 @@ public:
     std::vector<const Facts*> again;  // what ran again, if somebody counts
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Samples samples;
-    Bytes in_flight = 0;      // of operators that run just now: what `Running` holds
-    int running = 0;          // how many of them there are
-    std::uint64_t begun = 0;  // and all that ever began
+    Bytes in_flight = 0;       // of operators that run just now: what `Running` holds
+    int running = 0;           // how many of them there are
+    std::uint64_t begun = 0;   // and all that ever began
+    int reading_anything = 0;  // how many of those that run may read whatever the program holds
+    int lending = 0;           // how many threads may let go of what variables hold now
+    int replaying = 0;         // operators that run again just now
+    Readers readers;
+    std::map<std::int64_t, std::unique_ptr<Reading>>
+        noted;               // what Python reads, or functions of one's own
+    std::int64_t notes = 0;  // that ever were
     Workspaces workspaces;
     Snapshot peak_snapshot;
     bool peak_snapshot_due = false;     // memory is 2 % above what it was at the last one
@@ -275,9 +282,32 @@ public:
     bool forget_sources();
     // Whether nobody waits for what else the operators made that made `record`.
     bool may_forget(Record& record);
-    // What variables hold, and nobody reads: it may be let go until the engine hears otherwise. Not
-    // in `read`; `but_saved`: nor what autograd has as well.
-    std::vector<Ref<Storage>> lend(const Homes& read, bool but_saved);
+    // What variables hold, and nobody reads: it may be let go until the engine hears otherwise.
+    std::vector<Ref<Storage>> lend();
+    // `reader` reads from now on, until `ends`: what it reads, and was lent, stays.
+    void begins(Reader& reader);
+
+    void ends(Reader& reader) noexcept { readers.remove(reader); }
+
+    // An operator begins that may read whatever the program holds: what was lent stays.
+    void stops_lending();
+
+    // One more of something, as long as it lives.
+    class Counted final {
+    public:
+        explicit Counted(int& count) noexcept : count_(++count) {}
+
+        Counted(const Counted&) = delete;
+        Counted& operator=(const Counted&) = delete;
+        Counted(Counted&&) = delete;
+        Counted& operator=(Counted&&) = delete;
+
+        ~Counted() { --count_; }
+
+    private:
+        int& count_;
+    };
+
     // If `home` is a husk, what was there is there again.
     void bring_back(const c10::StorageImpl& home);
     // It is there, and stays as long as the program has it: its address leaves PyTorch.
@@ -497,6 +527,26 @@ void Driver::perform(F&& events, const char* who) {
     bereft_.clear();
 }
 
+// A budget without what operators take that run just now, until the end: that room is theirs.
+class Beside final {
+public:
+    explicit Beside(Driver& driver)
+        : engine_(driver.engine), nbytes_(engine_.budget == UNLIMITED ? 0 : driver.in_flight) {
+        engine_.budget -= nbytes_;
+    }
+
+    Beside(const Beside&) = delete;
+    Beside& operator=(const Beside&) = delete;
+    Beside(Beside&&) = delete;
+    Beside& operator=(Beside&&) = delete;
+
+    ~Beside() { engine_.budget += nbytes_; }
+
+private:
+    Engine& engine_;
+    const Bytes nbytes_;
+};
+
 template <class F>
 void Driver::lose(F&& events) {
     using Clock = std::chrono::steady_clock;
@@ -518,17 +568,21 @@ void Driver::lose(F&& events) {
 
 template <class F>
 void Driver::bring(F&& events) {
-    try {
+    const auto act_beside = [&] {
+        const Beside others(*this);
         perform(events);
+    };
+    try {
+        act_beside();
     } catch (const Died&) {
         look_at_all();
-        perform(events);
+        act_beside();
     } catch (const Shortage&) {
         if (!shortfall.as_given(engine.budget)) {
             throw;
         }
         const Shortfall::Insisting insisting(shortfall);
-        perform(events);
+        act_beside();
     }
 }
 

@@ -19,7 +19,7 @@ PyObject* let_go_now(PyObject* arguments) {
         driver.settle();
         about_to_let_go(driver, lock);
         driver.let_go_now();
-        lending(driver, lock, [&] { driver.let_go_now(); }, [](Homes&) {});
+        lending(driver, lock, [&] { driver.let_go_now(); });
     });
     return nothing();
 }
@@ -60,6 +60,10 @@ PyObject* in_flight(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
     return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.in_flight));
+}
+
+PyObject* has_lock(PyObject* /*arguments*/) {
+    return PyBool_FromLong(the_mutex().mine() ? 1 : 0);
 }
 
 PyObject* take_out(PyObject* arguments) {

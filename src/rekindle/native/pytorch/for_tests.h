@@ -17,6 +17,8 @@ PyObject* count_again(PyObject* arguments);
 PyObject* again(PyObject* arguments);
 // in_flight(driver) -> how many operators run, and what they take
 PyObject* in_flight(PyObject* arguments);
+// has_lock() -> whether this thread has the session's mutex
+PyObject* has_lock(PyObject* arguments);
 // take_out(driver, what): "in_order", "keep_until_read" or "may_differ", of the device, or
 // "fitted": a device that has less than the budget says does not lower it
 PyObject* take_out(PyObject* arguments);

@@ -20,10 +20,12 @@ bool may_return(const Record& record) noexcept {
     return record.returnable && record.replayable && record.listed && record.flags == 0;
 }
 
-LastResort::LastResort(Driver& driver, const Homes& read, bool but_saved)
-    : driver_(driver), lent_(driver.lend(read, but_saved)) {}
+LastResort::LastResort(Driver& driver) : driver_(driver), lent_(driver.lend()) {
+    ++driver_.lending;
+}
 
 LastResort::~LastResort() {
+    --driver_.lending;
     without_throwing([&] {
         for (const Ref<Storage>& each : lent_) {
             if (each->listed) {
@@ -33,8 +35,53 @@ LastResort::~LastResort() {
     });
 }
 
-std::vector<Ref<Storage>> Driver::lend(const Homes& read, bool but_saved) {
+Reading::Reading(Driver& driver, const Homes& homes, bool saved)
+    : driver_(driver), homes_(homes), saved_(saved) {
+    driver_.begins(*this);
+}
+
+Reading::~Reading() {
+    driver_.ends(*this);
+}
+
+void Driver::begins(Reader& reader) {
+    readers.add(reader);
+    if (lending == 0) {
+        return;
+    }
+    Homes read;
+    reader.note_read(read);
+    for (const c10::StorageImpl* home : read) {
+        const Resident* found = resident_at(*home);
+        if (found != nullptr && found->record != nullptr && found->record->returns) {
+            engine.let_return(*found->record, false);
+        }
+    }
+    if (reader.reads_saved()) {
+        stops_lending();
+    }
+}
+
+void Driver::stops_lending() {
+    if (any_time) {
+        any_time->stops();
+        return;
+    }
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->returns) {
+            engine.let_return(*each, false);
+        }
+    }
+}
+
+std::vector<Ref<Storage>> Driver::lend() {
     poll();
+    Homes read;
+    bool but_saved = false;
+    readers.each([&](const Reader& reader) {
+        reader.note_read(read);
+        but_saved = but_saved || reader.reads_saved();
+    });
     std::vector<Ref<Storage>> lent;
     for (Record* record = first_held_; record != nullptr; record = record->held_after) {
         const bool there = record->resident || record->husk;  // which may come back on the way

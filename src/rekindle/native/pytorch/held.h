@@ -19,10 +19,11 @@ bool is_returnable(const c10::TensorImpl& tensor);
 // Whether `record` may ever be let go while the program holds it.
 bool may_return(const Record& record) noexcept;
 
-// While it lives, what variables hold may be let go, but for `read`. Lock and driver outlive it.
+// While it lives, what variables hold may be let go, but for what somebody reads. Lock and driver
+// outlive it.
 class LastResort final {
 public:
-    LastResort(Driver& driver, const Homes& read, bool but_saved);
+    explicit LastResort(Driver& driver);
     LastResort(const LastResort&) = delete;
     LastResort& operator=(const LastResort&) = delete;
     LastResort(LastResort&&) = delete;
@@ -34,32 +35,52 @@ private:
     std::vector<Ref<Storage>> lent_;
 };
 
-// Runs `step` while what variables hold may be let go. `reads` adds to a list in what storages they
-// lie that are read meanwhile. Gives the lock back for a moment. False: they must stay, and it did
-// not run.
-template <class Step, class Reads>
-bool lending(Driver& driver, Locked& lock, Step&& step, Reads&& reads) {
-    if (!driver.lends || driver.running != 0) {  // another thread's operator may read anything
+// While it lives, what is in `homes` is being read. Begins and ends with the lock.
+class Reading final : public Reader {
+public:
+    // `saved`: and all that autograd saved, perhaps.
+    Reading(Driver& driver, const Homes& homes, bool saved = false);
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    Reading(Reading&&) = delete;
+    Reading& operator=(Reading&&) = delete;
+    ~Reading() override;
+
+    void note_read(Homes& read) const override { read.append(homes_.begin(), homes_.end()); }
+
+    bool reads_saved() const override { return saved_; }
+
+private:
+    Driver& driver_;
+    const Homes homes_;
+    const bool saved_;
+};
+
+// Runs `step` while what variables hold may be let go, but for what somebody reads: who runs it has
+// said before what that is. Gives the lock back for a moment. False: all must stay, and it did not
+// run.
+template <class Step>
+bool lending(Driver& driver, Locked& lock, Step&& step) {
+    if (!driver.lends) {
         return false;
     }
-    std::optional<Read> read;
+    bool known = false;
     {
         const Unlocked others(lock);
-        read = what_is_read(driver);
+        known = all_threads_are_known(driver);
     }
     driver.collect();
-    if (!read) {
+    if (!known || !driver.lends || driver.reading_anything != 0) {
         return false;
     }
-    reads(read->homes);
-    const LastResort resort(driver, read->homes, read->saved);
+    const LastResort resort(driver);
     step();
     return true;
 }
 
 // Runs `step`, and if there is no room for it once more, with what variables hold.
-template <class Step, class Reads>
-void or_lending(Driver& driver, Locked& lock, Step&& step, Reads&& reads) {
+template <class Step>
+void or_lending(Driver& driver, Locked& lock, Step&& step) {
     if (driver.any_time) {  // it is let go like everything else
         about_to_let_go(driver, lock);
         driver.any_time->attempt(step);
@@ -72,15 +93,9 @@ void or_lending(Driver& driver, Locked& lock, Step&& step, Reads&& reads) {
     } catch (const Shortage& error) {
         shortage = error;
     }
-    if (!lending(driver, lock, step, reads)) {
+    if (!lending(driver, lock, step)) {
         throw Shortage(*std::move(shortage));
     }
-}
-
-// Likewise, where nothing is read.
-template <class Step>
-void or_lending(Driver& driver, Locked& lock, Step&& step) {
-    or_lending(driver, lock, step, [](Homes&) {});
 }
 
 // The memory of `tensor` is there.

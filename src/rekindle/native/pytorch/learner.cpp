@@ -28,26 +28,6 @@ std::int64_t part_in_graph(const Invocation& invocation) {
     return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
 }
 
-// A budget without `nbytes` of it, until the end.
-class Beside final {
-public:
-    Beside(Engine& engine, Bytes nbytes)
-        : engine_(engine), nbytes_(engine.budget == UNLIMITED ? 0 : nbytes) {
-        engine_.budget -= nbytes_;
-    }
-
-    Beside(const Beside&) = delete;
-    Beside& operator=(const Beside&) = delete;
-    Beside(Beside&&) = delete;
-    Beside& operator=(Beside&&) = delete;
-
-    ~Beside() { engine_.budget += nbytes_; }
-
-private:
-    Engine& engine_;
-    const Bytes nbytes_;
-};
-
 // Whether `bounds` go up from zero or more, and not beyond `end`.
 bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
     std::int64_t last = 0;
@@ -208,11 +188,9 @@ void Learner::go_to(std::size_t place) {
     }
 }
 
-// What fails here has not been asked for yet: when it is, it fails then. Room that was made for
-// operators of other threads, which run just now, is theirs.
+// What fails here has not been asked for yet: when it is, it fails then.
 template <class F>
 void Learner::attempt(F&& moves) {
-    const Beside beside(driver_.engine, driver_.in_flight);
     try {
         driver_.lose([&] { driver_.bring(moves); });
     } catch (const std::exception& error) {

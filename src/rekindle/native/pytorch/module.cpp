@@ -498,6 +498,7 @@ PyMethodDef methods[] = {
     method<rekindle::longest_chain>("longest_chain"),
     method<rekindle::count_again>("count_again"),
     method<rekindle::again>("again"),
+    method<rekindle::has_lock>("has_lock"),
     method<rekindle::in_flight>("in_flight"),
     method<rekindle::take_out>("take_out"),
     method<rekindle::fitted>("fitted"),

@@ -23,7 +23,7 @@ void Operation::bring_inputs() {
 void Operation::let_go_for_tests() {
     about_to_let_go(driver_, lock_);
     driver_.let_go_now();
-    lending(driver_, lock_, [&] { driver_.let_go_now(); }, [](Homes&) {});
+    lending(driver_, lock_, [&] { driver_.let_go_now(); });
 }
 
 void Operation::know_inputs() {

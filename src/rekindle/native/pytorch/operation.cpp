@@ -16,6 +16,8 @@ namespace rekindle {
 void Operation::run() {
     driver_.about_to_run();
     invocation_.take(stack_);
+    driver_.begins(*this);
+    begun_ = true;
     invocation_.signature = signature_of(op_, invocation_, stack_);
     for (const std::uint32_t position : invocation_.written) {
         driver_.note_if_it_strays(*invocation_.tensors[position]);

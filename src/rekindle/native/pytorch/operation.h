@@ -22,7 +22,7 @@
 namespace rekindle {
 
 // One call of an operator within a budget. Short-lived: a method for each step.
-class Operation final {
+class Operation final : public Reader {
 public:
     Operation(
         Driver& driver,
@@ -45,9 +45,15 @@ public:
     Operation& operator=(const Operation&) = delete;
     Operation(Operation&&) = delete;
     Operation& operator=(Operation&&) = delete;
-    ~Operation() = default;
+
+    ~Operation() override {
+        if (begun_) {
+            driver_.ends(*this);
+        }
+    }
 
     void run();
+    void note_read(Homes& read) const override;
 
 private:
     struct Made final {
@@ -72,18 +78,16 @@ private:
     void bring_inputs();
     void let_go_for_tests();
 
-    // Runs `step`, and if there is no room for it once more, with what variables hold; but what
-    // this operator is about to read stays.
+    // Runs `step`, and if there is no room for it once more, with what variables hold.
     template <class Step>
     void or_lending(Step&& step) {
         if (driver_.any_time) {  // that it may let go was said before
             driver_.any_time->attempt(step);
             return;
         }
-        rekindle::or_lending(driver_, lock_, step, [&](Homes& read) { note_read(read); });
+        rekindle::or_lending(driver_, lock_, step);
     }
 
-    void note_read(Homes& read) const;
     void keep_inputs_there();
     bool may_only_count();
     void only_count();
@@ -132,6 +136,7 @@ private:
     c10::SmallVector<Record*, 1> fixed_;        // sources that recipes read, and that it writes
     c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
     c10::SmallVector<Home, 1> private_;         // copies of what others may write
+    bool begun_ = false;                        // it is among the readers
     bool recording_ = false;
     bool foreign_ = false;  // an input is where others may write
     Bytes needed_ = 0;      // for what it makes,

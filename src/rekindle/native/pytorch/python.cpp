@@ -284,29 +284,14 @@ void ask_for_lessons(const Driver& driver, std::int64_t met) {
     ask("lessons", "nL", driver.number(), static_cast<long long>(met));
 }
 
-std::optional<Read> what_is_read(const Driver& driver) {
-    std::optional<Read> read;
+bool all_threads_are_known(const Driver& driver) {
+    bool known = false;
     const auto take = [&](PyObject* told) {
-        if (told == Py_None) {
-            return true;
-        }
-        PyObject* tensors = nullptr;
-        int saved = 0;
-        if (PyArg_ParseTuple(told, "Op", &tensors, &saved) == 0) {
-            return false;
-        }
-        read.emplace().saved = saved != 0;
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
-            const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
-            if (has_memory(*tensor.unsafeGetTensorImpl())) {
-                read->homes.push_back(tensor.storage().unsafeGetStorageImpl());
-            }
-            read->tensors.push_back(tensor);
-        }
+        known = told == Py_True;
         return true;
     };
-    ask_and(take, "what_is_read", "n", driver.number());
-    return read;
+    ask_and(take, "all_threads_are_known", "n", driver.number());
+    return known;
 }
 
 namespace {

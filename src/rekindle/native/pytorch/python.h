@@ -84,15 +84,9 @@ inline void tell(Driver& driver) {
 // A step begins with `met`: Python may know what comes then, of other processes.
 void ask_for_lessons(const Driver& driver, std::int64_t met);
 
-// What is read just now beside the arguments of an operator: it must stay where it is.
-struct Read final {
-    std::vector<at::Tensor> tensors;
-    Homes homes;         // of those, and of others that are to be added
-    bool saved = false;  // and all that autograd has as well
-};
-
-// Null: nobody knows, for there are other threads.
-std::optional<Read> what_is_read(const Driver& driver);
+// Whether nothing runs but threads that started within the budget, or touch no tensor of the
+// program's: of others nobody knows what they read.
+bool all_threads_are_known(const Driver& driver);
 
 // A driver is gone, and so are all handles of it: Python will hear of it.
 void tell_gone(std::ptrdiff_t number) noexcept;

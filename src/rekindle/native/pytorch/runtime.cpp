@@ -28,11 +28,9 @@ void bring_operands(
     const Facts& facts,
     const torch::jit::Stack& stack,
     Locked& lock,
-    std::optional<Touched>& touched
+    std::optional<Touched>& touched,
+    std::optional<Reading>& reading
 ) {
-    if (driver.husks == 0 && !driver.any_time) {
-        return;
-    }
     Homes homes;
     for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
         if (value.isTensor() && has_memory(*value.toTensor().unsafeGetTensorImpl())) {
@@ -45,9 +43,9 @@ void bring_operands(
         touched.emplace(driver, homes, lock);
         return;
     }
-    const auto reads = [&](Homes& read) { read.insert(read.end(), homes.begin(), homes.end()); };
+    reading.emplace(driver, homes);
     for (const c10::StorageImpl* home : homes) {
-        or_lending(driver, lock, [&] { driver.bring_back(*home); }, reads);
+        or_lending(driver, lock, [&] { driver.bring_back(*home); });
     }
 }
 
@@ -62,7 +60,8 @@ void set_memory(
 ) {
     driver.settle();
     std::optional<Touched> touched;
-    bring_operands(driver, facts, *stack, lock, touched);
+    std::optional<Reading> reading;
+    bring_operands(driver, facts, *stack, lock, touched, reading);
     const at::Tensor target = torch::jit::last(*stack, facts.arguments)[0].toTensor();
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {

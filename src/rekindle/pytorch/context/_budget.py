@@ -32,12 +32,10 @@ from rekindle.pytorch.context._threads import Hooks, inherited
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
 from rekindle.pytorch.held import (
     Anything,
-    Lending,
     anything,
-    anything_natively,
-    escapes_seen,
     known_natively,
     last_resort,
+    lending_natively,
 )
 from rekindle.pytorch.learned import Learner, NativeLearner, lessons_for
 from rekindle.pytorch.native import (
@@ -282,11 +280,8 @@ class budget:
                 driver.places.watch(stack)
             driver.owners.watch(stack)
             stack.enter_context(seen(driver))
-            if given.lends:
-                driver.lending = Lending(driver)
-                stack.enter_context(escapes_seen(driver.lending))
-            elif driver.anything:
-                stack.enter_context(anything_natively(driver))
+            if given.lends or driver.anything:
+                stack.enter_context(lending_natively(driver))
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))
             stack.enter_context(trades_seen(driver.trading))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
-from rekindle.pytorch.online import CAPSULES, by_rekindle, replace
+from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, replace
 from rekindle.pytorch.operators import tensors_in
 
 #: An address, or something that has one, leaves PyTorch. (`__array__`, `storage`, `share_memory_`,
@@ -23,6 +23,8 @@ from rekindle.pytorch.operators import tensors_in
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
 #: Read the memory, and return what has nothing to do with it any more.
 _LOOK = ("__repr__", "tolist")
+
+Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
 
 class Keeper(Protocol):
@@ -49,6 +51,24 @@ class Keeper(Protocol):
         ...
 
 
+_keeper = Current[Keeper]()
+
+
+def _present(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    keeper = _keeper.now
+    return nullcontext() if keeper is None else keeper.present(tensors)
+
+
+def _present_in_forward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    keeper = _keeper.now
+    return nullcontext() if keeper is None else keeper.present_in_forward(tensors)
+
+
+def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    keeper = _keeper.now
+    return nullcontext() if keeper is None else keeper.present_in_backward(tensors)
+
+
 @contextmanager
 def escapes_seen(shells: Keeper) -> Iterator[None]:
     """Inside, nobody gets at the memory of a tensor before it is there."""
@@ -56,8 +76,9 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
     def give_away(original: Any) -> Any:
         @functools.wraps(original)
         def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not by_rekindle(2):
-                shells.keep(tensor)
+            keeper = _keeper.now
+            if keeper is not None and not by_rekindle(2):
+                keeper.keep(tensor)
             return original(tensor, *args, **kwargs)
 
         return kept
@@ -65,13 +86,14 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
     def hand_out(original: Any) -> Any:
         @functools.wraps(original)
         def handed_out(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not by_rekindle(2):
-                shells.hand_out(tensor)
+            keeper = _keeper.now
+            if keeper is not None and not by_rekindle(2):
+                keeper.hand_out(tensor)
             return original(tensor, *args, **kwargs)
 
         return handed_out
 
-    def look(original: Any, present: Any = shells.present) -> Any:
+    def look(original: Any, present: Present = _present) -> Any:
         @functools.wraps(original)
         def looked_at(*args: Any, **kwargs: Any) -> Any:
             with present(tensors_in(args)):
@@ -80,12 +102,12 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
         return looked_at
 
     def look_on(original: Any) -> Any:
-        return classmethod(look(_unbound(original), shells.present_in_forward))
+        return classmethod(look(_unbound(original), _present_in_forward))
 
     def look_back(original: Any) -> Any:
-        return look(original, shells.present_in_backward)
+        return look(original, _present_in_backward)
 
-    with ExitStack() as stack:
+    with _keeper.during(shells), ExitStack() as stack:
         for name in _ADDRESSES:
             if hasattr(Tensor, name):
                 replace(stack, Tensor, name, give_away)

@@ -1,7 +1,8 @@
-"""What the native core asks, and is told, where it lets go of anything (`evict="anything"`).
+"""What the native core asks, and is told, where it evicts what variables hold.
 
-It brings back by itself what operators read, and what autograd asks for: native/pytorch/any_time.h.
-What goes around the dispatcher is seen here, and locked there while somebody reads it.
+The core itself brings back what operators read, and what autograd asks for: native/pytorch/held.h,
+any_time.h and reader.h. What goes around the dispatcher is seen here, and noted there as long as
+somebody reads it. So no thread evicts what another one reads.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ class NativeLender(Protocol):
 
     lending: Natively | None
 
-    def lock_there(self, tensors: list[Tensor]) -> int:
-        """The memory of `tensors` is there until `unlock_there` is called with what this gives."""
+    def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
+        """Keep the memory of `tensors` until `unlock_there` is called with what this returns.
+
+        `saved`: keep what autograd saved as well.
+        """
         ...
 
     def unlock_there(self, number: int) -> None:
@@ -52,18 +56,18 @@ class Natively:
         self._driver = driver
         self.threads = Threads()
 
-    def what_is_read(self) -> tuple[list[Tensor], bool] | None:
-        """Nothing beside what is locked; None: nobody knows, for there are threads of which nothing
-        is known."""
+    def all_threads_are_known(self) -> bool:
+        """Return whether each thread either started within the budget or touches no tensor."""
         self.threads.changed()
-        return None if self.threads.unknown else ([], False)
+        return not self.threads.unknown
 
     # -- what `escapes_seen` asks for -----------------------------------------------------------
 
     @contextmanager
-    def present(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Inside, the memory of `tensors` is there."""
-        number = self._driver.lock_there([each for each in tensors if is_plain(type(each))])
+    def present(self, tensors: Iterable[Tensor], *, saved: bool = False) -> Iterator[None]:
+        """Inside, the memory of `tensors` is there; `saved`: what autograd saved stays as well."""
+        read = [each for each in tensors if is_plain(type(each))]
+        number = self._driver.lock_there(read, saved=saved)
         try:
             yield
         finally:
@@ -80,7 +84,11 @@ class Natively:
         finally:
             self._driver.record_without_grad(True)
 
-    present_in_backward = present  # what autograd unpacked is the core's to keep
+    @contextmanager
+    def present_in_backward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Likewise, for the backward pass of a function of one's own, which asks for more."""
+        with self.present(tensors, saved=True):
+            yield
 
     def keep(self, tensor: Tensor) -> None:
         """Its address leaves PyTorch."""
@@ -94,8 +102,9 @@ class Natively:
 
 
 @contextmanager
-def anything_natively(driver: NativeLender) -> Iterator[None]:
-    """Inside, what gets around the dispatcher is seen by the driver, which lets go of anything."""
+def lending_natively(driver: NativeLender) -> Iterator[None]:
+    """Inside, the driver, which may evict what variables hold, sees what gets around the
+    dispatcher."""
     driver.lending = natively = Natively(driver)
     with escapes_seen(natively):
         yield

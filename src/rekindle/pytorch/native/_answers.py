@@ -149,10 +149,10 @@ class Answers:
         if driver is not None and driver.watcher is not None:
             driver.watcher.begins(met)
 
-    def what_is_read(self, number: int) -> tuple[list[torch.Tensor], bool] | None:
+    def all_threads_are_known(self, number: int) -> bool:
         driver = drivers.get(number)
         lending = None if driver is None else driver.lending
-        return None if lending is None else lending.what_is_read()
+        return lending is not None and lending.all_threads_are_known()
 
     def range(self, number: int, ends: int) -> None:
         driver = drivers.get(number)

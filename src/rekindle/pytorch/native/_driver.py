@@ -60,11 +60,11 @@ class Watcher(Protocol):
         ...
 
 
-class WhatIsRead(Protocol):
-    """Who knows which tensors of the program must stay now."""
+class KnowsThreads(Protocol):
+    """Who knows which threads may read what the program holds."""
 
-    def what_is_read(self) -> tuple[list[Tensor], bool] | None:
-        """Those, and whether what autograd saved must as well; None: all must."""
+    def all_threads_are_known(self) -> bool:
+        """Return whether each thread either started within the budget or touches no tensor."""
         ...
 
 
@@ -163,7 +163,7 @@ class NativeDriver:
         self.anything = anything
         if anything:
             core.let_go_of_anything(self.handle)
-        self.lending: WhatIsRead | None = None  #: knows what of the program's may not be let go
+        self.lending: KnowsThreads | None = None  #: of a driver that evicts what variables hold
         self.watcher: Watcher | None = None  #: only of a driver that learns
         self.copies: CopiesOnHost | None = None
         self.transfers: TransfersOnHost | None = None
@@ -319,9 +319,12 @@ class NativeDriver:
         """Likewise, and it stays as long as the program has it."""
         self.core.keep_there(self.handle, tensor)
 
-    def lock_there(self, tensors: list[Tensor]) -> int:
-        """The memory of `tensors` is there until `unlock_there` is called with what this gives."""
-        return self.core.lock_there(self.handle, tensors)
+    def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
+        """Keep the memory of `tensors` until `unlock_there` is called with what this returns.
+
+        `saved`: keep what autograd saved as well.
+        """
+        return self.core.lock_there(self.handle, tensors, saved)
 
     def unlock_there(self, number: int) -> None:
         """The inverse of `lock_there`."""

@@ -34,6 +34,7 @@ from rekindle.pytorch.online._explain import snapshot as snapshot
 from rekindle.pytorch.online._explain import table_of as table_of
 from rekindle.pytorch.online._foreign import given_away as given_away
 from rekindle.pytorch.online._handed_out import CAPSULES as CAPSULES
+from rekindle.pytorch.online._handed_out import Current as Current
 from rekindle.pytorch.online._handed_out import by_rekindle as by_rekindle
 from rekindle.pytorch.online._handed_out import hand_out as hand_out
 from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen

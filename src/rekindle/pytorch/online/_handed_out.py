@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -18,6 +18,7 @@ from torch.utils import dlpack
 
 from rekindle.pytorch.operators import is_plain
 
+T = TypeVar("T")
 Wrap = Callable[[Any], Any]
 #: Is told of memory that others may write from now on, before they can.
 GivenAway = Callable[[UntypedStorage], None]
@@ -41,6 +42,30 @@ _OF_STORAGES = (
 )
 
 
+@final
+class Current(Generic[T]):
+    """What functions that are replaced inside a budget ask for when they are called.
+
+    They have it from here, and keep nothing of the budget themselves: compiled code, among others,
+    may keep such a function for good.
+    """
+
+    def __init__(self) -> None:
+        self.now: T | None = None  #: None: there is no budget
+
+    @contextmanager
+    def during(self, value: T) -> Iterator[None]:
+        """Inside, it is `value`."""
+        before, self.now = self.now, value
+        try:
+            yield
+        finally:
+            self.now = before
+
+
+_told = Current[GivenAway]()
+
+
 @contextmanager
 def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
     """Inside, `given_away` hears of whoever gets at memory of tensors, or writes storages."""
@@ -48,8 +73,9 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
     def lent(original: Any) -> Any:
         @functools.wraps(original)
         def lend(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not by_rekindle(2):
-                hand_out(given_away, tensor)
+            told = _told.now
+            if told is not None and not by_rekindle(2):
+                hand_out(told, tensor)
             return original(tensor, *args, **kwargs)
 
         return lend
@@ -57,12 +83,14 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
     def written(original: Any) -> Any:
         @functools.wraps(original)
         def write(home: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            given_away(home)
+            told = _told.now
+            if told is not None:
+                told(home)
             return original(home, *args, **kwargs)
 
         return write
 
-    with ExitStack() as stack:
+    with _told.during(given_away), ExitStack() as stack:
         replace(stack, Tensor, "numpy", lent)
         for module, names in CAPSULES.items():
             for name in names:

@@ -18,10 +18,14 @@ import torch
 
 from rekindle.pytorch.devices import rounded
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._handed_out import Current
 from rekindle.pytorch.online._recording import changed_unseen
 
 #: Is told of the storage and the bytes that it is to have; says what to call when it has them.
 AboutToResize = Callable[[torch.UntypedStorage, int], Callable[[], None] | None]
+
+
+_told = Current[AboutToResize]()
 
 
 @contextmanager
@@ -31,7 +35,8 @@ def resizes_seen(about_to_resize: AboutToResize) -> Iterator[None]:
     own = "resize_" in vars(torch.UntypedStorage)
 
     def seen(home: torch.UntypedStorage, nbytes: int) -> Any:
-        resized = about_to_resize(home, nbytes)
+        told = _told.now
+        resized = None if told is None else told(home, nbytes)
         result = resize(home, nbytes)
         if resized is not None:
             resized()
@@ -39,7 +44,8 @@ def resizes_seen(about_to_resize: AboutToResize) -> Iterator[None]:
 
     torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with _told.during(about_to_resize):
+            yield
     finally:
         if own:
             torch.UntypedStorage.resize_ = resize

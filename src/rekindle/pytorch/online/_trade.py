@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rekindle.pytorch.online._driver import Driver
+from rekindle.pytorch.online._handed_out import Current
 from rekindle.pytorch.online._history import knowing
 from rekindle.pytorch.tensors import Memory
 
 #: While this lasts, the two may change places.
 Trading = Callable[[Tensor, Tensor], AbstractContextManager[None]]
+
+
+_told = Current[Trading]()
 
 
 @contextmanager
@@ -29,12 +33,14 @@ def trades_seen(trading: Trading) -> Iterator[None]:
     swap: Any = torch.utils.swap_tensors
 
     def seen(t1: Tensor, t2: Tensor) -> None:
-        with trading(t1, t2):
+        told = _told.now
+        with nullcontext() if told is None else told(t1, t2):
             swap(t1, t2)
 
     torch.utils.swap_tensors = seen
     try:
-        yield
+        with _told.during(trading):
+            yield
     finally:
         torch.utils.swap_tensors = swap
 

@@ -1,0 +1,44 @@
+"""Several threads within one budget, under many schedules: the bits of plain PyTorch each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rekindle.pytorch.native import core, why_not
+
+MODES = ["saved", "auto", "anything"]
+
+
+def outcomes(evict: str, first: int, count: int) -> dict[str, int]:
+    if core() is None:
+        pytest.skip(f"no native core: {why_not()}")
+    command = [sys.executable, "-W", "error", "-m", "tests.pytorch.native.schedules"]
+    done = subprocess.run(
+        [*command, evict, str(first), str(count)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60 + 10 * count,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == [], found["seen"]
+    return found["seen"]
+
+
+@pytest.mark.parametrize("evict", MODES)
+def test_threads_under_schedules_have_the_same_bits(evict: str) -> None:
+    assert outcomes(evict, 0, 6)["evicted"] > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evict", MODES)
+@pytest.mark.parametrize("first", range(100, 1_100, 100))
+def test_threads_under_a_thousand_schedules(evict: str, first: int) -> None:
+    assert outcomes(evict, first, 100)["evicted"] > 20
