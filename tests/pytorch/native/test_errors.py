@@ -95,7 +95,7 @@ def test_interrupt_while_the_peak_is_looked_at_reaches_the_program(
         for _ in range(1_000):
             pass
 
-    with rekindle.budget.unlimited(core="native") as run:
+    with rekindle.budget.unlimited(core="native", record=True) as run:
         torch.ones(100)
         monkeypatch.setattr(type(run._driver.peak), "look", interrupted)
         with pytest.raises(KeyboardInterrupt):
