@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import rekindle
-from tests.pytorch.harsh import WIDTH, deeper, harshest, vector
+from rekindle.pytorch.online import PARAMETERS
+from tests.pytorch.bits import differing
+from tests.pytorch.harsh import WIDTH, deeper, everything, harshest, vector
 
 Evict = Literal["saved", "anything"]
 Step = Callable[[], object]
@@ -46,6 +48,30 @@ def test_modules_convert_their_parameters_between_steps(evict: Evict) -> None:
         return step
 
     harshest(program, evict=evict)
+
+
+@pytest.mark.usefixtures("by_swapping")
+@pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
+def test_module_made_inside_converts_its_parameters(evict: Literal["auto"] | Evict) -> None:
+    torch.manual_seed(0)
+    plain = _converted()
+    torch.manual_seed(0)
+    with rekindle.budget("1GiB", evict=evict) as run:
+        network = _converted()
+        for parameter in network.parameters():
+            assert weakref.getweakrefs(parameter) != []  # the report still knows it
+    assert differing(everything(network), everything(plain)) == []
+    categories = run.report().at_peak.categories
+    assert categories[PARAMETERS] >= 8 * sum(each.numel() for each in network.parameters())
+    run._driver.engine.check()
+
+
+def _converted() -> nn.Module:
+    network = nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9))
+    network(torch.rand(3, 9)).sum().backward()
+    network.double()
+    (network(torch.rand(400, 9).double()).sum() ** 2).backward()
+    return network
 
 
 @pytest.mark.usefixtures("by_swapping")

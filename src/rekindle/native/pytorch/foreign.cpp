@@ -69,6 +69,9 @@ void Driver::note_checksum(Record& record) {
 
 void Driver::step_back(const c10::TensorImpl& tensor) {
     settle();
+    std::erase_if(module_tensors_, [&](const ModuleTensor& each) {
+        return each.tensor.lock().get() == &tensor;
+    });
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         Record& record = record_of(*each);
         if (record.origin.lock().get() == &tensor) {

@@ -345,12 +345,13 @@ class NativeDriver:
     @contextmanager
     def trading(self, t1: Tensor, t2: Tensor) -> Iterator[None]:
         """Inside, nothing follows the two."""
-        self.core.step_back(self.handle, t1)
-        self.core.step_back(self.handle, t2)
-        try:
-            yield
-        finally:
-            self.core.follow_again(self.handle)
+        with self.owners.without(t1, t2):
+            self.core.step_back(self.handle, t1)
+            self.core.step_back(self.handle, t2)
+            try:
+                yield
+            finally:
+                self.core.follow_again(self.handle)
 
     def close(self) -> None:
         """The context is over: from now on what dies is acted on at once."""

@@ -9,7 +9,7 @@ is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, final
 from weakref import WeakSet, WeakValueDictionary
 
@@ -96,17 +96,29 @@ class Owners:
 
         def parameter(module: Any, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
-                self._parameters[id(tensor)] = tensor
-                self._tell(tensor, True)
+                self._add(tensor, True)
 
         def buffer(module: Any, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
-                self._buffers[id(tensor)] = tensor
-                self._tell(tensor, False)
+                self._add(tensor, False)
 
         stack.callback(register_module_parameter_registration_hook(parameter).remove)
         stack.callback(register_module_buffer_registration_hook(buffer).remove)
 
-    def _tell(self, tensor: Tensor, parameter: bool) -> None:
+    @contextmanager
+    def without(self, *tensors: Tensor) -> Iterator[None]:
+        """Inside, nothing here refers to `tensors`; afterwards to what they are then."""
+        parameters = [each for each in tensors if self._parameters.pop(id(each), None) is not None]
+        buffers = [each for each in tensors if self._buffers.pop(id(each), None) is not None]
+        try:
+            yield
+        finally:
+            for each in parameters:
+                self._add(each, True)
+            for each in buffers:
+                self._add(each, False)
+
+    def _add(self, tensor: Tensor, parameter: bool) -> None:
+        (self._parameters if parameter else self._buffers)[id(tensor)] = tensor
         if self._added is not None:
             self._added(tensor, parameter)

@@ -49,7 +49,7 @@ def trades_seen(trading: Trading) -> Iterator[None]:
 def trading(driver: Driver, t1: Tensor, t2: Tensor) -> Iterator[None]:
     """Inside, nothing follows the two; afterwards, what followed one follows the other, if they
     have changed places."""
-    with driver.lock:
+    with driver.lock, driver.owners.without(t1, t2):
         driver.settle()
         followers = [_step_back(driver, tensor) for tensor in (t1, t2)]
         now = (t1, t2)
