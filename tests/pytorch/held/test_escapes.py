@@ -99,6 +99,13 @@ LOOKS: dict[str, Look] = {
     "another process": sent,
     "custom Function": custom,
     "equal": lambda x: torch.equal(x, x.clone()),
+    "tensor of a list": lambda x: torch.tensor([x[:1], x[1:2]]).tolist(),
+    "tensor of lists": lambda x: torch.tensor([[x[:1]], [x[1:2]]]).tolist(),
+    "as_tensor": lambda x: torch.as_tensor([x[:1], x[1:2]]).tolist(),
+    "asarray": lambda x: torch.asarray([x[:1], x[1:2]]).tolist(),
+    "new_tensor": lambda x: x.new_tensor([x[:1], x[1:2]]).tolist(),
+    "Tensor": lambda x: torch.Tensor([x[:1], x[1:2]]).tolist(),  # type: ignore[list-item]
+    "tensor of complex": lambda x: torch.tensor([x[:1], 1j]).tolist(),
 }
 KEEPS: dict[str, Look] = {
     "numpy": lambda x: x.numpy(),
@@ -161,6 +168,17 @@ def test_a_look(name: str) -> None:
         _everything.let_go(run)
         assert LOOKS[name](x) == wanted
     assert x.tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.half, torch.complex64])
+def test_tensor_of_list_of_evicted_numbers_is_right(dtype: torch.dtype) -> None:
+    with rekindle.budget(1 << 30, evict="anything") as run:
+        x = torch.ones(4).to(dtype)
+        _everything.let_go(run)
+        assert is_empty(x)
+        made = torch.tensor([x[:1], x[1:2]])
+    assert made.dtype is dtype
+    assert made.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", KEEPS)

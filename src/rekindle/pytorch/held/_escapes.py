@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
 
@@ -23,6 +24,8 @@ from rekindle.pytorch.operators import tensors_in
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
 #: Read the memory, and return what has nothing to do with it any more.
 _LOOK = ("__repr__", "tolist")
+#: Read one number, by an operator that is seen, but where `torch.tensor([loss, loss])` asks.
+_NUMBERS = ("__bool__", "__complex__", "__float__", "__index__", "__int__")
 
 Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
@@ -101,6 +104,20 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
 
         return looked_at
 
+    def read(original: Any) -> Any:
+        @functools.wraps(original)
+        def number(tensor: Tensor) -> Any:
+            try:
+                return original(tensor)  # as a rule it is there: nothing is locked for that
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                pass
+            with shells.present(tensors_in(tensor)):
+                return original(tensor)
+
+        return number
+
     def look_on(original: Any) -> Any:
         return classmethod(look(_unbound(original), _present_in_forward))
 
@@ -114,6 +131,8 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
         replace(stack, Tensor, "numpy", hand_out)
         for name in _LOOK:
             replace(stack, Tensor, name, look)
+        for name in _NUMBERS:
+            replace(stack, Tensor, name, read)
         for module, names in CAPSULES.items():
             for name in names:
                 if hasattr(module, name):
