@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -117,3 +118,65 @@ def test_selective_checkpoints_inside_keep_what_they_cached() -> None:
         return step
 
     harshest(program)
+
+
+@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")
+@evict_modes
+@pytest.mark.parametrize("contexts", ["policy", "list"])
+def test_operator_that_policy_must_save_runs_once(contexts: str, evict: Evict) -> None:
+    """Its caller's word counts."""
+    saved = [torch.ops.aten.sin.default, torch.ops.aten.exp.default]
+    chosen = _policy if contexts == "policy" else saved
+
+    def program() -> Callable[[], Any]:
+        weight = vector(requires_grad=True)
+
+        def step() -> object:
+            x: Any = weight * 0.5
+            for _ in range(3):
+                x = checkpoint(
+                    partial(deeper, layers=3),
+                    deeper_by_cosines(x),
+                    use_reentrant=False,
+                    context_fn=partial(create_selective_checkpoint_contexts, chosen),
+                )
+            x.sum().backward()
+            return weight
+
+        return step
+
+    again = harshest(program, evict=evict).again
+    assert (again["sin"], again["exp"]) == (0, 0)
+    assert again["cos"] > 0
+
+
+def test_operator_that_policy_may_recompute_is_evicted() -> None:
+    """PREFER_SAVE is a wish."""
+
+    def prefers(*args: object, **kwargs: object) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_SAVE
+
+    def program() -> Callable[[], Any]:
+        weight = vector(requires_grad=True)
+
+        def step() -> object:
+            x: Any = weight * 0.5
+            for _ in range(3):
+                x = checkpoint(
+                    partial(deeper, layers=3),
+                    x,
+                    use_reentrant=False,
+                    context_fn=partial(create_selective_checkpoint_contexts, prefers),
+                )
+            x.sum().backward()
+            return weight
+
+        return step
+
+    assert harshest(program, evict="anything").again["exp"] > 0
+
+
+def deeper_by_cosines(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = (x.cos() * x).cos()
+    return x

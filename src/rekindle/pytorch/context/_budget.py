@@ -56,6 +56,7 @@ from rekindle.pytorch.online import (
     given_away,
     handing_out_seen,
     lost_in,
+    must_saves_seen,
     pushed,
     resizes_seen,
     short_form,
@@ -232,6 +233,7 @@ class budget:
             stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
             stack.enter_context(resizes_seen(partial(about_to_resize, runtime.driver)))
             stack.enter_context(trades_seen(partial(trading, runtime.driver)))
+            stack.enter_context(must_saves_seen(run.keep))
             stack.enter_context(regions_shown())
             runtime.driver.owners.watch(stack)
             steps = OptimizerSteps(runtime, mode)
@@ -285,6 +287,7 @@ class budget:
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))
             stack.enter_context(trades_seen(driver.trading))
+            stack.enter_context(must_saves_seen(run.keep))
             steps = OptimizerSteps(runtime, None)
             for hook in steps.watch():
                 stack.callback(hook.remove)

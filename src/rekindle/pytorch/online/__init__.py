@@ -57,6 +57,7 @@ from rekindle.pytorch.online._places import Places as Places
 from rekindle.pytorch.online._resize import about_to_resize as about_to_resize
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
+from rekindle.pytorch.online._selective import must_saves_seen as must_saves_seen
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps

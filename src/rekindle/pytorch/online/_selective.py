@@ -1,0 +1,59 @@
+"""Keeps what a selective checkpoint of the program must save.
+
+A policy that answers MUST_SAVE promises that the operator runs once. Its result is kept by the mode
+of the checkpoint, like by any variable of the program: a budget would evict it and run the operator
+again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import checkpoint
+
+from rekindle.pytorch.online._handed_out import replace
+from rekindle.pytorch.operators import is_plain, tensors_in
+
+
+@contextmanager
+def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
+    """Inside, `keep` is called with each result that a selective checkpoint must save."""
+    mode: Any = getattr(checkpoint, "_CachingTorchDispatchMode", None)  # not public
+    with ExitStack() as stack:
+        if mode is not None:
+            replace(stack, mode, "__torch_dispatch__", functools.partial(_keeping, keep))
+        yield
+
+
+def _keeping(keep: Callable[[Tensor], object], dispatch: Any) -> Any:
+    """Return `dispatch`, the method of the mode, with the policy's answers noted."""
+
+    @functools.wraps(dispatch)
+    def seen(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        asked, answers = mode.policy_fn, list[Any]()
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            answers.append(asked(*args, **kwargs))
+            return answers[-1]
+
+        mode.policy_fn = noted
+        try:
+            result = dispatch(mode, *args, **kwargs)
+        finally:
+            mode.policy_fn = asked
+        if any(_must_save(answer) for answer in answers):
+            for tensor in tensors_in(result):
+                if is_plain(type(tensor)) and tensor.layout is torch.strided:
+                    keep(tensor)
+        return result
+
+    return seen
+
+
+def _must_save(answer: Any) -> bool:
+    return answer is True or answer is checkpoint.CheckpointPolicy.MUST_SAVE
