@@ -42,6 +42,7 @@ from rekindle.pytorch.native import (
     NativeDriver,
     NativeRuntime,
     is_seen,
+    random_states_counted,
     seen,
     seen_in_thread,
     workspaces_on_host,
@@ -287,6 +288,8 @@ class budget:
             stack.enter_context(handing_out_seen(driver.give_away))
             stack.enter_context(resizes_seen(driver.about_to_resize))
             stack.enter_context(trades_seen(driver.trading))
+            if device.type == "cpu":
+                stack.enter_context(random_states_counted(driver))
             stack.enter_context(must_saves_seen(run.keep))
             steps = OptimizerSteps(runtime, None)
             for hook in steps.watch():

@@ -12,5 +12,6 @@ from rekindle.pytorch.native._meter import workspaces_on_host as workspaces_on_h
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread
+from rekindle.pytorch.native._states import random_states_counted as random_states_counted
 from rekindle.pytorch.native._transcript import Transcript as Transcript
 from rekindle.pytorch.native._transcript import written_down as written_down
