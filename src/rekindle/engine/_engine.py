@@ -23,7 +23,7 @@ from typing import Final, final
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine._exchange import Exchange
-from rekindle.engine._frame import Frame, NoRoom, Thrashed
+from rekindle.engine._frame import Cyclic, Frame, NoRoom, Thrashed
 from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
 from rekindle.schedule import Action, Compute, SwapIn
@@ -335,6 +335,7 @@ class Engine(Exchange):
     ) -> Iterator[Action]:
         """Depth first over the inputs, in their order; a stack instead of recursion."""
         frames = [Frame(call, wanted)]
+        calls = {call}
         self._open(frames[0], eager_locks)
         try:
             while frames:
@@ -342,6 +343,9 @@ class Engine(Exchange):
                 missing = self._next_missing(frame)
                 comes = missing is not None and self._copies(missing)
                 if missing is not None and not comes:
+                    if missing.call in calls:
+                        raise Cyclic
+                    calls.add(missing.call)
                     frames.append(Frame(missing.call, missing))
                     self._open(frames[-1], eager_locks)
                     continue
@@ -359,6 +363,7 @@ class Engine(Exchange):
                 if comes:
                     continue
                 frames.pop()
+                calls.remove(frame.call)
                 self._close(frame)
                 for value in frame.call.inputs:
                     yield from self._free(self._prune(value.storage))

@@ -29,6 +29,16 @@ class Thrashed(Exception):
 
 
 @final
+class Cyclic(Exception):
+    """A value is an input of the calls that make it, directly or not: the graph is damaged."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a value would have to be there before it can be computed; please report this"
+        )
+
+
+@final
 class Frame:
     """A call in progress: its inputs still to be had (last first), and those locked for it."""
 

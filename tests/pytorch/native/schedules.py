@@ -267,6 +267,7 @@ class Program:
             self.turns.stop()
             for thread in threads:
                 thread.join()
+            Turns.now = None  # what is recomputed where the budget ends takes no turns
         for thread in threads:
             for failure in thread.failures:  # type: ignore[attr-defined]
                 raise failure

@@ -1,10 +1,18 @@
 // The half of `Engine` that runs calls, for the first time and again.
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "engine.h"
 
 namespace rekindle {
+
+namespace {
+
+// How often a climb begins anew for each call that there is: far more than any that gets on.
+constexpr std::size_t MOST_BEGUN = 100;
+
+}  // namespace
 
 // -- first runs -----------------------------------------------------------------------------------
 
@@ -99,16 +107,77 @@ void Engine::link(Call& call) {
     }
 }
 
+// -- interludes -----------------------------------------------------------------------------------
+
+Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
+    : engine_(engine),
+      frames_(std::exchange(engine.frames_, {})),
+      pending_(std::exchange(engine.pending_, {})),
+      locked_(std::exchange(engine.locked_, {})),
+      taken_(call.nbytes + engine.workspace_of(call)),
+      amid_(std::exchange(engine.amid_, 0)),
+      lent_(in_place) {
+    engine_.in_flight += taken_;
+    if (in_place) {
+        engine_.lend(call);
+    }
+}
+
+Engine::Interlude::~Interlude() {
+    engine_.in_flight -= taken_;
+    engine_.frames_ = std::move(frames_);
+    engine_.pending_ = std::move(pending_);
+    engine_.locked_ = std::move(locked_);
+    engine_.amid_ = amid_;
+    engine_.lent_ = lent_;
+}
+
+void Engine::Interlude::give_back(const Call& call) {
+    lent_ = false;
+    for (const Overwrite& pair : call.overwrites()) {
+        Storage& storage = *pair.source->storage;
+        engine_.memory += storage.nbytes;
+        appear(storage);
+        engine_.chooser_->returned(storage);
+    }
+}
+
+// Nobody else can ask for what `call` overwrites. Who needs it meanwhile has to compute it again.
+void Engine::lend(const Call& call) {
+    for (const Overwrite& pair : call.overwrites()) {
+        Storage& storage = *pair.source->storage;
+        memory -= storage.nbytes;
+        vanish(storage);
+        chooser_->evicted(storage);
+    }
+}
+
 // -- bringing back --------------------------------------------------------------------------------
 
 void Engine::require_quietly(Value& value) {
     touch(*value.storage);
-    if (copies(value)) {
-        swap_in(*value.storage);
-    }
-    if (!value.defined) {
-        materialize(*value.call, &value, false);
-    }
+    const std::uint64_t visits = visits_;
+    do {
+        if (visits != visits_) {
+            if (value.storage->dissolved) {
+                return;
+            }
+            if (!value.storage->restorable()) {
+                throw Lost();
+            }
+        }
+        if (copies(value)) {
+            swap_in(*value.storage);
+        }
+        if (!value.defined) {
+            materialize(*value.call, &value, false);
+        }
+    } while (!value.defined && visits != visits_);
+}
+
+// Whether `value` is not there, and can be computed. Others may have seen to it that neither holds.
+bool Engine::is_missing(const Value& value) noexcept {
+    return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
 void Engine::materialize(Call& call, Value* wanted, bool held) {
@@ -129,7 +198,9 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
         }
     }
     shrink(-1);  // what is locked may be in the way: once more, empty-handed
-    climb(call, wanted, held, Locks::late);
+    if (wanted == nullptr || is_missing(*wanted)) {
+        climb(call, wanted, held, Locks::late);
+    }
 }
 
 // The calls in progress of one climb; closes those that are left, however it ends.
@@ -142,9 +213,24 @@ public:
     Climb(Climb&&) = delete;
     Climb& operator=(Climb&&) = delete;
 
-    ~Climb() {
+    ~Climb() { undo(); }
+
+    void undo() {
         while (!done()) {
             pop();
+        }
+    }
+
+    // Lets go of all inputs, some of which nobody may need any more.
+    void undo_and_prune() {
+        std::vector<Ref<Storage>> had;
+        for (Storage* storage : engine_.locked_) {
+            had.emplace_back(storage);
+        }
+        undo();
+        for (const Ref<Storage>& storage : had) {
+            engine_.prune(*storage);
+            engine_.free_all();
         }
     }
 
@@ -166,6 +252,7 @@ private:
 // Depth first over the inputs, in their order; a stack instead of recursion.
 void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     Climb progress(*this);
+    std::size_t begun = 1;
     open(call, wanted, locks);
     while (!progress.done()) {
         Value* missing = next_missing();
@@ -175,6 +262,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
             continue;
         }
         const Frame frame = frames_.back();
+        const std::uint64_t visits = visits_;
         try {
             if (comes) {
                 swap_in(*missing->storage);
@@ -185,6 +273,17 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
             if (locks == Locks::early || host == nullptr || !give_up(progress.first())) {
                 throw;
             }
+            continue;
+        }
+        if (visits != visits_) {  // what is there, and how to make what is not, may be others now
+            progress.undo_and_prune();
+            if (wanted == nullptr || !is_missing(*wanted)) {
+                return;
+            }
+            if (++begun > MOST_BEGUN * (graph.n_calls() + 1)) {
+                throw Starved();
+            }
+            open(call, wanted, locks);
             continue;
         }
         if (comes) {
@@ -199,6 +298,9 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
 }
 
 void Engine::open(Call& call, Value* wanted, Locks locks) {
+    if (frames_.size() > graph.n_calls()) {  // the first may not be linked yet
+        throw Cyclic();
+    }
     frames_.push_back({&call, wanted, pending_.size(), locked_.size()});
     const std::span<Edge> inputs = call.inputs();
     for (const Edge& edge : inputs) {
@@ -232,7 +334,8 @@ Value* Engine::next_missing() {
 
 // Unlocks, in the order of the inputs if all are locked: they become candidates so.
 void Engine::close(const Frame& frame) {
-    if (pending_.size() == frame.pending) {
+    // A call that others took out of the graph meanwhile has no inputs any more.
+    if (pending_.size() == frame.pending && frame.call->n_inputs == locked_.size() - frame.locked) {
         for (const Edge& edge : frame.call->inputs()) {
             unlock_quietly(*edge.value->storage);
         }
@@ -262,18 +365,26 @@ bool Engine::may_consume(const Frame& frame) const {
 void Engine::run(const Frame& frame, bool held) {
     Call& call = *frame.call;
     const bool in_place = call.n_overwrites != 0 && (!call.ran || may_consume(frame));
-    Bytes lent = 0;
+    Bytes taken_over = 0;
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {
-            lent += pair.source->storage->nbytes;
+            taken_over += pair.source->storage->nbytes;
         }
     }
-    make_room(call.nbytes - lent + workspace_of(call), &call);
+    make_room(call.nbytes - taken_over + workspace_of(call), &call);
     note(Entry::Kind::compute, call.id, 0, in_place ? 1 : 0);
+    const std::uint64_t visits = visits_;
+    lent_ = false;
     performer_.compute(call, in_place);
+    const bool lent = std::exchange(lent_, false);
     if (!call.ran) {
         enter(call, held);
         free_all();
+        return;
+    }
+    if (visits != visits_ && !(call.replayable && call.linked)) {  // nobody knows what it read
+        clock += call.cost;
+        recompute_ns += call.cost;
         return;
     }
     std::vector<Storage*> copied;  // what comes beside what is wanted, while its copy stays
@@ -284,7 +395,7 @@ void Engine::run(const Frame& frame, bool held) {
             copied.push_back(&storage);
         }
     }
-    readmit(frame, in_place);
+    readmit(frame, in_place, lent);
     drop_unasked(call);
     for (Storage* storage : copied) {
         if (storage->listed) {
@@ -293,7 +404,7 @@ void Engine::run(const Frame& frame, bool held) {
     }
 }
 
-void Engine::readmit(const Frame& frame, bool in_place) {
+void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     Call& call = *frame.call;
     clock += call.cost;
     recompute_ns += call.cost;
@@ -301,7 +412,7 @@ void Engine::readmit(const Frame& frame, bool in_place) {
         throw Thrashed(recompute_ns, rules.recompute_limit);
     }
     memory += call.nbytes;
-    if (in_place) {
+    if (in_place && !lent) {
         for (const Overwrite& pair : call.overwrites()) {
             memory -= take_over(pair);
         }

@@ -59,7 +59,9 @@ void Engine::use(Value& value) {
     } else {
         require_quietly(value);
     }
-    hold_by_program(*value.storage);
+    if (value.defined) {
+        hold_by_program(*value.storage);
+    }  // else it left the graph, and nobody can ask for it
 }
 
 void Engine::pin(Value& value) {
@@ -150,10 +152,9 @@ private:
     std::vector<Storage*> storages_;
 };
 
-void Engine::save_from(Storage& storage) {
+void Engine::save_from(Storage& storage, Saved& saved) {
     std::vector<Storage*> needy;
     graph.made_through(storage, needy);
-    Saved saved(*this);
     for (Storage* made : needy) {  // these must not make way for the others
         if (made->resident) {
             saved.save(*made);
@@ -170,7 +171,14 @@ void Engine::save_from(Storage& storage) {
 }
 
 void Engine::forget_quietly(Storage& storage) {
-    save_from(storage);
+    {
+        Saved saved(*this);
+        std::uint64_t visits = 0;
+        do {  // others may have made more from it meanwhile
+            visits = visits_;
+            save_from(storage, saved);
+        } while (visits != visits_);
+    }
     std::vector<Storage*> useless{&storage};
     std::vector<Call*> calls;
     while (!useless.empty()) {
@@ -207,7 +215,15 @@ void Engine::seal(Storage& storage) {
 void Engine::spoil(Storage& storage) {
     note_event(Entry::Kind::spoil, storage.id);
     const Event event(*this);
-    evict(storage);
+    if (lent_) {
+        if (!storage.resident) {  // else somebody has computed it again meanwhile
+            free(storage);
+        }
+        prune(storage);
+        free_all();
+    } else {
+        evict(storage);
+    }
 }
 
 void Engine::account(Nanoseconds cost, Bytes nbytes, Bytes workspace) {

@@ -6,6 +6,7 @@
 // guards it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -34,6 +35,34 @@ public:
     Engine& operator=(Engine&&) = delete;
     ~Engine() = default;
 
+    // Amid `compute`: while it lives the engine may hear of other events, of other threads or of
+    // what the call itself does. What the call takes is in flight, and what it overwrites is gone.
+    // The event in progress gathers again what it has lost, if anybody came.
+    class Interlude final {
+    public:
+        Interlude(Engine& engine, const Call& call, bool in_place);
+        Interlude(const Interlude&) = delete;
+        Interlude& operator=(const Interlude&) = delete;
+        Interlude(Interlude&&) = delete;
+        Interlude& operator=(Interlude&&) = delete;
+        ~Interlude();
+
+        // Somebody came.
+        void visited() noexcept { ++engine_.visits_; }
+
+        // The call failed before it wrote anything, and nobody came: what it overwrites is there.
+        void give_back(const Call& call);
+
+    private:
+        Engine& engine_;
+        std::vector<Frame> frames_;
+        std::vector<Value*> pending_;
+        std::vector<Storage*> locked_;
+        const Bytes taken_;
+        const int amid_;
+        bool lent_;
+    };
+
     // -- events ---------------------------------------------------------------------------------
 
     // The program runs `call` for the first time; its inputs are brought back if need be.
@@ -57,7 +86,8 @@ public:
     void forget(Storage& storage);
     // Nobody knows how the content of `storage`, which is resident, came about: it is kept.
     void seal(Storage& storage);
-    // A call that was to overwrite `storage`, which is dead, failed half way: it is gone.
+    // A call that was to overwrite `storage`, which is dead, failed half way: it is gone. Amid
+    // `compute`, or as an event.
     void spoil(Storage& storage);
     // An operator ran that made nothing, or `nbytes` that are only counted; negative: less.
     void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
@@ -90,7 +120,7 @@ private:
 
     void note_value(Entry::Kind kind, const Value& value) noexcept;
     void note_call(Entry::Kind kind, const Call& call, bool held) noexcept;
-    void save_from(Storage& storage);
+    void save_from(Storage& storage, Saved& saved);
     void forget_quietly(Storage& storage);
     void require_quietly(Value& value);
     void enter(Call& call, bool held);
@@ -101,8 +131,10 @@ private:
     Value* next_missing();
     void close(const Frame& frame);
     void run(const Frame& frame, bool held);
-    void readmit(const Frame& frame, bool in_place);
+    void readmit(const Frame& frame, bool in_place, bool lent);
     void drop_unasked(Call& call);
+    void lend(const Call& call);
+    static bool is_missing(const Value& value) noexcept;
     bool copies(const Value& value) const;
     Nanoseconds climb_ns(const Value& value, Nanoseconds limit) const;
     void swap_in(Storage& storage);
@@ -117,6 +149,8 @@ private:
     std::vector<Frame> frames_;     // calls in progress
     std::vector<Value*> pending_;   // their inputs still to be had
     std::vector<Storage*> locked_;  // what is locked for them
+    std::uint64_t visits_ = 0;      // interludes in which somebody came
+    bool lent_ = false;             // the last interlude: what the call overwrites was gone
 };
 
 }  // namespace rekindle

@@ -88,7 +88,7 @@ void Engine::copy_lost(Storage& storage) {
     if (host == nullptr || !storage.on_host) {
         return;
     }
-    note(Entry::Kind::copy_lost, storage.id, 0, depth_ != 0 ? Entry::AMID : 0);
+    note(Entry::Kind::copy_lost, storage.id, 0, amid_ != 0 ? Entry::AMID : 0);
     const Event event(*this);
     if (host->saving.take(storage)) {
         unlock_quietly(storage);

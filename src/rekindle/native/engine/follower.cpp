@@ -142,10 +142,11 @@ bool Follower::fits(Storage& storage) {
         return true;
     }
     const Bytes needed = call.nbytes + engine_.workspace_of(call);
-    Bytes over = engine_.memory + needed - engine_.budget;
+    const Bytes most = engine_.budget - engine_.in_flight - needed;
+    Bytes over = engine_.memory - most;
     if (over > 0) {
         host_.poll();
-        over = engine_.memory + needed - engine_.budget;
+        over = engine_.memory - most;
     }
     return over <= 0 || over <= engine_.spare_beside(call.inputs());
 }

@@ -33,6 +33,31 @@ struct Thrashed final : std::exception {
     Nanoseconds limit;
 };
 
+// A value is an input of the calls that make it, directly or not: the graph is damaged.
+struct Cyclic final : std::exception {
+    const char* what() const noexcept override {
+        return "a value would have to be there before it can be computed; please report this";
+    }
+};
+
+// What a call in progress waits with is taken away again and again, whatever it does.
+struct Starved final : std::exception {
+    const char* what() const noexcept override {
+        return "while a value is recomputed, what it is computed from is taken away again and "
+               "again: "
+               "another thread, which the operator waits for, writes it or hands it out (as "
+               "tensor.numpy() does). Do that in the thread that runs the operator, or write "
+               "rekindle.never_recompute() around the operator";
+    }
+};
+
+// Another thread took the last way to compute a value that this one waits for.
+struct Lost final : std::exception {
+    const char* what() const noexcept override {
+        return "a value that was being recomputed cannot be any more; please report this";
+    }
+};
+
 // A call in progress: its inputs still to be had (last first), and those locked for it, are the
 // ends of the engine's stacks from here on.
 struct Frame final {

@@ -87,6 +87,7 @@ void Graph::link(Call& call) {
         hold(*value->storage);
     }
     call.linked = true;
+    ++n_calls_;
 }
 
 void Graph::consume(Call& call) {
@@ -144,6 +145,7 @@ void Graph::dissolve(Call& call) noexcept {
             let(*value->storage);
         }
         call.linked = false;
+        --n_calls_;
     }
     if (call.n_outputs > 1) {
         outputs_.give(call.several, std::bit_ceil(call.n_outputs));

@@ -192,6 +192,9 @@ public:
     // A mark that no storage has: a walk gives it to what it saw.
     std::uint64_t new_mark() noexcept { return ++marks_; }
 
+    // Calls that are linked.
+    std::size_t n_calls() const noexcept { return n_calls_; }
+
     // Bytes of what hangs on storages and calls.
     std::size_t nbytes() const noexcept;
 
@@ -204,6 +207,7 @@ private:
     Arrays<Value*> outputs_;
     Arrays<Overwrite> overwrites_;
     std::uint64_t marks_ = 0;
+    std::size_t n_calls_ = 0;
     std::vector<Storage*> stack_;  // of a walk; empty between them
 };
 

@@ -79,7 +79,7 @@ bool Ledger::has_room(Bytes nbytes) const noexcept {
 }
 
 void Ledger::make_room(Bytes nbytes, Call* call) {
-    note_event(Entry::Kind::make_room, -1, nbytes);
+    note_event(Entry::Kind::make_room, -1, nbytes + in_flight);
     const Event event(*this);
     if (memory > budget_beside(nbytes)) {
         shrink(budget_beside(nbytes));
@@ -88,7 +88,7 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
             shrink(budget_beside(nbytes));
         }
         if (memory > budget_beside(nbytes)) {
-            throw NoRoom(nbytes, memory, budget, Ref<Call>(call));
+            throw NoRoom(nbytes + in_flight, memory, budget, Ref<Call>(call));
         }
     }
 }

@@ -43,7 +43,8 @@ public:
     const Rules rules;
     Bytes budget;
     Bytes memory = 0;
-    Bytes unlisted = 0;  // of `memory`: what is counted, and in no storage of the graph
+    Bytes unlisted = 0;   // of `memory`: what is counted, and in no storage of the graph
+    Bytes in_flight = 0;  // beside `memory`: what calls in progress take, of whichever thread
     Bytes peak = 0;
     Nanoseconds clock = 0;
     Nanoseconds compute_ns = 0;    // first executions
@@ -121,7 +122,10 @@ protected:
     // An event in progress. When the outermost ends, what nobody refers to any more is disposed of.
     class Event final {
     public:
-        explicit Event(Ledger& ledger) noexcept : ledger_(ledger) { ++ledger_.depth_; }
+        explicit Event(Ledger& ledger) noexcept : ledger_(ledger) {
+            ++ledger_.depth_;
+            ++ledger_.amid_;
+        }
 
         Event(const Event&) = delete;
         Event& operator=(const Event&) = delete;
@@ -129,6 +133,7 @@ protected:
         Event& operator=(Event&&) = delete;
 
         ~Event() {
+            --ledger_.amid_;
             if (--ledger_.depth_ == 0) {
                 ledger_.dispose();
             }
@@ -191,14 +196,14 @@ protected:
     void note_event(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
     ) noexcept {
-        if (depth_ == 0) {
+        if (amid_ == 0) {
             note(kind, id, number, flags);
         }
     }
 
     // What may be in use when `nbytes` more are to come.
     Bytes budget_beside(Bytes nbytes) const noexcept {
-        return budget == UNLIMITED ? UNLIMITED : budget - nbytes;
+        return budget == UNLIMITED ? UNLIMITED : budget - nbytes - in_flight;
     }
 
     void raise_peak(Bytes workspace = 0) noexcept { peak = std::max(peak, memory + workspace); }
@@ -207,7 +212,8 @@ protected:
     Chooser* chooser_;
     std::vector<Ref<Storage>> bereft_;  // in memory or on the host, and their recipe is lost
     std::vector<Storage*> freed_;
-    int depth_ = 0;  // of events in progress
+    int depth_ = 0;  // of events in progress, of all threads
+    int amid_ = 0;   // of those that the event that comes next is part of
 
 private:
     Storage* choose();

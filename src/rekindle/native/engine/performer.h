@@ -20,6 +20,7 @@ public:
     // Runs `call`: the first time for an engine that calls, again for one that admits. With
     // `in_place` the storages that it overwrites lend their memory. May throw: then nothing has
     // happened, but for a storage that was to be overwritten (tell the engine by `spoil`, first).
+    // Other threads may come meanwhile, within an `Engine::Interlude`.
     virtual void compute(Call& call, bool in_place) = 0;
 
     // The memory of `storage` goes. It may be gone already, and no longer be in the graph. Asks

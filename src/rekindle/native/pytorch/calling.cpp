@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "dispatch_key.h"
+#include "kernel_operands.h"
 #include "learner.h"
 #include "operation.h"
 #include "python.h"
@@ -28,7 +29,7 @@ class Running final {
 public:
     Running(Driver& driver, Bytes nbytes, bool reads_anything)
         : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
-        driver_.in_flight += nbytes_;
+        driver_.engine.in_flight += nbytes_;
         ++driver_.running;
         if (reads_anything_) {
             ++driver_.reading_anything;
@@ -44,7 +45,7 @@ public:
     Running& operator=(Running&&) = delete;
 
     ~Running() {
-        driver_.in_flight -= nbytes_;
+        driver_.engine.in_flight -= nbytes_;
         --driver_.running;
         if (reads_anything_) {
             --driver_.reading_anything;
@@ -88,6 +89,9 @@ void Operation::call() {
         watched.emplace(driver_.device);
     }
     const std::uint64_t begun = ++driver_.begun;
+    const KernelOperands operands(
+        std::span(invocation_.tensors.data(), invocation_.tensors.size())
+    );
     try {
         const bool reads_anything = !facts_.name.starts_with("aten::");
         const Running running(driver_, needed_ + inside_, reads_anything);
@@ -208,7 +212,7 @@ bool Operation::may_differ() const {
 void Operation::interrupted(std::exception& error) {
     after(error, [&] {
         if (!inputs_.empty() && !invocation_.written.empty()) {
-            written_over(false);
+            written_over(false, 0);
         }
     });
     after(error, [&] {

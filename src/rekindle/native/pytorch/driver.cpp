@@ -14,6 +14,7 @@
 #include "own_policy.h"
 #include "poison.h"
 #include "python.h"
+#include "recomputing.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -166,7 +167,7 @@ void Driver::make_room(Bytes needed, const char* who) {
 void Driver::let_go_for(Bytes needed, const char* who) {
     poll();
     try {
-        perform([&] { engine.make_room(needed + in_flight); }, who);
+        perform([&] { engine.make_room(needed); }, who);
     } catch (const Shortage&) {
         const Bytes before = engine.memory;
         look_at_all();
@@ -174,12 +175,12 @@ void Driver::let_go_for(Bytes needed, const char* who) {
         if (!forget_sources() && engine.memory >= before && !less) {
             throw;
         }
-        perform([&] { engine.make_room(needed + in_flight); }, who);
+        perform([&] { engine.make_room(needed); }, who);
     }
 }
 
 void Driver::clear(Bytes wanted) {
-    const Bytes most = engine.budget - in_flight - wanted;
+    const Bytes most = engine.budget - engine.in_flight - wanted;
     if (engine.memory <= most) {
         return;
     }
@@ -445,16 +446,35 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
     refuse_for_tests(recipe.name());
+    TORCH_CHECK(
+        !was_removed(*recipe.facts),
+        "a result of the operator ",
+        recipe.facts->name,
+        " has to be recomputed, but the operator was removed or defined anew since. Run the "
+        "backward "
+        "pass before that, or write rekindle.never_recompute() around the operator"
+    );
+    const auto call = [&](std::span<const Home> operands, Kernel kernel) {
+        Recomputing recomputing(*this, recipe, in_place, operands);
+        try {
+            kernel();
+        } catch (const std::exception& error) {
+            if (device.queues() && recipe.facts->starts_anew && is_full(error)) {
+                recomputing.undo();
+            }
+            throw;
+        }
+    };
     const auto run_in_order = [&] {
         device.in_order([&] {
-            homes = run_again(recipe, in_place);
+            homes = run_again(recipe, in_place, call);
             for (const Home& home : homes) {
                 device.keep_until_read(*home);
             }
         });
     };
     if (!device.queues()) {
-        homes = run_again(recipe, in_place);
+        homes = run_again(recipe, in_place, call);
     } else {
         try {
             run_in_order();
@@ -488,23 +508,17 @@ void Driver::compute_now(Call& call, bool in_place) {
     if (count_again) {
         again.push_back(recipe.facts);
     }
-    settle_results(recipe, in_place, homes);
+    if (!call.replayable || !call.linked) {  // others saw to that meanwhile: nobody wants it so
+        return;
+    }
+    settle_results(recipe, homes);
     if (audit) {
         audit->made_again(recipe, device);
     }
 }
 
 // What `recipe` made again is where it was.
-void Driver::settle_results(Recipe& recipe, bool in_place, const c10::SmallVector<Home, 2>& homes) {
-    if (in_place) {
-        for (const Overwrite& pair : recipe.overwrites()) {
-            Record& made = record_of(*pair.output->storage);
-            const Home husk = take_husk(made);
-            succeed(record_of(*pair.source->storage), made);
-            arrive(made, made.at(), husk);
-        }
-        return;
-    }
+void Driver::settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes) {
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
         Record& made = record_of(*value->storage);

@@ -45,6 +45,7 @@ namespace rekindle {
 
 class AnyTime;
 class Audit;
+class LastResort;
 class Learner;        // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): likewise
 class Reading;
@@ -124,6 +125,7 @@ public:
     std::int64_t recomputations = 0;
     Nanoseconds lost_ns = 0;  // the clock's time in choosing, evicting and recomputing
     int losing = 0;           // how many of those go on, one within the other
+    std::chrono::steady_clock::time_point losing_since;  // when the first of them began
     // Recomputations after which Python looks whether they take too much of the time.
     std::int64_t look_at_losses_at = 10'000;
     std::int64_t storages_made = 0;
@@ -132,8 +134,7 @@ public:
     std::vector<const Facts*> again;  // what ran again, if somebody counts
     int never_recompute = 0;          // depth of `rekindle.never_recompute()`
     Samples samples;
-    Bytes in_flight = 0;       // of operators that run just now: what `Running` holds
-    int running = 0;           // how many of them there are
+    int running = 0;           // operators that run just now, for the first time or again
     std::uint64_t begun = 0;   // and all that ever began
     int reading_anything = 0;  // how many of those that run may read whatever the program holds
     int lending = 0;           // how many threads may let go of what variables hold now
@@ -156,6 +157,7 @@ public:
     int husks = 0;                      // how many storages of the program are empty now
 
     std::unique_ptr<Audit> audit;       // null: nobody compares what is computed again
+    std::vector<LastResort*> resorts;   // each lends what variables hold
     std::unique_ptr<AnyTime> any_time;  // null: not what variables hold, or only as a last resort
     std::unique_ptr<Learner> learner;   // null: nobody knows the program's steps
     std::unique_ptr<Swapper> swapper;   // null: nothing is swapped
@@ -229,6 +231,8 @@ public:
     Bytes count(c10::StorageImpl& home, const Facts* maker);
     // `record` lives in `home` from now on.
     void settle_in(Record& record, const Home& home);
+    // The memory of `record` is nobody's but the caller's from now on.
+    Home take_home(Record& record);
     // The memory of `before` now holds `after`.
     void succeed(Record& before, Record& after);
     // Whoever refers to `before` means `after` from now on.
@@ -284,6 +288,8 @@ public:
     bool may_forget(Record& record);
     // What variables hold, and nobody reads: it may be let go until the engine hears otherwise.
     std::vector<Ref<Storage>> lend();
+    static bool can_be_lent(const Record& record, const Homes& read, bool but_saved);
+    bool note_all_read(Homes& read) const;
     // `reader` reads from now on, until `ends`: what it reads, and was lent, stays.
     void begins(Reader& reader);
 
@@ -437,7 +443,7 @@ private:
     void wait_for_room(Call& call, bool in_place);
     void wait_for_copies() const;
     void compute_now(Call& call, bool in_place);
-    void settle_results(Recipe& recipe, bool in_place, const c10::SmallVector<Home, 2>& homes);
+    void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes);
     bool may_drop(const Record& record) const;
     void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
     void poll_held();
@@ -492,7 +498,7 @@ void Driver::rescue(Bytes needed, F&& attempt) {
         perform([&] { engine.shrink(most); });
         device.empty_cache();
         wait_for_copies();
-        const Bytes now = engine.memory + in_flight + needed;
+        const Bytes now = engine.memory + engine.in_flight + needed;
         try {
             attempt();
             shortfall.fitted(std::max(now, before / 2 + needed), engine.budget);
@@ -527,34 +533,15 @@ void Driver::perform(F&& events, const char* who) {
     bereft_.clear();
 }
 
-// A budget without what operators take that run just now, until the end: that room is theirs.
-class Beside final {
-public:
-    explicit Beside(Driver& driver)
-        : engine_(driver.engine), nbytes_(engine_.budget == UNLIMITED ? 0 : driver.in_flight) {
-        engine_.budget -= nbytes_;
-    }
-
-    Beside(const Beside&) = delete;
-    Beside& operator=(const Beside&) = delete;
-    Beside(Beside&&) = delete;
-    Beside& operator=(Beside&&) = delete;
-
-    ~Beside() { engine_.budget += nbytes_; }
-
-private:
-    Engine& engine_;
-    const Bytes nbytes_;
-};
-
 template <class F>
 void Driver::lose(F&& events) {
     using Clock = std::chrono::steady_clock;
-    const auto since = losing == 0 ? Clock::now() : Clock::time_point();
-    ++losing;
-    const auto over = [&] {
+    if (losing++ == 0) {
+        losing_since = Clock::now();
+    }
+    const auto over = [&] {  // another thread may have begun while something was recomputed
         if (--losing == 0) {
-            lost_ns += std::chrono::nanoseconds(Clock::now() - since).count();
+            lost_ns += std::chrono::nanoseconds(Clock::now() - losing_since).count();
         }
     };
     try {
@@ -568,21 +555,17 @@ void Driver::lose(F&& events) {
 
 template <class F>
 void Driver::bring(F&& events) {
-    const auto act_beside = [&] {
-        const Beside others(*this);
-        perform(events);
-    };
     try {
-        act_beside();
+        perform(events);
     } catch (const Died&) {
         look_at_all();
-        act_beside();
+        perform(events);
     } catch (const Shortage&) {
         if (!shortfall.as_given(engine.budget)) {
             throw;
         }
         const Shortfall::Insisting insisting(shortfall);
-        act_beside();
+        perform(events);
     }
 }
 

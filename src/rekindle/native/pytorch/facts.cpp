@@ -3,6 +3,8 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
 #include "../base/slab.h"
 #include "addresses.h"
@@ -18,6 +20,30 @@ struct Tables final {
     std::vector<std::string> roomy;
     Addresses<Facts*> known;
     Slab<Facts> facts;
+};
+
+// The schema of an operator that was removed.
+struct Removed final {
+    const void* schema;
+    Removed* next;
+};
+
+// Those that nobody has acted on: the youngest first. Any thread adds to it, and waits for nobody.
+std::atomic<Removed*>& removed() noexcept {
+    static constinit std::atomic<Removed*> first;
+    return first;
+}
+
+class Listener final : public c10::OpRegistrationListener {
+public:
+    void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
+
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+        auto* made = std::make_unique<Removed>(&op.schema(), nullptr).release();
+        made->next = removed().load(std::memory_order_relaxed);
+        while (!removed().compare_exchange_weak(made->next, made, std::memory_order_release)) {
+        }
+    }
 };
 
 // Operators may still be asked for while the process ends.
@@ -109,7 +135,6 @@ bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
 Facts& learn(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     Facts& facts = tables().facts.make();
-    facts.arguments_at = schema.arguments().data();
     facts.name = schema.name();
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
@@ -163,15 +188,45 @@ void learn_roomy(std::string part) {
     tables().roomy.push_back(std::move(part));
 }
 
+void see_removals() {
+    auto& kept = immortal<c10::RegistrationHandleRAII>(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>())
+    );
+    static_cast<void>(kept);
+}
+
+namespace {
+
+// Another operator may have its schema where that of a removed one was.
+void forget_removed() {
+    if (removed().load(std::memory_order_relaxed) == nullptr) {
+        return;
+    }
+    std::unique_ptr<Removed> first(removed().exchange(nullptr, std::memory_order_acquire));
+    while (first) {
+        if (Facts** found = tables().known.find(first->schema)) {
+            (*found)->removed = true;  // recipes may refer to it
+            tables().known.take(first->schema);
+        }
+        first.reset(first->next);
+    }
+}
+
+}  // namespace
+
+bool was_removed(const Facts& facts) {
+    forget_removed();
+    return facts.removed;
+}
+
 const Facts& facts_of(const c10::OperatorHandle& op) {
+    forget_removed();
     const c10::FunctionSchema& schema = op.schema();
     Facts** found = tables().known.find(&schema);
-    const bool same = found != nullptr && (*found)->arguments_at == schema.arguments().data() &&
-                      (*found)->returns == schema.returns().size();
-    if (same && (*found)->name == schema.name()) {
+    if (found != nullptr) {
         return **found;
     }
-    Facts& facts = learn(op);  // what was known there before may still be referred to
+    Facts& facts = learn(op);
     tables().known.put(&schema, &facts);
     return facts;
 }

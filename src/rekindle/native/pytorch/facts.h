@@ -51,7 +51,6 @@ struct Traits final {
 };
 
 struct Facts final {
-    const void* arguments_at = nullptr;  // of the schema: another one in its place has others
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
@@ -78,6 +77,7 @@ struct Facts final {
     bool ends = false;            // it ends
     bool starts_anew = true;      // out of memory it can be called once more
     bool region = false;          // compiled code, which draws from every generator there is
+    bool removed = false;         // there is no such operator any more, or another of that name
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };
@@ -90,7 +90,11 @@ void learn_effects(std::string name_space);
 void learn_products(std::string part);
 // In the names of operators that on a CPU take more inside themselves than they make.
 void learn_roomy(std::string part);
+// From now on `facts_of` hears of operators that are removed. Once.
+void see_removals();
 // The facts of an operator. Not without the core's lock.
 const Facts& facts_of(const c10::OperatorHandle& op);
+// Whether the operator that `facts` are of is there no more. Not without the core's lock.
+bool was_removed(const Facts& facts);
 
 }  // namespace rekindle

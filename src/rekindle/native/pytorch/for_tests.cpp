@@ -59,7 +59,7 @@ PyObject* again(PyObject* arguments) {
 PyObject* in_flight(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
-    return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.in_flight));
+    return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.engine.in_flight));
 }
 
 PyObject* has_lock(PyObject* /*arguments*/) {

@@ -16,6 +16,7 @@ void Driver::give_away(c10::StorageImpl& home) {
         return;  // who reads it first will see whose it is
     }
     Record& record = known_at(*found, home);
+    const Ref<Storage> kept(&record);
     if (record.foreign) {
         return;
     }

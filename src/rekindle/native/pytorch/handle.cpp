@@ -116,13 +116,12 @@ at::Tensor Handle::call_unpack_hook() {
         if (driver.let_go_of_everything) {
             driver.let_go_now();
         }
-        Record& record = current(*record_);
         check_version(record_->site());
-        at::Tensor elsewhere = moved(record);
+        at::Tensor elsewhere = moved(current(*record_));
         if (elsewhere.defined()) {
             return elsewhere;
         }
-        if (record.replayable || !record.held) {
+        if (Record& record = current(*record_); record.replayable || !record.held) {
             if (!record.resident && driver.device.is_capturing()) {
                 throw InAGraph(record.site());
             }
@@ -138,12 +137,39 @@ at::Tensor Handle::call_unpack_hook() {
         if (kept_.defined()) {
             return kept_;
         }
-        const Home home = record.at();
+        if (at::Tensor own = own_tensor(); own.defined()) {
+            return own;
+        }
+        const Home home = current(*record_).at();  // others may have written it meanwhile
         TORCH_CHECK(home, "a value that should be in memory is not; please report this");
         return in(home);
     });
     tell(*driver_);
     return found;
+}
+
+// One more reference to the same value.
+std::unique_ptr<Handle> Handle::another() const {
+    auto made = std::make_unique<Handle>(driver_);
+    if (record_ != nullptr) {
+        const Locked lock;
+        driver_->engine.retain(current(*record_));
+        hold(static_cast<Storage&>(*record_));
+        made->record_ = record_;
+    }
+    made->geometry_ = geometry_;
+    made->offset_ = offset_;
+    made->dtype_ = dtype_;
+    made->keys_ = keys_;
+    made->version_ = version_;
+    made->saved_ = saved_;
+    made->kept_ = kept_;
+    return made;
+}
+
+std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
+Handle::retrieve_unpack_hook_data() const {
+    return unpacked_by_python(another());
 }
 
 // Autograd's own check is off under hooks (R7).
@@ -184,6 +210,17 @@ at::Tensor Handle::moved(const Record& record) const {
         return {};
     }
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
+}
+
+// The program's tensor, if it is still there and what it was. Autograd returns it as it is only if
+// it needs no gradient: a tensor that does is made anew below any hook.
+at::Tensor Handle::own_tensor() const {
+    const auto tensor = saved_.lock();
+    const bool same = tensor && !tensor->requires_grad() && tensor->key_set() == keys_ &&
+                      tensor->dtype() == dtype_ && tensor->storage_offset() == offset_ &&
+                      tensor->sizes() == geometry_.sizes_arrayref() &&
+                      tensor->strides() == geometry_.strides_arrayref();
+    return same ? tensor_of(tensor) : at::Tensor();
 }
 
 // How far into its memory it reaches; where there is no element, nowhere.

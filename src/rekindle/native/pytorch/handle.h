@@ -5,6 +5,10 @@
 #include <c10/core/impl/SizesAndStrides.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include <memory>
+#include <optional>
+#include <utility>
+
 #include "driver.h"
 
 namespace rekindle {
@@ -23,12 +27,17 @@ public:
 
     void call_pack_hook(const at::Tensor& tensor) override;
     at::Tensor call_unpack_hook() override;
+    // Compiled autograd unpacks when it needs the value, by a function of Python's.
+    std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
+    retrieve_unpack_hook_data() const override;
 
 private:
+    std::unique_ptr<Handle> another() const;
     bool pack(const c10::TensorImpl& tensor, bool by_its_own_node);
     void keep_as_it_is(const at::Tensor& tensor);
     void check_version(const char* maker) const;
     at::Tensor moved(const Record& record) const;
+    at::Tensor own_tensor() const;
     std::int64_t bytes_reached() const;
     at::Tensor in(const Home& home) const;
 

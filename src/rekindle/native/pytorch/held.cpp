@@ -22,10 +22,12 @@ bool may_return(const Record& record) noexcept {
 
 LastResort::LastResort(Driver& driver) : driver_(driver), lent_(driver.lend()) {
     ++driver_.lending;
+    driver_.resorts.push_back(this);
 }
 
 LastResort::~LastResort() {
     --driver_.lending;
+    std::erase(driver_.resorts, this);
     without_throwing([&] {
         for (const Ref<Storage>& each : lent_) {
             if (each->listed) {
@@ -74,24 +76,43 @@ void Driver::stops_lending() {
     }
 }
 
+// Whether it may be let go while the program holds it: nobody reads it.
+bool Driver::can_be_lent(const Record& record, const Homes& read, bool but_saved) {
+    const bool there = record.resident || record.husk;  // which may come back on the way
+    const bool may = may_return(record) && there && !record.pinned && !record.foreign &&
+                     record.nbytes != 0 && !(but_saved && record.references != 0);
+    const Home home = may ? record.at() : Home();
+    return home && std::ranges::find(read, home.get()) == read.end();
+}
+
+// Adds what readers are at. Returns whether they may read all that autograd saved as well.
+bool Driver::note_all_read(Homes& read) const {
+    bool saved = false;
+    readers.each([&](const Reader& reader) {
+        reader.note_read(read);
+        saved = saved || reader.reads_saved();
+    });
+    return saved;
+}
+
+void LastResort::go_on() {
+    Homes read;
+    const bool but_saved = driver_.note_all_read(read);
+    for (const Ref<Storage>& each : lent_) {
+        const Record& record = record_of(*each);
+        if (driver_.lends && !record.returns && Driver::can_be_lent(record, read, but_saved)) {
+            driver_.engine.let_return(*each, true);
+        }
+    }
+}
+
 std::vector<Ref<Storage>> Driver::lend() {
     poll();
     Homes read;
-    bool but_saved = false;
-    readers.each([&](const Reader& reader) {
-        reader.note_read(read);
-        but_saved = but_saved || reader.reads_saved();
-    });
+    const bool but_saved = note_all_read(read);
     std::vector<Ref<Storage>> lent;
     for (Record* record = first_held_; record != nullptr; record = record->held_after) {
-        const bool there = record->resident || record->husk;  // which may come back on the way
-        const bool may = may_return(*record) && there && !record->pinned && !record->foreign &&
-                         record->nbytes != 0;
-        if (!may || (but_saved && record->references != 0)) {
-            continue;
-        }
-        const Home home = record->at();
-        if (home && std::ranges::find(read, home.get()) == read.end()) {
+        if (can_be_lent(*record, read, but_saved)) {
             lent.emplace_back(record);
         }
     }

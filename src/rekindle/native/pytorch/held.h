@@ -30,6 +30,9 @@ public:
     LastResort& operator=(LastResort&&) = delete;
     ~LastResort();
 
+    // Something that might read anything is over: lends what was lent, but for what is read.
+    void go_on();
+
 private:
     Driver& driver_;
     std::vector<Ref<Storage>> lent_;

@@ -159,20 +159,20 @@ void Learner::meets(std::int64_t met, const Invocation& invocation) {
 }
 
 void Learner::made(const Recipe& call) {
-    if (makes_ && follower_ && call.replayable) {
+    if (makes_ && following_ && call.replayable) {
         for (Value* value : call.outputs()) {
-            follower_->made(*makes_ + value->storage->id, *value->storage);
+            following_->follower.made(*makes_ + value->storage->id, *value->storage);
         }
     }
 }
 
 void Learner::wanting(const Record& record) {
-    if (follower_) {
+    if (following_) {
         const std::size_t at = walk_.at();
         const bool goes_on = at < lesson_->starts.size();
         const auto last = static_cast<std::int64_t>(lesson_->route.stops.size()) - 1;
         const std::int64_t op = goes_on ? lesson_->starts[at] : last;
-        attempt([&] { follower_->wanting(record, op); });
+        attempt([&] { following_->follower.wanting(record, op); });
     }
 }
 
@@ -180,8 +180,9 @@ void Learner::wanting(const Record& record) {
 void Learner::go_to(std::size_t place) {
     const std::int64_t op = lesson_->starts[place];
     const std::int64_t number = lesson_->numbers[place];
-    if (follower_ && follower_->position() < lesson_->route.stops[static_cast<std::size_t>(op)]) {
-        attempt([&] { follower_->before(op); });
+    if (following_ &&
+        following_->follower.position() < lesson_->route.stops[static_cast<std::size_t>(op)]) {
+        attempt([&] { following_->follower.before(op); });
     }
     if (lesson_) {
         makes_ = number - driver_.storages_made;
@@ -191,6 +192,8 @@ void Learner::go_to(std::size_t place) {
 // What fails here has not been asked for yet: when it is, it fails then.
 template <class F>
 void Learner::attempt(F&& moves) {
+    // An operator of another thread, that runs while something is recomputed, may end the route.
+    const c10::intrusive_ptr<Following> kept = following_;
     try {
         driver_.lose([&] { driver_.bring(moves); });
     } catch (const std::exception& error) {
@@ -241,12 +244,12 @@ void Learner::may_begin(std::int64_t met) {
 
 void Learner::let_go() {
     makes_.reset();
-    if (!follower_) {
+    if (!following_) {
         return;
     }
-    const c10::intrusive_ptr<Lesson> route = std::exchange(lesson_, {});  // which it refers to
-    driver_.perform([&] { follower_->end(); });
-    follower_.reset();
+    lesson_.reset();
+    driver_.perform([&] { following_->follower.end(); });
+    following_.reset();
 }
 
 // Follows `lesson` from here on; `found`: what the operators so far are in it.
@@ -258,7 +261,7 @@ void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64
     const auto here = static_cast<std::size_t>(found.back());
     lesson_ = std::move(lesson);
     walk_ = Walk(lesson_->met, here + 1);
-    follower_.emplace(driver_.engine, lesson_->route, *this);
+    following_ = c10::make_intrusive<Following>(driver_.engine, lesson_, *this);
     Storage* each = driver_.engine.first_storage();
     for (; each != nullptr; each = each->next) {
         if (each->id >= made_.front() && each->replayable) {
@@ -266,12 +269,12 @@ void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64
             const auto run = static_cast<std::size_t>(after - made_.begin()) - 1;
             if (found[run] >= 0) {
                 const auto place = static_cast<std::size_t>(found[run]);
-                follower_->made(numbers[place] + each->id - made_[run], *each);
+                following_->follower.made(numbers[place] + each->id - made_[run], *each);
             }
         }
     }
     const std::int64_t makes = numbers[here] - driver_.storages_made;
-    attempt([&] { follower_->skip(lesson_->starts[here]); });
+    attempt([&] { following_->follower.skip(lesson_->starts[here]); });
     if (lesson_) {
         makes_ = makes;
     }

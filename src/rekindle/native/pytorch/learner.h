@@ -33,6 +33,15 @@ struct Lesson final : c10::intrusive_ptr_target {
     bool sound() const noexcept;
 };
 
+// One run along the route of a lesson, which lives as long.
+struct Following final : c10::intrusive_ptr_target {
+    Following(Engine& engine, c10::intrusive_ptr<Lesson> of, Host& host)
+        : lesson(std::move(of)), follower(engine, lesson->route, host) {}
+
+    const c10::intrusive_ptr<Lesson> lesson;
+    Follower follower;
+};
+
 // How a step ended.
 struct Ended final {
     enum class Reason : std::int8_t { none, went_on, another, failed };
@@ -136,7 +145,7 @@ private:
 
     // Of the lesson that it follows.
     c10::intrusive_ptr<Lesson> lesson_;  // null: none
-    std::optional<Follower> follower_;
+    c10::intrusive_ptr<Following> following_;
     Walk walk_;
     std::optional<std::int64_t>
         makes_;  // what numbers of the lesson have more than those of the run

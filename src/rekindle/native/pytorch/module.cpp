@@ -16,6 +16,7 @@
 #include "driver.h"
 #include "for_tests.h"
 #include "held.h"
+#include "kernel_operands.h"
 #include "learning.h"
 #include "own_policy.h"
 #include "proxy.h"
@@ -234,19 +235,36 @@ PyObject* meet(PyObject* arguments) {
     });
 }
 
+// Likewise, unless an operator of this thread reads the tensor now: then its memory is there.
+template <class F>
+PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
+    PyObject* capsule = nullptr;
+    PyObject* object = nullptr;
+    parse(arguments, "OO", &capsule, &object);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    const bool there =
+        rekindle::has_memory(tensor) &&
+        rekindle::KernelOperands::has(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    return there ? nothing() : to_tensor(arguments, std::forward<F>(act));
+}
+
 // bring_back(driver, tensor): its memory is there
 PyObject* bring_back(PyObject* arguments) {
-    return to_tensor(arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-        rekindle::bring_back(driver, lock, tensor);
-    });
+    return to_absent_tensor(
+        arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+            rekindle::bring_back(driver, lock, tensor);
+        }
+    );
 }
 
 // keep_there(driver, tensor): likewise, and it stays as long as the program has it
 PyObject* keep_there(PyObject* arguments) {
-    return to_tensor(arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
-        rekindle::bring_back(driver, lock, tensor);
-        driver.keep_there(*tensor.unsafe_storage().unsafeGetStorageImpl());
-    });
+    return to_absent_tensor(
+        arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+            rekindle::bring_back(driver, lock, tensor);
+            driver.keep_there(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        }
+    );
 }
 
 // make_room(driver, bytes, who)
@@ -294,11 +312,13 @@ PyObject* give_away(PyObject* arguments) {
     parse(arguments, "OK", &capsule, &address);
     Driver& driver = driver_of(capsule);
     c10::StorageImpl& home = home_at(address);
-    rekindle::in_words(driver, [&] {
-        Locked lock;
-        rekindle::about_to_let_go(driver, lock);
-        driver.give_away(home);
-    });
+    if (!rekindle::KernelOperands::has(home)) {
+        rekindle::in_words(driver, [&] {
+            Locked lock;
+            rekindle::about_to_let_go(driver, lock);
+            driver.give_away(home);
+        });
+    }
     return nothing();
 }
 
@@ -337,6 +357,13 @@ PyObject* never_recompute(PyObject* arguments) {
     const Locked lock;
     driver_of(capsule).never_recompute += more;
     return nothing();
+}
+
+// unpack(handle) -> the tensor that autograd saved
+PyObject* unpack(PyObject* arguments) {
+    PyObject* handle = nullptr;
+    parse(arguments, "O", &handle);
+    return THPVariable_Wrap(rekindle::unpack(handle));
 }
 
 // check(driver): asserts every invariant
@@ -490,6 +517,7 @@ PyMethodDef methods[] = {
     method<never_recompute>("never_recompute"),
     method<rekindle::swap>("swap"),
     method<rekindle::swapped>("swapped"),
+    method<unpack>("unpack"),
     method<check>("check"),
     method<rekindle::seen>("seen"),
     method<rekindle::set_flag<&Driver::let_go_of_everything>>("let_go_of_everything"),

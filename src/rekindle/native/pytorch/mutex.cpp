@@ -36,6 +36,33 @@ void Mutex::wait() noexcept {
     }
 }
 
+void Mutex::Opening::open() noexcept {
+    next_ = std::exchange(mutex_.first_opening_, this);
+    mutex_.unlock();
+}
+
+void Mutex::Opening::close() {
+    closing_ = true;
+    mutex_.lock();
+    Opening** at = &mutex_.first_opening_;
+    while (*at != this) {
+        at = &(*at)->next_;
+    }
+    *at = next_;
+}
+
+// Tells those who let others have it that somebody has.
+void Mutex::visit() noexcept {
+    for (Opening* each = first_opening_; each != nullptr; each = each->next_) {
+        if (each->thread_ == pthread_self() && each->closing_) {
+            continue;
+        }
+        if (!std::exchange(each->visited_, true)) {
+            each->is_visited();
+        }
+    }
+}
+
 void about_to_fork() {
     if (!the_mutex().mine()) {
         the_mutex().lock();

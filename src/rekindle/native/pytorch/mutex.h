@@ -48,6 +48,38 @@ inline SpinLock& leaf(Leaf which) noexcept {
 // is run again may be written in Python.
 class Mutex final {
 public:
+    // Amid something of ours, the thread that has the mutex lets others have it, because code that
+    // is not ours runs now: an operator that is recomputed. Afterwards the thread has it again.
+    class Opening {
+    public:
+        Opening(const Opening&) = delete;
+        Opening& operator=(const Opening&) = delete;
+        Opening(Opening&&) = delete;
+        Opening& operator=(Opening&&) = delete;
+
+        // Whether anybody had the mutex meanwhile, this thread included.
+        bool visited() const noexcept { return visited_; }
+
+    protected:
+        explicit Opening(Mutex& mutex) noexcept : mutex_(mutex), thread_(pthread_self()) {}
+
+        virtual ~Opening() = default;
+
+        void open() noexcept;
+        void close();
+        // The first visitor has the mutex now, and has done nothing yet.
+        virtual void is_visited() noexcept = 0;
+
+    private:
+        friend class Mutex;
+
+        Mutex& mutex_;
+        const pthread_t thread_;
+        Opening* next_ = nullptr;
+        bool closing_ = false;  // only its own thread looks
+        bool visited_ = false;
+    };
+
     void lock() {
         pthread_t other{};
         if (!taken(other)) {
@@ -86,12 +118,20 @@ private:
     // Whether this thread has it from now on; else `other` has it.
     bool taken(pthread_t& other) noexcept {
         other = {};
-        return owner_.compare_exchange_strong(other, pthread_self());
+        if (!owner_.compare_exchange_strong(other, pthread_self())) {
+            return false;
+        }
+        if (first_opening_ != nullptr) {
+            visit();
+        }
+        return true;
     }
 
     void wait() noexcept;
+    void visit() noexcept;
 
     std::atomic<pthread_t> owner_;
+    Opening* first_opening_ = nullptr;  // who has the mutex may look
 };
 
 // Of the whole core: contexts do not nest, and what is left of earlier ones has little to do.

@@ -184,8 +184,9 @@ void Operation::predict() {
 }
 
 bool Operation::fits() const {
+    const Engine& engine = driver_.engine;
     const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
-    return wanted <= driver_.engine.budget - driver_.engine.memory - driver_.in_flight;
+    return wanted <= engine.budget - engine.memory - engine.in_flight;
 }
 
 void Operation::make_room() {
@@ -291,8 +292,9 @@ void Operation::register_results() {
         signature.learn(positions, nbytes, exotic);
     }
     Nanoseconds cost = signature.cost;
+    recording_ = recording_ && inputs_can_be_had();
     if (!invocation_.written.empty()) {
-        if (written_over(recording_)) {
+        if (written_over(recording_, nbytes)) {
             cost = 0;  // the engine knows
         }
         // Results beside what was written: the call cannot be run again for them.
@@ -315,6 +317,14 @@ void Operation::register_results() {
     for (Record* record : owned_here_) {
         driver_.disown(*record);
     }
+}
+
+// Whether what it read can still be had when it runs again. Not what another thread wrote
+// meanwhile, or handed out, if nobody else can ask for what was there.
+bool Operation::inputs_can_be_had() const {
+    return std::ranges::all_of(inputs_, [](const Ref<Storage>& each) {
+        return each && each->listed && (each->resident || each->restorable());
+    });
 }
 
 // Whether `home` is that of an input whose memory is elsewhere now, for the operator resized it.
@@ -351,13 +361,26 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.returnable = recording_ && suitable(*each.tensor);
         driver_.settle_in(record, Home::reclaim_copy(each.home));
     }
-    driver_.admit(call, invocation_.signature->workspace);
+    driver_.admit(call, invocation_.signature->workspace + stand_ins());
+}
+
+// Bytes of what stands in for running statistics when the call runs again.
+Bytes Operation::stand_ins() {
+    Bytes nbytes = 0;
+    if (recording_ && facts_.written != 0) {
+        for (const std::uint32_t position : invocation_.written) {
+            nbytes += input(position)->nbytes;
+        }
+    }
+    return nbytes;
 }
 
 // The values that were written are other values now (R3). A source that nothing was made from just
 // stays a source. Handles of what was there mean what is there now: their own version counters tell
-// whether they may (R7). Returns whether the engine was told of a call.
-bool Operation::written_over(bool recording) {
+// whether they may (R7). When the call runs again it makes the `results` as well, which nobody
+// wants then: so many bytes are part of its workspace. Returns whether the engine was told of a
+// call.
+bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<Record*, 2> changed;
     for (const std::uint32_t position : invocation_.written) {  // in order
@@ -395,7 +418,7 @@ bool Operation::written_over(bool recording) {
         pairs.push_back({&after.root, &before.root});
     }
     driver_.engine.graph.overwrites(call, {pairs.data(), pairs.size()});
-    driver_.admit(call, invocation_.signature->workspace);
+    driver_.admit(call, invocation_.signature->workspace + results);
     if (facts_.resizes) {
         for (const Overwrite& pair : pairs) {
             driver_.resized(record_of(*pair.output->storage));

@@ -114,9 +114,11 @@ private:
     void interrupted(std::exception& error);
     Results gather_results();
     void register_results();
+    bool inputs_can_be_had() const;
     bool has_moved(const c10::StorageImpl& home);
     void register_made(std::span<const Made> made, Nanoseconds cost);
-    bool written_over(bool recording);
+    Bytes stand_ins();
+    bool written_over(bool recording, Bytes results);
     void link(Recipe& call, bool statistics);
     bool is_written(std::uint32_t position) const noexcept;
 

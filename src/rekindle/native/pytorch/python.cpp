@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
@@ -361,6 +362,48 @@ void note_peak(Driver& driver) {
         error.restore();
         PyErr_WriteUnraisable(python().answers);
     }
+}
+
+namespace {
+
+using Hooks = torch::autograd::SavedVariableHooks;
+
+constexpr const char* HANDLE = "rekindle.native.Handle";
+
+void release_handle(PyObject* capsule) {
+    const std::unique_ptr<Hooks> released(
+        static_cast<Hooks*>(PyCapsule_GetPointer(capsule, HANDLE))
+    );
+}
+
+}  // namespace
+
+std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(std::unique_ptr<Hooks> handle) {
+    python_error raised;
+    {
+        const Gil gil;
+        PyObject* unpack = PyObject_GetAttrString(python().answers, "unpack");
+        PyObject* capsule =
+            unpack == nullptr ? nullptr : PyCapsule_New(handle.get(), HANDLE, &release_handle);
+        if (capsule != nullptr) {
+            static_cast<void>(handle.release());
+            return {{unpack, getPyInterpreter()}, {capsule, getPyInterpreter()}};
+        }
+        Py_XDECREF(unpack);
+        raised.persist();
+    }
+    throw raised;
+}
+
+at::Tensor unpack(PyObject* handle) {
+    auto* found = static_cast<Hooks*>(PyCapsule_GetPointer(handle, HANDLE));
+    if (found == nullptr) {
+        python_error raised;
+        raised.persist();
+        throw raised;
+    }
+    const WithoutGil guard;
+    return found->call_unpack_hook();
 }
 
 namespace {

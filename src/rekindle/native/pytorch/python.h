@@ -3,10 +3,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SafePyObject.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -87,6 +90,13 @@ void ask_for_lessons(const Driver& driver, std::int64_t met);
 // Whether nothing runs but threads that started within the budget, or touch no tensor of the
 // program's: of others nobody knows what they read.
 bool all_threads_are_known(const Driver& driver);
+
+// A function of Python's that unpacks what it is given, and `handle` for it.
+std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
+    std::unique_ptr<torch::autograd::SavedVariableHooks> handle
+);
+// What that function is given.
+at::Tensor unpack(_object* handle);
 
 // A driver is gone, and so are all handles of it: Python will hear of it.
 void tell_gone(std::ptrdiff_t number) noexcept;

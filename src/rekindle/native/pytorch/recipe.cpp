@@ -155,7 +155,7 @@ AsTheFirstTime::~AsTheFirstTime() {
     c10::AutogradState::set_tls_state(before_);
 }
 
-c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place) {
+c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<Home, 4> homes = homes_of(recipe);
     const bool writes = !recipe.written().empty() && !recipe.statistics();
     if (writes && !in_place) {
@@ -173,7 +173,7 @@ c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place) {
         const AsTheFirstTime guard(recipe.grad_mode);
         const Drawing drawing(recipe.random());
         const Switched switched(recipe.signature->key[1], recipe.signature->key[2]);
-        recipe.signature->op.callBoxed(stack);
+        calling(homes, [&] { recipe.signature->op.callBoxed(stack); });
     }
     if (!writes) {
         return fresh_of(recipe, stack);

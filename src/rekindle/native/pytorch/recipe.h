@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -82,6 +83,9 @@ private:
 
 // The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the
 // memory of the inputs that it overwrites, else copies of them.
-c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place);
+// The kernel runs within `calling`, with its operands.
+using Kernel = c10::function_ref<void()>;
+using Calling = c10::function_ref<void(std::span<const Home>, Kernel)>;
+c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
 
 }  // namespace rekindle

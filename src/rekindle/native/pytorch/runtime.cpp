@@ -172,6 +172,7 @@ const char* see_operators() {
     if (PYTHON_COMES_FIRST && *why_not == '\0') {  // else who asks for one is told that it does not
         see_views(library_at_key("aten"));
     }
+    see_removals();
     return why_not;
 }
 

@@ -255,6 +255,16 @@ void Driver::settle_in(Record& record, const Home& home) {
     }
 }
 
+Home Driver::take_home(Record& record) {
+    if (record.address != nullptr) {
+        table_.take(std::exchange(record.address, nullptr));
+    }
+    Home home = record.at();
+    record.owned.reset();
+    record.home = no_home();
+    return home;
+}
+
 void Driver::succeed(Record& before, Record& after) {
     after.address = std::exchange(before.address, nullptr);
     after.home = std::exchange(before.home, no_home());
@@ -299,6 +309,7 @@ void Driver::retain(Record& record, const Home& home) {
 }
 
 void Driver::use(Record& record) {
+    const Ref<Storage> kept(&record);
     const auto asked_for = [&] {
         bring([&] {
             if (record.listed) {  // else the program has dropped it meanwhile
@@ -326,6 +337,7 @@ void Driver::use(Record& record) {
 }
 
 void Driver::pin(Record& record) {
+    const Ref<Storage> kept(&record);
     const auto pinned = [&] { bring([&] { engine.pin(record.root); }); };
     if (record.resident) {
         pinned();
@@ -346,6 +358,7 @@ void Driver::seal(Record& record) {
 }
 
 void Driver::forget(Record& record) {
+    const Ref<Storage> kept(&record);
     poll();
     bring([&] { engine.forget(record); });
 }
@@ -399,6 +412,7 @@ void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
     if (record == nullptr || !record->replayable) {
         return;
     }
+    const Ref<Storage> kept(record);
     if (!record->resident) {
         use(*record);
     }
@@ -425,6 +439,7 @@ bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
         return false;
     }
     Record& record = *known;
+    const Ref<Storage> kept(known);
     const Bytes more = nbytes - record.size;
     if (more < 0 && !record.replayable && record.consumed()) {
         forget(record);

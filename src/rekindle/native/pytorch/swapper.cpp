@@ -53,6 +53,16 @@ void Swapper::amid(c10::function_ref<void()> events) {
     count(in_flight());
 }
 
+void Swapper::pause() {
+    amid_ = false;
+    count(in_flight());
+}
+
+void Swapper::go_on() {
+    count(0);
+    amid_ = true;
+}
+
 bool Swapper::has_room(Bytes nbytes) {
     wait_for(nbytes);
     if (!amid_) {

@@ -34,6 +34,9 @@ public:
     // Runs `events`, in which the engine decides as if every transfer were over. They do not nest:
     // what is amid others is part of those.
     void amid(c10::function_ref<void()> events);
+    // Amid `events` others come with events of their own, until `go_on`.
+    void pause();
+    void go_on();
     // Whether the room that the engine has for `nbytes` more is there; waits for it, first.
     bool has_room(Bytes nbytes);
     // Until `nbytes` more fit, or nothing is under way: gives up what was read ahead first.

@@ -36,7 +36,9 @@ bool Driver::may_drop(const Record& record) const {
 // Lets go until `needed` bytes fit, and waits until they do.
 void Driver::make_room_and_wait(Bytes needed, const char* who) {
     let_go_for(needed, who);
-    while (!swapper->has_room(needed + in_flight)) {  // a write failed, and something had to stay
+    while (!swapper->has_room(
+        needed + engine.in_flight
+    )) {  // a write failed, and something had to stay
         let_go_for(needed, who);
     }
     perform([&] { engine.ahead(); });

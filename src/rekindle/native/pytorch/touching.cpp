@@ -42,7 +42,8 @@ bool Operation::may_let_go() {
             return true;  // a copy is made, or what needs it is brought back
         }
     }
-    return more > driver_.engine.budget - driver_.engine.memory - driver_.in_flight;
+    const Engine& engine = driver_.engine;
+    return more > engine.budget - engine.memory - engine.in_flight;
 }
 
 void Operation::let_results_return() {

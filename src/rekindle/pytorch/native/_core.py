@@ -41,7 +41,7 @@ def core(*, build: bool = True) -> ModuleType | None:
         return None
     try:
         reason = module.start(
-            Answers(), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
+            Answers(module), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
             SUMS_OF_PRODUCTS, ROOMY_ON_HOST,
         )  # fmt: skip
     except RuntimeError as error:  # somebody else registered first

@@ -1,0 +1,51 @@
+#include "kernel_operands.h"
+
+#include <algorithm>
+
+namespace rekindle {
+
+namespace {
+
+// The innermost operator of this thread; null: none runs.
+const KernelOperands*& innermost() noexcept {
+    thread_local const KernelOperands* found = nullptr;
+    return found;
+}
+
+bool is_in(const c10::TensorImpl& tensor, const c10::StorageImpl& home) noexcept {
+    return tensor.has_storage() && tensor.unsafe_storage().unsafeGetStorageImpl() == &home;
+}
+
+}  // namespace
+
+KernelOperands::KernelOperands(std::span<const c10::TensorImpl* const> operands) noexcept
+    : first_run_(operands), outer_(innermost()) {
+    innermost() = this;
+}
+
+KernelOperands::KernelOperands(std::span<const Home> operands) noexcept
+    : recomputed_(operands), outer_(innermost()) {
+    innermost() = this;
+}
+
+KernelOperands::~KernelOperands() {
+    innermost() = outer_;
+}
+
+bool KernelOperands::has(const c10::StorageImpl& home) noexcept {
+    for (const KernelOperands* each = innermost(); each != nullptr; each = each->outer_) {
+        if (each->reads(home)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool KernelOperands::reads(const c10::StorageImpl& home) const noexcept {
+    const auto first_run = [&](const c10::TensorImpl* each) { return is_in(*each, home); };
+    const auto recomputed = [&](const Home& each) { return each.get() == &home; };
+    return std::ranges::any_of(first_run_, first_run) ||
+           std::ranges::any_of(recomputed_, recomputed);
+}
+
+}  // namespace rekindle
