@@ -59,3 +59,48 @@ def test_result_that_is_too_large_is_refused_for_its_own_size() -> None:
     result = x.nbytes
     assert result - 64 <= caught.value.needed <= result + 64
     assert caught.value.smallest_budget <= 2 * x.nbytes + 64
+
+
+@torch.library.custom_op("rekindle_tests::counted_and_repeated", mutates_args={"count"})
+def counted_and_repeated(x: Tensor, count: Tensor) -> Tensor:
+    """Makes 16 times what it is given, which nobody can know ahead."""
+    count += 1
+    return x.repeat(16)
+
+
+def test_result_of_an_operator_that_writes_is_made_good() -> None:
+    x, count = torch.linspace(-1, 1, 1_000, requires_grad=True), torch.zeros(1)
+    with cores.fixed_prices(), rekindle.budget(96_000, core="native") as run:
+        hidden = x
+        for _ in range(8):
+            hidden = hidden.sin()
+        assert not run._driver.evictions
+        made = counted_and_repeated(x.detach(), count)
+        assert run._driver.engine.memory <= run.budget  # type: ignore[operator]
+        assert run._driver.evictions
+    hidden.sum().backward()
+    assert (count.item(), made.numel()) == (1, 16_000)
+
+
+def test_result_of_an_operator_that_writes_refuses_the_next() -> None:
+    x, count = torch.linspace(-1, 1, 1_000), torch.zeros(1)
+    with cores.fixed_prices(), rekindle.budget(40_000, core="native"):
+        made = counted_and_repeated(x, count)
+        with pytest.raises(rekindle.OutOfBudget):
+            made.sum()
+    assert count.item() == 1
+
+
+def test_sparse_result_of_unknown_size_is_made_good() -> None:
+    """As in the step of SparseAdam."""
+    state = torch.linspace(-1, 1, 1_000).reshape(100, 10)
+    indices, values = torch.arange(50).reshape(1, 50), torch.ones(50, 10)
+    mask = torch.sparse_coo_tensor(indices, values, (100, 10), check_invariants=True).coalesce()
+    x = torch.linspace(-1, 1, 1_000, requires_grad=True)
+    with cores.fixed_prices(), rekindle.budget(24_000, core="native") as run:
+        hidden = x.sin().sin().sin()
+        made = [state.sparse_mask(mask) for _ in range(3)]
+        assert run._driver.engine.memory <= run.budget  # type: ignore[operator]
+        assert run._driver.evictions
+    assert all(torch.equal(each.to_dense()[:50], state[:50]) for each in made)
+    assert hidden.shape == x.shape

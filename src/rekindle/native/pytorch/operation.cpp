@@ -72,15 +72,17 @@ void Operation::run_with_inputs() {
     own_inputs();
     call();
     register_results();
-    if (!facts_.writes) {
-        make_good();
-    }
+    make_good();
 }
 
 // It made more than anybody could know: others go for that.
 void Operation::make_good() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
+        if (facts_.writes) {  // what is written is written: the next operator is refused
+            driver_.clear(0);
+            return;
+        }
         try {
             driver_.make_room(0, facts_.name.c_str());
         } catch (Shortage& shortage) {  // says what was made, and there is no room for
