@@ -187,6 +187,8 @@ def _failures(w: World) -> None:
             optimizer.step()
             w.note(loss)
         except RuntimeError as error:
+            if isinstance(error, MemoryError):  # OutOfBudget is for who plays the scene
+                raise
             w.note(str(error).splitlines()[0])
 
 

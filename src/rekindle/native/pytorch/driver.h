@@ -172,7 +172,11 @@ public:
     std::int64_t refuse_in = -1;
 
     void refuse_for_tests(const char* who) {
-        if (refuse_in >= 0 && (!stepping || tell_ranges) && refuse_in-- == 0) {
+        if (refuse_in < 0 || (stepping && !tell_ranges)) {
+            return;
+        }
+        --refuse_in;
+        if (refuse_in < 0) {
             throw Shortage{1, engine.memory, engine.budget, who};
         }
     }

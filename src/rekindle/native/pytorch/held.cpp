@@ -37,8 +37,8 @@ LastResort::~LastResort() {
     });
 }
 
-Reading::Reading(Driver& driver, const Homes& homes, bool saved)
-    : driver_(driver), homes_(homes), saved_(saved) {
+Reading::Reading(Driver& driver, Homes homes, bool saved)
+    : driver_(driver), homes_(std::move(homes)), saved_(saved) {
     driver_.begins(*this);
 }
 

@@ -42,7 +42,7 @@ private:
 class Reading final : public Reader {
 public:
     // `saved`: and all that autograd saved, perhaps.
-    Reading(Driver& driver, const Homes& homes, bool saved = false);
+    Reading(Driver& driver, Homes homes, bool saved = false);
     Reading(const Reading&) = delete;
     Reading& operator=(const Reading&) = delete;
     Reading(Reading&&) = delete;

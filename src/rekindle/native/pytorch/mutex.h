@@ -148,8 +148,12 @@ void about_to_fork();
 void forked(bool in_child) noexcept;
 
 // For who may be called with it as well as without.
-inline std::unique_lock<Mutex> locked_if_not_mine() {
-    return the_mutex().mine() ? std::unique_lock<Mutex>() : std::unique_lock(the_mutex());
+inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
+    if (the_mutex().mine()) {
+        return {};
+    }
+    the_mutex().lock_again();
+    return {the_mutex(), std::adopt_lock};
 }
 
 class Locked final {

@@ -128,6 +128,7 @@ public:
     PendingError(PendingError&&) = delete;
     PendingError& operator=(PendingError&&) = delete;
 
+    // NOLINTNEXTLINE(bugprone-exception-escape): restore() does not throw, but does not say so
     ~PendingError() {
         if (error_) {
             error_->restore();
