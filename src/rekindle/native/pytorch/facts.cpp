@@ -189,7 +189,7 @@ void learn_roomy(std::string part) {
 }
 
 void see_removals() {
-    auto& kept = immortal<c10::RegistrationHandleRAII>(
+    const auto& kept = immortal<c10::RegistrationHandleRAII>(
         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>())
     );
     static_cast<void>(kept);

@@ -80,7 +80,7 @@ void Driver::stops_lending() {
 bool Driver::can_be_lent(const Record& record, const Homes& read, bool but_saved) {
     const bool there = record.resident || record.husk;  // which may come back on the way
     const bool may = may_return(record) && there && !record.pinned && !record.foreign &&
-                     record.nbytes != 0 && !(but_saved && record.references != 0);
+                     record.nbytes != 0 && (!but_saved || record.references == 0);
     const Home home = may ? record.at() : Home();
     return home && std::ranges::find(read, home.get()) == read.end();
 }

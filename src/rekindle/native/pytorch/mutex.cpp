@@ -41,9 +41,9 @@ void Mutex::Opening::open() noexcept {
     mutex_.unlock();
 }
 
-void Mutex::Opening::close() {
+void Mutex::Opening::close() noexcept {
     closing_ = true;
-    mutex_.lock();
+    mutex_.lock_again();
     Opening** at = &mutex_.first_opening_;
     while (*at != this) {
         at = &(*at)->next_;

@@ -56,6 +56,7 @@ public:
         Opening& operator=(const Opening&) = delete;
         Opening(Opening&&) = delete;
         Opening& operator=(Opening&&) = delete;
+        virtual ~Opening() = default;
 
         // Whether anybody had the mutex meanwhile, this thread included.
         bool visited() const noexcept { return visited_; }
@@ -63,10 +64,8 @@ public:
     protected:
         explicit Opening(Mutex& mutex) noexcept : mutex_(mutex), thread_(pthread_self()) {}
 
-        virtual ~Opening() = default;
-
         void open() noexcept;
-        void close();
+        void close() noexcept;
         // The first visitor has the mutex now, and has done nothing yet.
         virtual void is_visited() noexcept = 0;
 

@@ -386,6 +386,7 @@ std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(std::unique_p
         PyObject* capsule =
             unpack == nullptr ? nullptr : PyCapsule_New(handle.get(), HANDLE, &release_handle);
         if (capsule != nullptr) {
+            // NOLINTNEXTLINE(bugprone-unused-return-value): the capsule has it from now on
             static_cast<void>(handle.release());
             return {{unpack, getPyInterpreter()}, {capsule, getPyInterpreter()}};
         }

@@ -37,9 +37,10 @@ public:
     // was to write is there as before. Otherwise that is gone.
     void undo() noexcept { undoes_ = true; }
 
-private:
+protected:
     void is_visited() noexcept override;
 
+private:
     Driver& driver_;
     const Recipe& recipe_;
     const KernelOperands operands_;
