@@ -10,6 +10,7 @@
 #include "driver.h"
 #include "held.h"
 #include "operation.h"
+#include "parts.h"
 #include "python.h"
 #include "views.h"
 
@@ -119,6 +120,31 @@ void view(
     pass(op, keys, stack);
 }
 
+// Runs what reads no element. What it returns counts, as a rule with the tensor that has it; nobody
+// makes room for that.
+void query(
+    Driver& driver,
+    const Facts& facts,
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack,
+    Locked& lock
+) {
+    {
+        const Unlocked others(lock);
+        pass(op, keys, stack);
+    }
+    driver.collect();
+    Bytes made = 0;
+    each_memory(
+        torch::jit::last(*stack, facts.returns),
+        [&](std::uint32_t, const at::Tensor& tensor, bool) {
+            made += driver.count(*tensor.storage().unsafeGetStorageImpl(), &facts);
+        }
+    );
+    driver.count(0, made, 0);
+}
+
 // Returns whether Python may be told of what is due: not where nothing may be thrown.
 bool run(
     Driver& driver,
@@ -129,8 +155,7 @@ bool run(
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
     if (facts.has(Traits::QUERY)) {  // PyTorch asks where an error would end the process
-        lock.unlock();
-        pass(op, keys, stack);
+        query(driver, facts, op, keys, stack, lock);
         return false;
     }
     if (facts.unseen) {

@@ -246,11 +246,15 @@ Need Signature::predict(
         return {0, true};
     }
     if (!rebuildable_) {  // as large as the largest argument: a guess
-        Bytes most = largest_padded(given);
+        Bytes most = 0;
         for (const Geometry& geometry : geometries) {
             most = std::max(most, geometry.nbytes());
         }
-        return {most, false};
+        const Bytes padded = largest_padded(given);
+        if (padded != 0 && op.hasTag(at::Tag::pointwise)) {  // of nested tensors: just that
+            return {most, true};
+        }
+        return {std::max(most, padded), facts.name == "aten::to_padded_tensor"};
     }
     try {
         return {bytes_on_meta(extras, device), true};
