@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from types import FrameType
 from typing import Final, TextIO, final
 
 _UNIT_BYTES: Final = 240_000  # of sources in a unit, at most
@@ -111,7 +113,8 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
         while waiting or running:
             while waiting and len(running) < cores():
                 log = folder / f"{len(waiting)}.log"
-                running.append(_Running(waiting.pop(), log))
+                with _interrupted_afterwards():  # or nobody would end what has just started
+                    running.append(_Running(waiting.pop(), log))
             time.sleep(_POLL_S)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
@@ -122,6 +125,23 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
     finally:
         for each in running:
             each.kill()
+
+
+@contextlib.contextmanager
+def _interrupted_afterwards() -> Generator[None]:
+    """Put Ctrl-C off until the end of the block."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # it is not raised here, or does not raise
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(*came[0])
 
 
 @final
