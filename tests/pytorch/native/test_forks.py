@@ -9,10 +9,13 @@ import sys
 import pytest
 
 from rekindle.pytorch.native import core, why_not
+from tests.helpers import WHOLE
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("count", [80, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [80, pytest.param(5_000 if WHOLE else 500, marks=pytest.mark.slow)]
+)
 def test_child_of_a_process_whose_threads_compute_ends_well(count: int) -> None:
     if core() is None:
         pytest.skip(f"no native core: {why_not()}")

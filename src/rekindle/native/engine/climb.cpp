@@ -224,6 +224,7 @@ public:
     // Lets go of all inputs, some of which nobody may need any more.
     void undo_and_prune() {
         std::vector<Ref<Storage>> had;
+        had.reserve(engine_.locked_.size());
         for (Storage* storage : engine_.locked_) {
             had.emplace_back(storage);
         }
@@ -232,6 +233,20 @@ public:
             engine_.prune(*storage);
             engine_.free_all();
         }
+    }
+
+    // Begins again: others had the lock, and what is there, and how to make what is not, may be
+    // others now. False: nobody needs `wanted` made any more.
+    bool begin_again(Call& call, Value* wanted, Locks locks) {
+        undo_and_prune();
+        if (wanted == nullptr || !is_missing(*wanted)) {
+            return false;
+        }
+        if (++begun_ > MOST_BEGUN * (engine_.graph.n_calls() + 1)) {
+            throw Starved();
+        }
+        engine_.open(call, wanted, locks);
+        return true;
     }
 
     bool done() const noexcept { return engine_.frames_.size() == base_; }
@@ -247,12 +262,12 @@ public:
 private:
     Engine& engine_;
     std::size_t base_;
+    std::size_t begun_ = 1;
 };
 
 // Depth first over the inputs, in their order; a stack instead of recursion.
 void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     Climb progress(*this);
-    std::size_t begun = 1;
     open(call, wanted, locks);
     while (!progress.done()) {
         Value* missing = next_missing();
@@ -275,15 +290,10 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
             }
             continue;
         }
-        if (visits != visits_) {  // what is there, and how to make what is not, may be others now
-            progress.undo_and_prune();
-            if (wanted == nullptr || !is_missing(*wanted)) {
+        if (visits != visits_) {
+            if (!progress.begin_again(call, wanted, locks)) {
                 return;
             }
-            if (++begun > MOST_BEGUN * (graph.n_calls() + 1)) {
-                throw Starved();
-            }
-            open(call, wanted, locks);
             continue;
         }
         if (comes) {
