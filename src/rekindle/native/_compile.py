@@ -264,8 +264,8 @@ class Progress:
 
 @contextlib.contextmanager
 def shown_progress(folder: Path, costs: Sequence[float]) -> Generator[Progress]:
-    """Announce a compilation on standard error, and its end."""
-    progress = Progress(folder, sys.stderr, costs)
+    """Announce a compilation on standard error, and its end; nothing if nothing is compiled."""
+    progress = Progress(folder, sys.stderr if costs else None, costs)
     progress.begin()
     try:
         yield progress
