@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle._planners import Online, WarmCuts
@@ -90,7 +90,7 @@ def test_never_over_the_budget_nor_below_the_optimum(drawn: tuple[Problem, int])
 
 
 @given(problems())
-@examples(100)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_views_writes_in_place_and_holds(drawn) -> None:
     trace, budget = drawn
     problem = Problem.of(trace)

@@ -245,7 +245,7 @@ def _two_players() -> Program:
         return loss.detach()
 
     def make() -> Tensor:
-        generator.zero_grad()
+        model.zero_grad()  # the critic's too: a backward pass that fails has added to some
         loss = -model.critic(model.generator(torch.randn(2, 4))).mean()
         loss.backward()
         generator.step()
