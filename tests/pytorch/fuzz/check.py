@@ -60,7 +60,7 @@ class Watched:
         self.tracker = Tracker(resized=True)
         self.nbytes = nbytes
         self.peak = 0  #: until the budget is over, when all comes back
-        self._budget = budget(nbytes, evict=evict)
+        self._budget = budget(f"{nbytes}B", evict=evict)
 
     def __enter__(self) -> Run:
         self.tracker.__enter__()

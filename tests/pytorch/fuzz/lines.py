@@ -416,7 +416,11 @@ def _name(rng: Random, tensors: list[str]) -> str:
 
 
 def _attempt(line: str) -> str:
-    return f"try:\n    {line}\nexcept REFUSED as error:\n    log.append(type(error).__name__)"
+    passed_on = "if isinstance(error, MemoryError):\n        raise"  # OutOfBudget is a RuntimeError
+    return (
+        f"try:\n    {line}\nexcept REFUSED as error:\n    {passed_on}\n"
+        "    log.append(type(error).__name__)"
+    )
 
 
 def _ending(rng: Random, space: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rekindle import OutOfBudget
 from tests.pytorch.harsh import everything
 
 #: What PyTorch raises when it is asked for something that it cannot do.
@@ -116,6 +117,8 @@ def run_lines(lines: tuple[str, ...], space: dict[str, Any]) -> str:
     for number, line in enumerate(lines, start=1):
         try:
             exec(line, space)
+        except OutOfBudget:  # a RuntimeError, too
+            raise
         except REFUSED as error:
             return f"line {number}: {type(error).__name__}: {_start(str(error))}"
     return ""

@@ -43,6 +43,8 @@ def _program(
         optimizer.step()
         try:
             loss.backward()
+        except rekindle.OutOfBudget:
+            raise
         except RuntimeError as error:
             return model, str(error).partition(" by an inplace")[0]
         return model, "went on"
@@ -71,7 +73,7 @@ def test_a_step_before_the_second_backward_pass(
     for _ in range(MOST_ATTEMPTS):
         step = build()
         try:
-            with rekindle.budget(budget, device="cpu", evict=evict) as run:
+            with rekindle.budget(f"{budget}B", device="cpu", evict=evict) as run:
                 result = step()
         except rekindle.OutOfBudget as error:
             budget = error.smallest_budget

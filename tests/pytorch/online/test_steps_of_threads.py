@@ -46,7 +46,7 @@ def test_each_step_and_each_sample_counts_once() -> None:
 
     def train(_: int) -> None:
         for number in range(STEPS):
-            steps.over(number, number)
+            steps.over(number, number, 0)
             for _ in range(20):
                 steps.sample()
 

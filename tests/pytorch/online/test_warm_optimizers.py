@@ -71,7 +71,7 @@ def test_a_budget_around_each_step_is_kept(evict: Evict) -> None:
                 for each in (*ours.model.parameters(), *_state(ours)):
                     tracker.see(each)
                 try:
-                    with rekindle.budget(budget, evict=evict) as run:
+                    with rekindle.budget(f"{budget}B", evict=evict) as run:
                         ours.step()
                     break
                 except rekindle.OutOfBudget as error:
