@@ -11,7 +11,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {}
+from tests.pytorch.hunt.functions import SavesInput, SavesResult
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "saves its input": SavesInput.apply,
+    "saves its result": SavesResult.apply,
+}
 
 
 def _listed(name: str) -> Callable[[Any], Any]:
@@ -22,33 +27,6 @@ def _listed(name: str) -> Callable[[Any], Any]:
         return function
 
     return add
-
-
-@_listed("saves its input")
-class SavesInput(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.clamp(min=0) + 0.1 * x.sin()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * ((x > 0) + 0.1 * x.cos())
-
-
-@_listed("saves its result")
-class SavesResult(Function):
-    @staticmethod
-    def forward(ctx, x):
-        result = x.tanh()
-        ctx.save_for_backward(result)
-        return result
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (result,) = ctx.saved_tensors
-        return gradient * (1 - result * result)
 
 
 @_listed("saves intermediates")
