@@ -231,7 +231,7 @@ class Grouped(nn.Module):
         return x
 
 try:
-    with rekindle.budget("400KiB"):
+    with rekindle.budget("256KiB"):
         Grouped()(torch.rand(512, 64))
 except rekindle.OutOfBudget as error:
     print(error.rehearse() >= error.smallest_budget)
