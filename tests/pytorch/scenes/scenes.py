@@ -27,6 +27,12 @@ def _scene(name: str) -> Callable[[Callable[[World], None]], Callable[[World], N
     return add
 
 
+def _update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def _step(w: World, net: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     """One ordinary step."""
     optimizer.zero_grad()
@@ -84,9 +90,7 @@ def _penalty(w: World) -> None:
         x = w.batch().requires_grad_()
         (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
         loss = (slope.norm(2, -1) - 1).square().mean() + critic(x).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -102,9 +106,7 @@ def _maml(w: World) -> None:
             found = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
             fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), found, strict=True)}
         loss = F.mse_loss(functional_call(net, fast, (w.batch(4),)), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -126,9 +128,7 @@ def _policy_gradient(w: World) -> None:
             reward = torch.as_tensor(observed.mean((1, 2)))
             losses.append(-(chosen.log_prob(action) * reward).mean())
         loss = torch.stack(losses).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -146,9 +146,7 @@ def _replay_buffer(w: World) -> None:
         with torch.no_grad():
             wanted = value + 0.9 * target(x).amax(-1)
         loss = F.smooth_l1_loss(net(x).mean(-1), wanted)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         with torch.no_grad():
             for mine, its in zip(target.parameters(), net.parameters(), strict=True):
                 mine.lerp_(its, 0.1)
@@ -258,9 +256,7 @@ def _forward_in_thread(w: World) -> None:
         x = w.batch()
         with ThreadPoolExecutor(1) as pool:
             loss = pool.submit(lambda x=x: w.loss(net(x))).result()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -308,9 +304,7 @@ def _truncated(w: World) -> None:
         for part in w.batch(8).unbind(1):
             state = cell(part, state)
             loss = loss + state[0].square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         state = tuple(part.detach() for part in state)
         w.note(loss, *state)
 
@@ -345,9 +339,7 @@ def _forward_mode(w: World) -> None:
         x = w.batch(4)
         value, slope = jvp(lambda x: net(x).square().sum(-1), (x,), (torch.ones_like(x),))
         loss = value.mean() + slope.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -360,9 +352,7 @@ def _second(w: World) -> None:
         (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
         (curve,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
         loss = (curve + slope).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -431,9 +421,7 @@ def _teacher(w: World) -> None:
         with torch.no_grad():
             wanted = teacher(x).softmax(-1)
         loss = F.kl_div(net(x).log_softmax(-1), wanted, reduction="batchmean")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         w.note(loss)
 
 
@@ -448,9 +436,7 @@ def _kept(w: World) -> None:
         for layer in net:
             kept.append(layer(kept[-1]))
         loss = sum((each.square().mean() for each in kept[1:]), torch.zeros(()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        _update(optimizer, loss)
         history.append(torch.stack([each.detach().mean() for each in kept]))
         w.note(loss, kept[-1])
     w.note(history)
