@@ -50,17 +50,15 @@ LONG = Loop(
 
 
 #: Ten loops each; one hundred on both by `scripts/sweep tests`.
-LATER = [
-    *(("native", tens) for tens in range(1, 10 if WHOLE else 4)),
+TENS = [
+    *(("native", tens) for tens in range(10 if WHOLE else 4)),
     *(("python", tens) for tens in range(10 if WHOLE else 1)),
 ]
 NATIVE = tuple(name for name, mode in MODES.items() if mode.native)
 
 
-@pytest.mark.parametrize(
-    ("its_core", "tens"),
-    [("native", 0), *(pytest.param(core, tens, marks=pytest.mark.slow) for core, tens in LATER)],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("its_core", "tens"), TENS)
 def test_drawn_loops_are_the_same_in_a_drawn_mode(its_core: cores.Name, tens: int) -> None:
     """`scripts/sweep hunt` draws as many as one likes."""
     only = NATIVE if its_core == "native" else ()

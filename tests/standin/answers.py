@@ -169,7 +169,7 @@ def _least() -> dict[str, Any]:
         loss.backward()
         return [loss.cpu(), weight.grad.cpu(), torch.cuda.get_rng_state()]
 
-    wanted, budget = step(), 1
+    wanted, budget = step(), 100
     while True:
         torch.cuda.reset_peak_memory_stats()
         try:

@@ -31,6 +31,10 @@ SLACK_BYTES: Final = 160 << 10
 CAP: Final = 1.02
 CAP_BYTES: Final = 32 << 10
 
+#: Layers whose operators take memory inside themselves. Their first calls tell how much, so that
+#: those may pass the budget.
+LEARNED: Final = {"convolution", "depthwise", "dilated", "transposed", "image", "lstm"}
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -197,7 +201,8 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
                 for name in names[:3]
             )
             return f"within {amount} bytes {len(names)} of {len(plain.left)} differ: {shown}"
-        if got.drawn[0] in ("all", "until the last") and got.within > amount * CAP + CAP_BYTES:
+        capped = got.drawn[0] in ("all", "until the last") and LEARNED.isdisjoint(got.drawn)
+        if capped and got.within > amount * CAP + CAP_BYTES:
             return f"the allocator gave out {got.within} bytes within a budget of {amount}"
         return ""
     return f"still too little after {MOST_ATTEMPTS} attempts, at {amount} bytes"
