@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/concepts.md from simulated runs: python docs/draw.py."""
+"""Draws the pictures of the page how-it-works.md from simulated runs: python docs/draw.py."""
 
 from __future__ import annotations
 

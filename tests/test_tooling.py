@@ -132,7 +132,7 @@ def test_the_citation_names_the_papers_and_the_version() -> None:
         for reference in citation["references"]
         for each in reference.get("identifiers", ())
     }
-    papers = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    papers = (ROOT / "docs" / "explanation" / "papers.md").read_text(encoding="utf-8")
     assert set(re.findall(r"arXiv (\d+\.\d+)", papers)) <= cited
 
 

@@ -10,7 +10,7 @@ from rekindle.policies import Candidate, Chooser, Policy
 
 
 class CheapestChooser(Chooser):
-    """What `docs/extending.md` shows, with a look at the neighbors."""
+    """What `docs/how-to/extend.md` shows, with a look at the neighbors."""
 
     def __init__(self) -> None:
         self.candidates: dict[Candidate, None] = {}
