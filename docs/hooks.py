@@ -36,6 +36,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return markdown.replace("<!-- commands -->", commands())
         case "reference/conformance.md":
             return conformance(markdown, f"{config.repo_url}/blob/main/")
+        case "design.md":
+            return _linked(markdown, f"{config.repo_url}/blob/main/")
         case "changelog.md":
             text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
             return markdown.replace("<!-- changelog -->", text.partition("\n")[2])
@@ -105,6 +107,16 @@ def conformance(markdown: str, source: str) -> str:
     return "\n".join(lines)
 
 
+def _linked(text: str, source: str) -> str:
+    """Make a link of each test that `text` names."""
+
+    def link(found: re.Match[str]) -> str:
+        ((path, at),) = _tests(found[0])
+        return f"[`{found[2]}`]({source}{path}#L{at})"
+
+    return TEST.sub(link, text)
+
+
 def _tests(text: str) -> Iterator[tuple[str, int]]:
     """Each test that `text` names: its file and its line.
 
@@ -117,4 +129,4 @@ def _tests(text: str) -> Iterator[tuple[str, int]]:
                 yield path, at
                 break
         else:
-            raise LookupError(f"docs/reference/conformance.md: {path} has no test {name}")
+            raise LookupError(f"{path} has no test {name}")

@@ -60,6 +60,17 @@ def test_tests_that_are_named_exist(document: Path) -> None:
         assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
 
 
+def test_design_page_defines_every_rule_that_code_cites() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    sections = re.split(r"^### ", design.partition("\n## Budget")[0], flags=re.MULTILINE)[1:]
+    assert [section.partition(":")[0] for section in sections] == [f"R{n}" for n in range(1, 13)]
+    assert [section for section in sections if "`tests/" not in section] == []
+    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".h", ".cpp")]
+    cited = {rule for path in files for rule in re.findall(r"\bR\d+\b", path.read_text())}
+    assert "R4" in cited
+    assert cited <= {f"R{n}" for n in range(1, 13)}
+
+
 def test_each_line_of_the_conformance_page_names_a_test() -> None:
     lines = (ROOT / "docs" / "reference" / "conformance.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| with")]
