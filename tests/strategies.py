@@ -34,7 +34,7 @@ def traces(draw: st.DrawFn, *, longest: int = 24) -> Trace:
     if draw(st.booleans()):
         return trace
     ops = (
-        replace(op, workspace=rng.choice((0, 0, 1, 3, 8)) if trace.new_storages(op) else 0)
+        replace(op, workspace=rng.choice((0, 0, 1, 3, 8)) if tuple(trace.new_storages(op)) else 0)
         for op in trace.ops
     )
     return replace(trace, ops=tuple(ops))

@@ -148,7 +148,7 @@ def settle(line: Timeline) -> Timeline:
 
     (That matters where the program holds from then on what it has read.)
     """
-    problem = line.problem
+    problem, moved = line.problem, False
     for node, op in enumerate(problem.op):
         before, at = (int(line.first[node - 1]), int(line.first[node])) if node else (0, 0)
         if op is not None or at <= before + 1:
@@ -161,5 +161,6 @@ def settle(line: Timeline) -> Timeline:
             if all(any(step in span for span in each) for each in spans):
                 steps = [*line.steps[:at], *line.steps[at + 1 :]]
                 line = timeline(problem, [*steps[: step + 1], node, *steps[step + 1 :]])
+                moved = True
                 break
-    return line
+    return timeline(problem, prune(problem, line.steps)) if moved else line

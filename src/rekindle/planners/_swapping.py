@@ -23,7 +23,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._base import Search
 from rekindle.planners._edits import KINDS, Edit, changed, keep_instead
 from rekindle.planners._relaxation import Bandwidth
-from rekindle.planners._sequence import Timeline, prune, timeline
+from rekindle.planners._sequence import Timeline, prune, settle, timeline
 from rekindle.planners._squeeze import squeeze
 from rekindle.planners._swap_bound import swap_bound
 from rekindle.planners.given import steps_of
@@ -81,7 +81,7 @@ class Mixer:
         if steps is None:
             return None
         try:
-            line = timeline(self.problem, prune(self.problem, steps))
+            line = settle(timeline(self.problem, prune(self.problem, steps)))
         except ValueError:
             return None
         return self.search.time(line, note) if line.peak <= self.search.budget else None
