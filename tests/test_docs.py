@@ -71,6 +71,22 @@ def test_design_page_defines_every_rule_that_code_cites() -> None:
     assert cited <= {f"R{n}" for n in range(1, 13)}
 
 
+def test_environment_page_lists_every_variable_that_code_reads() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    sources = [
+        ROOT / "hatch_build.py",
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "src").rglob("*.cpp"),
+    ]
+    read = {
+        name
+        for path in sources
+        for name in re.findall(r'"(REKINDLE_[A-Z]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert "REKINDLE_POISON" in read
+    assert [name for name in sorted(read) if f"`{name}=" not in page] == []
+
+
 def test_each_line_of_the_conformance_page_names_a_test() -> None:
     lines = (ROOT / "docs" / "reference" / "conformance.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| with")]

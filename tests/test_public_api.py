@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,25 @@ def test_the_version_is_the_installed_one() -> None:
 
 def test_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+PAGES = "\n".join(page.read_text() for page in (PACKAGE.parents[1] / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("name", rekindle.__all__)
+def test_every_public_name_has_an_entry_in_the_reference(name: str) -> None:
+    value = getattr(rekindle, name, None)
+    if not callable(value):
+        return  # a module or the version
+    assert re.search(rf"^::: rekindle\.{name}$", PAGES, flags=re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", rekindle.__all__)
+def test_docstring_of_public_function_explains_each_argument(name: str) -> None:
+    value = getattr(rekindle, name)
+    if not callable(value) or (isinstance(value, type) and issubclass(value, Exception)):
+        return
+    text = inspect.getdoc(value) or ""
+    assert text.partition("\n")[0].endswith("."), "the first line is a sentence"
+    for parameter in inspect.signature(value).parameters:
+        assert re.search(rf"^    {parameter}: ", text, flags=re.MULTILINE), parameter

@@ -1,15 +1,15 @@
 """Every error that this library raises on purpose.
 
 RekindleError
- +- InvalidArgument (ValueError)    an argument that is none of those there are
- +- InvalidBudget (ValueError)      a budget that is no amount of bytes
- +- InvalidTrace (ValueError)       a trace that breaks a rule
- +- InvalidFile (ValueError)        a file that cannot be read: line, field, what was expected
- +- InvalidSchedule (ValueError)    a schedule that cannot be performed
- +- OutOfBudget (MemoryError)       the budget cannot be kept (also a torch.OutOfMemoryError)
- +- SwapFailed (OSError)            what was swapped out cannot be read back, nor computed again
- +- Unsupported (RuntimeError)      what cannot work is refused, with what to do instead
- +- VerificationFailed (AssertionError)  a step that is not the same within a budget
+ +- InvalidArgument (ValueError)    an argument is not one of the accepted values
+ +- InvalidBudget (ValueError)      a budget is not an amount of bytes
+ +- InvalidTrace (ValueError)       a trace breaks a rule
+ +- InvalidFile (ValueError)        a file cannot be read: line, field, what was expected
+ +- InvalidSchedule (ValueError)    a schedule cannot be performed
+ +- OutOfBudget (MemoryError)       an operator does not fit (also a torch.OutOfMemoryError)
+ +- SwapFailed (OSError)            a value can be neither read back nor recomputed
+ +- Unsupported (RuntimeError)      something cannot work; the message says what to do instead
+ +- VerificationFailed (AssertionError)  a step differs within a budget
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rekindle._types import Bytes
 
 
 class RekindleError(Exception):
-    """The base of all errors of this library. They go from process to process as they are."""
+    """The base of all errors that Rekindle raises on purpose. Errors can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args), self.__dict__
@@ -41,15 +41,20 @@ def _again(kind: type[RekindleError], arguments: tuple[object, ...]) -> Rekindle
 
 
 class InvalidArgument(RekindleError, ValueError):
-    """An argument that is none of those there are; the message shows what to write instead."""
+    """An argument is not one of the accepted values; the message shows what to write."""
 
 
 class InvalidBudget(RekindleError, ValueError):
-    """A budget that is no amount of bytes; the message shows the line to write instead."""
+    """A budget is not an amount of bytes; the message shows the line to write."""
 
 
 class InvalidTrace(RekindleError, ValueError):
-    """A trace that breaks a rule: `rule` names it, `complaint` says where."""
+    """A trace breaks a rule.
+
+    Attributes:
+        rule: The rule.
+        complaint: Where the trace breaks it.
+    """
 
     def __init__(self, rule: str, complaint: str) -> None:
         super().__init__(f"{complaint} [rule: {rule}]")
@@ -58,9 +63,14 @@ class InvalidTrace(RekindleError, ValueError):
 
 
 class InvalidFile(RekindleError, ValueError):
-    """A file that cannot be read: in `line` (from 1) the `field` (empty: the line) is not right.
+    """A file cannot be read.
 
-    `expected` says what should stand there, `got` what does.
+    Attributes:
+        line: The line, from 1.
+        field: The field that is wrong; empty if the whole line is.
+        expected: The expected content.
+        got: The content found.
+        path: The file.
     """
 
     def __init__(self, line: int, field: str, expected: str, got: str, *, path: str = "") -> None:
@@ -74,12 +84,18 @@ class InvalidFile(RekindleError, ValueError):
         self.path = path
 
     def at(self, path: str) -> InvalidFile:
-        """The same complaint about the file `path`."""
+        """Return the same error about the file `path`."""
         return InvalidFile(self.line, self.field, self.expected, self.got, path=path)
 
 
 class InvalidSchedule(RekindleError, ValueError):
-    """A schedule that cannot be performed: `action` number `index`, and the `reason`."""
+    """A schedule cannot be performed.
+
+    Attributes:
+        index: The number of the action that fails.
+        action: The action.
+        reason: Why it fails.
+    """
 
     def __init__(self, index: int, action: object, reason: str) -> None:
         super().__init__(f"action {index}, {action}: {reason}")
@@ -93,21 +109,23 @@ _RETRY_WORDS: Final = "CUDA out of memory. DefaultCPUAllocator: can't allocate m
 
 
 class OutOfBudget(RekindleError, MemoryError):
-    """The budget cannot be kept: everything that may be evicted has been, and it is not enough.
+    """An operator does not fit into the budget, even after everything else was evicted.
 
-    Once torch is loaded, each one is a `torch.OutOfMemoryError` (a `RuntimeError`) as well, and its
-    text has the words that PyTorch uses. So code that answers "out of memory" by a smaller batch
-    recognizes it. All figures are in bytes. Nothing is lost: weights, optimizer state and batch are
-    as they were.
+    Once torch is loaded, each `OutOfBudget` is also a `torch.OutOfMemoryError`, and its text has
+    the words that PyTorch uses. Code that retries with a smaller batch recognizes it. Nothing is
+    lost: weights, optimizer state and batch are as before the step.
 
-    needed: room asked for at this moment.
-    budget: the budget in force.
-    held: what cannot be evicted, by category.
-    smallest_budget: the smallest budget that gets past this operator; a later one may need more.
-    worth_trying: the budget that the text names, never more than plain PyTorch takes. It is the
-        smallest one; or more, where budgets named before were tried and were too small as well; or
-        what whole steps need, after `rehearse`.
-    operator: the operator that asked; where: the user's source line, as "file:line".
+    Attributes:
+        needed: Bytes that the operator asked for.
+        budget: The budget in bytes.
+        held: Bytes that cannot be evicted, by category.
+        smallest_budget: The smallest budget with which this operator runs; a later operator may
+            need more.
+        worth_trying: The budget that the message names, never above the peak of plain PyTorch. It
+            is `smallest_budget`, or more if budgets named before were too small, or the budget for
+            whole steps after `rehearse()`.
+        operator: The operator.
+        where: The source line that called the operator, as "file:line".
     """
 
     def __new__(cls, *arguments: Any, **figures: Any) -> Self:
@@ -139,17 +157,14 @@ class OutOfBudget(RekindleError, MemoryError):
         return _again, (OutOfBudget, self.args), state
 
     def rehearse(self, seconds: float = 10.0) -> Bytes:
-        """Find the budget that whole steps need, by running the model on shapes.
-
-        Call it after the context. Until then `worth_trying` knows of one operator alone. The text
-        names what was found.
+        """Find a budget for whole steps by running the model on shapes. Call it after the context.
 
         Args:
-            seconds: Stop the rehearsal after that long.
+            seconds: The most seconds that the rehearsal may take.
 
         Returns:
-            `worth_trying`, which is larger now if the rehearsal found that more is needed. Where
-            nothing can be rehearsed, and in another process, it is as before.
+            The budget in bytes, also as `worth_trying` and in the message. If the model cannot be
+            rehearsed, the budget stays as it was.
         """
         rehearsal = self.__dict__.get("_rehearsal")
         if rehearsal is not None and rehearsal(self, seconds):
@@ -193,15 +208,15 @@ def beside(error: BaseException | None) -> Generator[None]:
 
 
 class SwapFailed(RekindleError, OSError):
-    """What was swapped out cannot be read back, nor computed again; this step cannot go on."""
+    """A value was swapped out and can be neither read back nor recomputed. The step fails."""
 
 
 class Unsupported(RekindleError, RuntimeError):
-    """What cannot work under a budget; the message says what to do instead."""
+    """The program does something that cannot work; the message says what to do instead."""
 
 
 class VerificationFailed(RekindleError, AssertionError):
-    """A step that is not the same within a budget; the message is the table of `verify`."""
+    """A step differs within a budget; the message is the table of `verify`."""
 
 
 # Tracebacks show what users write: rekindle.OutOfBudget.

@@ -40,26 +40,30 @@ def sequential(
     reshape: Literal["measure", "refuse"] = "measure",
     watch: Callable[[int, int], None] | None = None,
 ) -> Chained:
-    """An `nn.Sequential` with the same parameters that trains within `budget` bytes.
+    """Make an `nn.Sequential` with the same parameters that trains within a budget.
 
-    Its stages are measured on `sample` and scheduled by Rotor's dynamic program (Beaumont et al.,
-    TOMS 2024): for each, keep what its backward pass needs, or its input, or nothing. Stages run in
-    eager PyTorch and may do what they like inside. Gradients, buffers and random numbers are
-    bit-equal to those of `model`.
+    Each stage is measured on a sample. Rotor's dynamic program (Beaumont et al., TOMS 2024) decides
+    for each stage to keep what its backward pass needs, or its input, or nothing. Stages run in
+    eager PyTorch and are recomputed as a whole, so forward hooks and Python side effects inside a
+    stage run again. Gradients, buffers and random numbers equal those of `model` bit for bit. A
+    stage is a child of the sequential or of a nested one.
 
-    sample: an input such as the training will bring: a tensor, or a tuple of tensors.
-    budget: of everything alive during the forward and backward pass: parameters, buffers, their
-        gradients (from the beginning where they are there already), the input, the output, which
-        the caller is assumed to hold, and whatever the stages make.
-    loss: from the output to a number, to measure what it takes; default: a sum.
-    beside: bytes that others hold meanwhile: the optimizer's state, targets.
-    reshape: what to do about an input of another shape: "measure" again, or "refuse" it.
-    watch: called with (stages measured, all stages).
+    Args:
+        model: The `nn.Sequential`.
+        sample: A tensor or a tuple of tensors, such as training will bring.
+        budget: Bytes, or text ("6GiB"), for one forward and backward pass: parameters, buffers,
+            gradients, input, output, activations.
+        loss: From the output to a scalar, to measure its memory. Default: a sum.
+        beside: Bytes that others hold meanwhile: optimizer state, targets.
+        reshape: What to do with an input of another shape: "measure" again, or "refuse" it.
+        watch: A function that is called with (stages measured, number of stages).
 
-    A stage is a child, those of nested sequentials too; a child that writes into its input or
-    returns a view of it belongs to the one before. Forward hooks and Python side effects inside a
-    stage happen again when it is computed again. Raises `OutOfBudget` with the smallest budget that
-    would do, `Unsupported` for what is no chain.
+    Returns:
+        The module that runs the schedule.
+
+    Raises:
+        OutOfBudget: No schedule fits; the error names the smallest budget that does.
+        Unsupported: `model` is not an `nn.Sequential`.
     """
     from rekindle.pytorch.chains import Chained, is_chain
 
@@ -106,18 +110,24 @@ def export(
     blocks: Sequence[str] | None = None,
     selective: bool = False,
 ) -> Export:
-    """Which blocks of `model` to put under `torch.utils.checkpoint` to train within `budget` bytes.
+    """Choose the blocks of a model to wrap in `torch.utils.checkpoint` for a budget.
 
-    `step()` runs once and is captured; it should be a whole step of training, not the first one.
+    The peak is a prediction. It is up to a tenth too low where the Python code of a block holds
+    intermediate results, as residual convolutional blocks do.
 
-    blocks: paths of submodules that may be chosen; default: the children of lists and sequentials.
-    selective: let the checkpoints save the dearest results for which there is room.
+    Args:
+        model: The model.
+        step: A whole training step, not the first one. It runs once.
+        budget: Bytes, or text ("6GiB").
+        blocks: Paths of submodules that may be wrapped. Default: children of lists and sequentials.
+        selective: Let the checkpoints save the most expensive results that fit.
 
-    The result has `.apply(model)`, `.code()` to paste, and `.policy(block)` for selective
-    checkpointing; where whole blocks cannot reach the budget, `.fits` is False and `.excess` says
-    by how much. The peak is a prediction, and not kept to as that of `plan` is: where a block's
-    Python code holds what it computes, as residual convolutional blocks do, it is up to a tenth too
-    low. Raises `Unsupported` where there are no blocks.
+    Returns:
+        An `Export` with `apply(model)`, `code()` to paste, and `policy(block)`. If whole blocks
+        cannot reach the budget, `fits` is False and `excess` is the difference in bytes.
+
+    Raises:
+        Unsupported: The model has no such blocks, or they did not run.
     """
     from rekindle.planners._blocks import blocks_of
     from rekindle.pytorch.observed import capture_modules
@@ -182,36 +192,41 @@ def plan(
     check: bool = True,
     compile: bool = False,  # noqa: A002
 ) -> Any:
-    """Decides ahead what to recompute so that `program` runs within `budget` bytes.
+    """Plan ahead what to recompute so that a program runs within a budget.
 
-    program: a model, or a trace, or the path of a file that holds one.
-    example_inputs: what the model is called with: a tuple of positional arguments, a mapping of
-        keyword arguments, or one tensor.
-    budget: bytes, as an int or as text ("6GiB"), of everything that one forward and backward pass
-        holds: parameters, buffers, inputs, activations, gradients. None: half way between what no
-        schedule can do with less and keeping everything, or the smallest that has a plan.
-    planner: one of `rekindle.planners`, or its name as on the command line ("rotor"); default:
-        `Cuts`, begun with a run of DTR.
-    swap: for a trace, and the default planner: values may also go to the host and come back, by
-        ways of that bandwidth, as in `rekindle.simulate`. What is waited for counts as cost.
-    reserve: bytes of the budget for what the model's graph does not show: the optimizer's state,
-        gradients kept from the micro-batch before, a loss computed outside of the model.
-    shapes: what to do when the model meets inputs of other shapes: plan for them as well, within
-        the same budget, or raise `Unsupported`.
-    check: run the model and the plan once each on the example inputs, and refuse a plan that does
-        not give the same bits. The model runs within `budget` by recomputation, or within the least
-        that this takes; parameters, gradients, buffers and random number generators are put back.
-        Without it the model is traced, and not run. A compiled plan has other bits than the model:
-        there the code of each segment is compared with its operators instead.
-    compile: have Inductor compile runs of light operators, each as one segment that the plan calls;
-        equal segments (layers, steps) are compiled once. Products, convolutions and random
-        operators run as they are, and all memory is the plan's to manage. Results and gradients are
-        those of the same segments without a budget, bit for bit, and those of eager PyTorch within
-        rounding, as with `torch.compile`. Needs a C++ compiler (a device: Triton).
+    Args:
+        program: A model, a `Trace`, or the path of a file that holds a trace.
+        example_inputs: The arguments of the model: a tuple of positional arguments, a dictionary of
+            keyword arguments, or one tensor. Not for a trace.
+        budget: Bytes, or text ("6GiB"), for one forward and backward pass: parameters, buffers,
+            inputs, activations, gradients. Default: half way between the smallest possible budget
+            and keeping everything, or the smallest budget that has a plan.
+        planner: One of `rekindle.planners`, or its name ("rotor"). Default: `Cuts`, started from a
+            run of DTR.
+        swap: For a trace and the default planner: values may also be swapped, at this bandwidth.
+        reserve: Bytes of the budget for what the graph of the model does not show: optimizer state,
+            accumulated gradients, a loss outside the model.
+        shapes: What to do with inputs of another shape: "replan", or raise an "error".
+        check: Run the model and the plan once on the example inputs, compare them bit for bit, and
+            refuse a plan that differs. False only traces the model. Not for `compile=True`, which
+            compares each compiled segment with its operators.
+        compile: Have Inductor compile runs of light operators as segments. Results equal those of
+            the same segments without a budget bit for bit, and those of eager PyTorch within
+            rounding. Needs a C++ compiler (on a device: Triton).
 
-    Returns a `ModelPlan`, whose `apply()` is the module that runs the plan, or for a trace the
-    planner's `Plan`. A budget that is too small is a status, not an exception. Raises `Unsupported`
-    for a model whose path depends on data, or that is not the same when planned.
+    Returns:
+        A `ModelPlan` for a model, whose `apply()` returns the module that runs the plan; a `Plan`
+        for a trace. A budget that is too small is a status of the plan, not an exception.
+
+    Raises:
+        Unsupported: The model cannot be traced, or the plan does not give the results of the model.
+
+    Example:
+        ```python
+        plan = rekindle.plan(model, (batch,), budget="6GiB")
+        print(plan)
+        model = plan.apply()
+        ```
     """
     amount = None if budget is None else parse_bytes(budget, line="rekindle.plan(..., budget={})")
     checks.switch(check, "rekindle.plan(..., check={})")
@@ -324,17 +339,25 @@ def backend(
     reserve: str | int = 0,
     shapes: Literal["replan", "error"] = "replan",
 ) -> Backend:
-    """A backend for `torch.compile` that keeps each graph within `budget` bytes.
+    """Make a `torch.compile` backend that keeps each graph within a budget.
 
-    >>> model = torch.compile(model, backend=rekindle.backend("6GiB"))  # doctest: +SKIP
+    Args:
+        budget: Bytes, or text ("6GiB"), for each graph. It counts the parameters and buffers that
+            the graph reads.
+        planner: As for `rekindle.plan`.
+        inner: "inductor" compiles runs of light operators, as `rekindle.plan(..., compile=True)`
+            does. "eager" runs operator by operator, with the results of eager PyTorch bit for bit.
+        reserve: As for `rekindle.plan`.
+        shapes: As for `rekindle.plan`.
 
-    inner: "inductor" compiles runs of light operators, each as one segment that the plan calls, as
-        `rekindle.plan(..., compile=True)` does. "eager" runs operator by operator: the numbers are
-        those of eager PyTorch, bit for bit, on the path that the program takes for compilers.
-    The other arguments are those of `rekindle.plan`; of parameters and buffers those count that the
-    graph reads. A larger budget never gets a slower plan than a smaller one did, with the same
-    planner in the same process. Where no plan fits, compilation fails with `OutOfBudget` as its
-    `inner_exception`, which names the smallest budget known.
+    Returns:
+        The backend. If no plan fits, compilation fails, and the error's `inner_exception` is an
+        `OutOfBudget` that names the smallest known budget.
+
+    Example:
+        ```python
+        model = torch.compile(model, backend=rekindle.backend("6GiB"))
+        ```
     """
     from rekindle.pytorch.planned import Backend
 

@@ -27,25 +27,37 @@ def profile(
     clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
     watch: Callable[[str], None] = lambda stage: None,
 ) -> Profile:
-    """What one step needs, who holds it at the peak, and what it would take within less.
+    """Measure what one step needs, and predict its time within smaller budgets.
 
-    >>> profile = rekindle.profile(step)  # doctest: +SKIP
-    >>> profile.budget_for(slowdown=1.1), profile.fits("8GB")  # doctest: +SKIP
+    The step runs several times, and everything that it changes is restored: weights, buffers,
+    gradients, optimizer state, random generators. Items taken from an iterator stay taken.
 
-    step: a function that takes one whole step: forward, backward, optimizer. It runs several times,
-        and what it learns is undone: weights, buffers, gradients, optimizer state and random
-        generators are as they were. What it takes from an iterator is taken.
-    budget: run it within that (bytes, or text such as "6GiB"), if it does not fit without; default:
-        no limit.
-    policy: what to let go, in the run and in the prediction; default `Thrifty()`.
-    device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
-    repeats: how often it is timed, with the bookkeeping and without, or up to four times as often
-        where a busy machine gives times that differ. 0: it runs only once, nothing is undone, and
-        times are those of its operators.
-    clock: what it is timed with, in ns.
-    watch: told what is being done, for whoever wants to show it.
+    Args:
+        step: A function that takes one whole step: forward, backward, optimizer.
+        budget: Run within this budget (bytes, or text such as "6GiB") if the step does not fit
+            without one. Default: no limit.
+        policy: What to evict, in the run and in the prediction. Default: `Thrifty()`.
+        device: The device whose memory is meant. Default: CUDA if the program uses it, else the
+            CPU.
+        repeats: How often to time the step, with the bookkeeping and without; up to four times as
+            often on a busy machine. 0 runs the step once, restores nothing, and takes the sum of
+            its operators as its time.
+        clock: The clock that times the step, in ns.
+        watch: A function that is called with a line about the current stage.
 
-    Raises `OutOfBudget` if the step does not fit into `budget`.
+    Returns:
+        A `Profile`: who holds memory at the peak, the smallest feasible budget, and the predicted
+        time of a step against budget.
+
+    Raises:
+        OutOfBudget: The step does not fit into `budget`.
+
+    Example:
+        ```python
+        profile = rekindle.profile(step)
+        print(profile)
+        profile.budget_for(slowdown=1.1), profile.fits("8GB")
+        ```
     """
     from rekindle.pytorch import observe, prices
 
@@ -107,7 +119,11 @@ def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
 
 @final
 class Batch(int):
-    """A size of a batch. `slowdown`: what recomputation makes of the time of a step, 1.0: none."""
+    """A batch size, as an int.
+
+    Attributes:
+        slowdown: The time of a step over its time without recomputation; 1.0 means no slowdown.
+    """
 
     slowdown: float
 
@@ -131,24 +147,35 @@ def max_batch(
     device: str | None = None,
     watch: Callable[[str], None] | None = None,
 ) -> Batch:
-    """The largest batch whose training steps fit into `budget`.
+    """Find the largest batch whose training step fits into a budget.
 
-    >>> rekindle.max_batch(lambda n: lambda: train(batch[:n]), budget="6GiB")  # doctest: +SKIP
+    Sizes are doubled until one does not fit, then bisected. Each step runs twice, and everything
+    that it changes is restored: weights, buffers, gradients, optimizer state, random generators.
 
-    step_factory: given a size of the batch returns a function that takes one whole step. Sizes are
-        tried by doubling, then by bisection; each step runs twice, and what it learns is undone:
-        weights, buffers, gradients, optimizer state, random generators.
-    budget: bytes, or text such as "6GiB"; "auto": what the device has.
-    slowdown: the most that recomputation may make of a step's time: 1.3 is 30 % more than the same
-        step without. None: whatever it takes.
-    at_most: sizes above are not tried.
-    simulated: only batches of 2 and 4 run, and their traces are continued in a straight line.
-        Quick, and needs little memory; try the answer before you rely on it.
-    policy, device: as for `rekindle.profile`.
-    watch: told what is being done; default: a line on a terminal.
+    Args:
+        step_factory: A function from a batch size to a function that takes one whole step.
+        budget: The budget in bytes or as text ("6GiB"). "auto" takes what the device has.
+        slowdown: The most that recomputation may slow a step: 1.3 means 30 % more time. Default: no
+            limit.
+        at_most: Sizes above this one are not tried.
+        simulated: Run only batches of 2 and 4 and extrapolate their traces. This is quick and needs
+            little memory; try the answer before you rely on it.
+        policy: As for `rekindle.profile`.
+        device: As for `rekindle.profile`.
+        watch: A function that is called with a line about the current stage. Default: a progress
+            line on a terminal.
 
-    Returns the size, an int whose `slowdown` is the price of it. Raises the error of the smallest
-    batch if not even that fits, `InvalidArgument` if a factory makes no step.
+    Returns:
+        The batch size, an int with an attribute `slowdown`.
+
+    Raises:
+        OutOfBudget: Not even a batch of 1 fits.
+        InvalidArgument: `step_factory` does not return a function.
+
+    Example:
+        ```python
+        rekindle.max_batch(lambda n: lambda: train(batch[:n]), budget="6GiB")
+        ```
     """
     from rekindle.pytorch import Probe, prices
 

@@ -17,14 +17,24 @@ from rekindle.pytorch import Run
 
 
 class WithinBudget:
-    """Put before `Trainer` among the bases: `train()` runs within `budget`.
+    """A mixin for `transformers.Trainer`: `train()` runs within a budget.
 
-    budget: bytes, as an int or as text ("20GiB"), for all of training: parameters, gradients,
-        optimizer state, batches, activations, evaluations in between. With other options: a
-        `rekindle.budget("20GiB", learn=True, ...)`. None: without one.
+    Put it before `Trainer` among the bases. Leave gradient checkpointing off, so that blocks that
+    fit are not computed twice. The figures of the run are logged with the losses.
 
-    `run` is the `rekindle.budget(...)` of the last `train()`; what it did is logged with the losses
-    (`BudgetLog`). Leave gradient checkpointing off: what fits is not computed twice.
+    Args:
+        budget: Bytes, or text ("20GiB"), for all of training, evaluations included. For other
+            options, a `rekindle.budget("20GiB", learn=True, ...)`. None: no budget.
+
+    Attributes:
+        run: The `Run` of the last `train()`.
+
+    Example:
+        ```python
+        class BudgetTrainer(WithinBudget, Trainer): ...
+
+        trainer = BudgetTrainer(model, args, train_dataset=data, budget="20GiB")
+        ```
     """
 
     run: Run | None = None
@@ -34,7 +44,11 @@ class WithinBudget:
         self.budget = budget
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Trainer.train`. Raises `OutOfBudget` if the budget cannot be kept."""
+        """Train, as `Trainer.train` does.
+
+        Raises:
+            OutOfBudget: An operator does not fit into the budget.
+        """
         base: Any = super()
         if self.budget is None:
             return base.train(*args, **kwargs)
@@ -50,8 +64,14 @@ class WithinBudget:
 
 
 class BudgetLog(TrainerCallback):
-    """Adds to what is logged: the peak so far (bytes); since the last log, evictions, operators
-    that ran again, and the time lost (percent of the computation)."""
+    """A callback that adds the figures of a run to the log; `WithinBudget` adds it.
+
+    The names are `rekindle_peak_bytes`, `rekindle_evictions`, `rekindle_recomputations` and
+    `rekindle_time_lost_percent`.
+
+    Args:
+        run: The run of the training.
+    """
 
     def __init__(self, run: Run) -> None:
         self._figures = Figures(run)

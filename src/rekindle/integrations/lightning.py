@@ -15,15 +15,22 @@ from rekindle.pytorch import Run
 
 
 class Budget(Callback):
-    """Training from its start to its end, or to an exception, runs within `budget`.
+    """A callback for Lightning's `Trainer`: training runs within a budget.
 
-    budget: bytes, as an int or as text ("20GiB"): parameters, gradients, optimizer state, batches,
-        activations, validation in between. With other options: a
-        `rekindle.budget("20GiB", learn=True, ...)`.
+    It logs for each batch `rekindle/peak_bytes`, `rekindle/evictions`, `rekindle/recomputations`
+    and `rekindle/time_lost_percent`.
 
-    Logs for each batch: `rekindle/peak_bytes` (so far), `rekindle/evictions`,
-    `rekindle/recomputations` and `rekindle/time_lost_percent` (of the computation); `run` says
-    more.
+    Args:
+        budget: Bytes, or text ("20GiB"), for all of training, validation included. For other
+            options, a `rekindle.budget("20GiB", learn=True, ...)`.
+
+    Attributes:
+        run: The `Run` of the training.
+
+    Example:
+        ```python
+        Trainer(callbacks=[Budget("20GiB")])
+        ```
     """
 
     def __init__(self, budget: Amount) -> None:

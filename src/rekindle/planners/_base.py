@@ -20,7 +20,7 @@ Watch = Callable[[Progress], None]
 
 
 class Planner(Protocol):
-    """Frozen configuration; `plan` may be called many times, and remembers nothing."""
+    """A planner is frozen configuration; `plan` may be called many times."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,16 @@ class Planner(Protocol):
 
 @final
 class Search:
-    """The best plan so far, the best bound so far, and the time since the search began."""
+    """The state of one search: the best plan and the best bound so far, and the time.
+
+    Args:
+        problem: What to plan.
+        budget: The budget in bytes.
+        name: The name of the planner.
+        watch: A function that is called with each `Progress`.
+        time_limit: Seconds after which `left` is 0.
+        swap: The bandwidth to the host, if values may be swapped.
+    """
 
     def __init__(
         self,
@@ -70,7 +79,7 @@ class Search:
 
     @property
     def cost(self) -> Nanoseconds | None:
-        """Of the best plan so far."""
+        """The cost (ns) of the best plan so far, or None."""
         if self.taken is not None:
             return self.taken[1].total_ns
         return None if self.best is None else self.best.cost
@@ -80,7 +89,15 @@ class Search:
         return self.cost is not None and self.cost <= self.bound
 
     def offer(self, steps: Iterable[int], note: str = "") -> Timeline:
-        """Takes a sequence: kept if it fits and is the cheapest so far. Returns its timeline."""
+        """Offer a sequence of nodes; it is kept if it fits and is the cheapest so far.
+
+        Args:
+            steps: Numbers of nodes, in the order in which they run.
+            note: What to say about it in the progress.
+
+        Returns:
+            The timeline of the sequence.
+        """
         line = settle(timeline(self.problem, prune(self.problem, list(steps))))
         peak = line.peak
         if self.smallest is None or peak < self.smallest:
@@ -91,9 +108,14 @@ class Search:
         return line
 
     def time(self, line: Timeline, note: str = "") -> Nanoseconds:
-        """Takes a sequence that fits, where there is a host. Returns when it ends.
+        """Offer a sequence that fits, when values may be swapped.
 
-        What the writer says is quick to have; what is kept has been judged by the verifier.
+        Args:
+            line: The timeline of the sequence.
+            note: What to say about it in the progress.
+
+        Returns:
+            The time (ns) at which it ends.
         """
         schedule, end = timed_schedule(line, self.name, budget=self.budget, swap=self.swap)
         if self.best is None or end < self.best_ns:
@@ -103,9 +125,14 @@ class Search:
         return end
 
     def take(self, schedule: Schedule, note: str = "") -> Cost | None:
-        """Takes a schedule, timed by `swap`: kept if it is the fastest so far.
+        """Offer a schedule with copies; it is kept if it is the fastest so far.
 
-        Returns its cost; None: it does not fit on the host. It is valid within the budget.
+        Args:
+            schedule: A schedule that is valid within the budget.
+            note: What to say about it in the progress.
+
+        Returns:
+            Its cost, or None if it does not fit on the host.
         """
         assert self.swap is not None
         ways = replace(self.swap, host=None)
@@ -118,9 +145,12 @@ class Search:
         return judged
 
     def raise_bound(self, bound: float, note: str = "") -> None:
-        """Takes a proven bound in ns; costs are multiples of the grain, so it is rounded up.
+        """Raise the proven lower bound.
 
-        What is waited for is not: with a host it is rounded down.
+        Args:
+            bound: A bound in ns. It is rounded up to a multiple of the grain of all costs, and down
+                if values may be swapped.
+            note: What to say about it in the progress.
         """
         if self.cost is not None:
             bound = min(bound, self.cost)
@@ -142,7 +172,7 @@ class Search:
             self._watch(step)
 
     def conclude(self, *, detail: str = "", status: Status | None = None) -> Plan:
-        """The plan, judged by the verifier, whose figures it carries."""
+        """Return the plan, with the figures that the verifier measured."""
         seconds = self.seconds
         problem = self.problem
         if self.best is None and self.taken is None:
@@ -186,10 +216,14 @@ class Search:
 
 
 def demand(problem: Problem, keep: Set[int]) -> list[int]:
-    """Every node once, and what is missing recomputed when a backward node first demands it.
+    """Return a sequence that keeps some items and recomputes the others when they are first needed.
 
-    The items in `keep` stay until their last reader. The others are let go after the last forward
-    node that reads them, come back once, and stay.
+    Args:
+        problem: What to plan.
+        keep: Numbers of items that stay until their last reader.
+
+    Returns:
+        Numbers of nodes, in the order in which they run.
     """
     backward = backward_start(problem)
     gone = droppable(problem, keep)

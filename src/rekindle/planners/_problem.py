@@ -36,7 +36,10 @@ class Hold:
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Nodes and items by number. `Problem.of(trace)` makes one."""
+    """What a planner plans: nodes with costs, and items with bytes, distilled from a trace.
+
+    A node is an operator, or a moment at which the program reads a value. An item is a storage.
+    """
 
     trace: Trace
     cost: tuple[Nanoseconds, ...]
@@ -58,7 +61,14 @@ class Problem:
 
     @staticmethod
     def of(trace: Trace) -> Problem:
-        """The problem of a trace; raises `InvalidTrace` if the trace breaks a rule."""
+        """Return the problem of a trace.
+
+        Args:
+            trace: The trace.
+
+        Raises:
+            InvalidTrace: The trace breaks a rule.
+        """
         return _Distiller(check_trace(trace)).distil()
 
     def __len__(self) -> int:
@@ -75,21 +85,22 @@ class Problem:
 
     @cached_property
     def keep_all_peak(self) -> Bytes:
-        """Peak when nothing is recomputed and everything is freed after its last reader."""
+        """The peak (bytes) when nothing is recomputed."""
         return keep_all_peak(self.trace)
 
     @cached_property
     def compute_ns(self) -> Nanoseconds:
+        """The cost (ns) of running every node once."""
         return sum(self.cost)
 
     @cached_property
     def grain(self) -> Nanoseconds:
-        """What all costs are multiples of: a bound may be rounded up to it."""
+        """The greatest common divisor of all costs (ns)."""
         return gcd(*self.cost) or 1
 
     @cached_property
     def floor(self) -> Bytes:
-        """No schedule needs less: the most that one node needs beside what is held then."""
+        """A budget (bytes) below which no schedule exists."""
         held = self.held_bytes
         need = 0
         for node in range(len(self)):

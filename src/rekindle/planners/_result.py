@@ -27,7 +27,14 @@ class Status(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a planner stands: seconds since it began, its best plan so far, its bound (ns)."""
+    """Where a planner stands.
+
+    Attributes:
+        seconds: Seconds since it began.
+        incumbent_ns: The cost (ns) of its best plan so far, or None.
+        bound_ns: Its lower bound (ns).
+        note: What it did last.
+    """
 
     seconds: float
     incumbent_ns: Nanoseconds | None
@@ -38,7 +45,7 @@ class Progress:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """One answer of one planner. Times in ns, memory in bytes; costs include running once."""
+    """The answer of one planner. Times are in ns, memory in bytes; costs include running once."""
 
     planner: str
     status: Status
@@ -64,13 +71,14 @@ class Plan:
 
     @property
     def cost_ns(self) -> Nanoseconds | None:
+        """The cost of the plan, or None without a schedule."""
         if self.recompute_ns is None:
             return None
         return self.compute_ns + self.recompute_ns + self.waiting_ns
 
     @property
     def overhead(self) -> float | None:
-        """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
+        """Recomputing and waiting as a share of `compute_ns`; None without a schedule."""
         if self.recompute_ns is None:
             return None
         lost = self.recompute_ns + self.waiting_ns
@@ -90,7 +98,7 @@ class Plan:
 
     @property
     def message(self) -> str:
-        """The status in words, with the figures that help on."""
+        """The status in words, with the figures that help."""
         parts = [str(self.status), self.detail]
         if self.schedule is None and self.smallest_budget is not None:
             parts.append(f"the smallest budget with a known plan is {self.smallest_budget} bytes")

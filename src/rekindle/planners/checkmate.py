@@ -46,9 +46,11 @@ from rekindle.planners._result import Plan, Status
 @final
 @dataclass(frozen=True)
 class Checkmate:
-    """The integer program, solved until it is optimal or `time_limit` seconds are over.
+    """Checkmate's integer program, solved to optimality or until the time limit.
 
-    most_columns: larger programs are refused (about 70 nodes): the solver would not return.
+    Args:
+        time_limit: Seconds after which the best plan so far is returned.
+        most_columns: Larger programs are refused: about 70 nodes.
     """
 
     time_limit: float = 60.0
@@ -96,7 +98,14 @@ class Checkmate:
 @final
 @dataclass(frozen=True)
 class Rounding:
-    """Two-phase rounding of the linear relaxation: quick, often above the budget."""
+    """Checkmate's linear relaxation with two-phase rounding: fast, and often above the budget.
+
+    Args:
+        time_limit: Seconds after which the best plan so far is returned.
+        epsilons: Shares of the budget that the relaxation leaves free.
+        thresholds: Values from which a fractional decision counts as yes.
+        most_columns: Larger programs are refused.
+    """
 
     time_limit: float = 60.0
     epsilons: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.3)

@@ -29,7 +29,11 @@ from rekindle.planners._result import Plan
 @final
 @dataclass(frozen=True)
 class ChenSqrt:
-    """Keeps every k-th candidate; the cheapest k near sqrt(n) that fits."""
+    """Keep every k-th node; take the cheapest k near sqrt(n) that fits.
+
+    Args:
+        line: The nodes that may be kept: "articulation" points, or "all".
+    """
 
     line: Literal["articulation", "all"] = "articulation"
 
@@ -56,7 +60,12 @@ def sequences(
 @final
 @dataclass(frozen=True)
 class ChenGreedy:
-    """Keeps a candidate when the bytes since the last one kept exceed b; `tries` values of b."""
+    """Keep a node when the bytes since the last kept node exceed a bound; try several bounds.
+
+    Args:
+        line: The nodes that may be kept: "articulation" points, or "all".
+        tries: How many bounds to try.
+    """
 
     line: Literal["articulation", "all"] = "articulation"
     tries: int = 40

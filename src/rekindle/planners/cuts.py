@@ -72,15 +72,15 @@ def _smaller(search: Search, seconds: float) -> None:
 @final
 @dataclass(frozen=True)
 class Cuts:
-    """The cut relaxation with adaptive cuts.
+    """The cut relaxation, which constrains memory at a few chosen moments. The default planner.
 
-    time_limit: seconds after which the best plan so far is returned.
-    gap: stop when cost and bound are that close, as a share of the cost; 0 wants the proof.
-    seed: of the neighbourhoods.
-    warm_start: sequences of nodes to begin with, such as a run of DTR (`steps_of`).
-    swap: values may also go to the host and come back; what is waited for counts as cost.
-    known: schedules to begin with where there is a host, such as runs of the online engine. The
-        plan is never slower than the fastest of them.
+    Args:
+        time_limit: Seconds after which the best plan so far is returned.
+        gap: Stop when cost and bound are this close, as a share of the cost.
+        seed: The seed of the local search.
+        warm_start: Sequences of nodes to begin with, such as a run of DTR.
+        swap: Values may also be swapped, at this bandwidth.
+        known: Schedules to begin with when values may be swapped. The plan is never slower.
     """
 
     time_limit: float = 60.0

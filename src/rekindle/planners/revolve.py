@@ -114,7 +114,11 @@ def chain_length(problem: Problem) -> int | None:
 @final
 @dataclass(frozen=True)
 class Revolve:
-    """Binomial checkpoints on a chain; on other programs on a line of candidates through it."""
+    """Binomial checkpoints on a chain; on other programs, on a line of nodes through it.
+
+    Args:
+        line: The nodes that may be kept: "articulation" points, or "all".
+    """
 
     line: Literal["articulation", "all"] = "articulation"
 

@@ -54,13 +54,13 @@ _SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 @final
 @dataclass(frozen=True)
 class Rotor:
-    """The best persistent schedule of the program as a chain (`_stages.py`).
+    """The best persistent schedule of a program seen as a chain.
 
-    slots: how finely memory is counted; None counts exactly, in time and memory that grow with
-    budget / greatest common divisor of the sizes.
+    A stage of the chain is recomputed as a whole. Other schedules can be better, so the plan
+    carries no bound.
 
-    Its optimum is that of the chain model, where a stage is recomputed as a whole: other schedules
-    of the program can be better, so a plan of a program carries no bound.
+    Args:
+        slots: The resolution of memory. None counts exactly, which takes more time and memory.
     """
 
     slots: int | None = 500

@@ -14,7 +14,15 @@ from rekindle._types import Bytes, Nanoseconds
 
 
 class Candidate(Protocol):
-    """A storage as a policy sees it. `order` grows each time it becomes a candidate."""
+    """A storage that may be evicted, as a policy sees it.
+
+    Attributes:
+        nbytes: Its size in bytes.
+        cost: The cost (ns) of its own operator.
+        last_access: When it was last used, on the engine's clock (ns).
+        resident: True if it is in memory.
+        order: A number that grows each time a storage becomes a candidate. Use it to break ties.
+    """
 
     nbytes: Bytes
     cost: Nanoseconds
@@ -23,69 +31,82 @@ class Candidate(Protocol):
     order: int
 
     def parents(self) -> Iterable[Candidate]:
-        """The other storages that the operators which made this one read."""
+        """Return the other storages that the operators of this one read."""
         ...
 
     def children(self) -> Iterable[Candidate]:
-        """The other storages made by operators that read this one."""
+        """Return the other storages whose operators read this one."""
         ...
 
 
 class Chooser(ABC):
-    """The state of a policy during one run."""
+    """The state of a policy during one run: it hears of candidates and chooses one to evict."""
 
     #: Whether what came and went before the first choice matters to it, not only what is there.
     remembers = False
 
     @abstractmethod
     def add(self, storage: Candidate) -> None:
-        """`storage` may be evicted from now on."""
+        """Note that `storage` may be evicted from now on."""
 
     @abstractmethod
     def remove(self, storage: Candidate) -> None:
-        """`storage` may not be evicted any more (it is locked, held, evicted or dead)."""
+        """Note that `storage` may not be evicted: it is locked, held, evicted or dead."""
 
     @abstractmethod
     def choose(self, now: Nanoseconds) -> Candidate | None:
-        """The storage to let go at clock `now`; nothing if there is no candidate."""
+        """Choose the storage to evict.
+
+        Args:
+            now: The engine's clock (ns).
+
+        Returns:
+            A candidate, or None if there is none.
+        """
 
     def recompute_ns(self, storage: Candidate) -> Nanoseconds:
-        """The time that it would take to compute `storage` again, as far as the policy knows."""
+        """Return the time (ns) to recompute `storage`, as far as the policy knows."""
         return storage.cost
 
     def loss(self, storage: Candidate, now: Nanoseconds) -> float:
-        """What letting go of `storage` at clock `now` would cost, whatever its size.
+        """Return what evicting `storage` costs, regardless of its size.
 
-        The score without the bytes, for who asks for certain memory and not for some amount. By
-        default its own cost over its staleness.
+        An allocator that needs one contiguous piece asks for this. Default: cost over staleness.
+
+        Args:
+            storage: A candidate.
+            now: The engine's clock (ns).
         """
         return storage.cost / max(1, now - storage.last_access)
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027  (most policies need no memory)
-        """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
+        """Note that a running call will make `storage` (only with the DTR authors' quirks)."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` left memory and can be recomputed."""
+        """Note that `storage` was evicted and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again, or as expected."""
+        """Note that `storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
-        """The evicted `storage` will never be asked for again."""
+        """Note that the evicted `storage` will never be needed again."""
 
     def watch(self, priced: Callable[[Candidate], None]) -> None:  # noqa: B027
-        """From now on calls `priced` with every storage whose score is computed."""
+        """Call `priced` with every storage whose score is computed from now on."""
 
     def touched(self, storage: Candidate) -> None:  # noqa: B027
-        """The last access of the candidate `storage` changed."""
+        """Note that the last access of the candidate `storage` changed."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """The cost or the parents of `storage` changed (a view of it is made)."""
+        """Note that the cost or the parents of `storage` changed."""
 
 
 class Policy(ABC):
-    """Chooses what to let go. Concrete policies are final and hold configuration only."""
+    """Decides what to evict. A policy is frozen configuration; `bind()` makes the state of one run.
+
+    Subclass it to write a policy of your own.
+    """
 
     @abstractmethod
     def bind(self) -> Chooser:
-        """The state for one run; two runs of the same events choose alike."""
+        """Return the state for one run. The same events must give the same choices."""

@@ -22,7 +22,12 @@ NEIGHBORHOODS = {"exact": Exact, "classes": Classes, "local": Local}
 @final
 @dataclass(frozen=True, slots=True)
 class DTR(Policy):
-    """Lets go what is cheap to have again, large, and long unused; as the paper has it."""
+    """Evict what is cheap to recompute, large, and long unused: the heuristic of the DTR paper.
+
+    Args:
+        neighborhood: How evicted neighbors count. "exact": in full. "classes": approximately, by
+            union-find. "local": not at all.
+    """
 
     neighborhood: Literal["exact", "classes", "local"] = "exact"
 

@@ -13,7 +13,7 @@ from rekindle.policies._scored import ScoredChooser
 @final
 @dataclass(frozen=True, slots=True)
 class Largest(Policy):
-    """Lets go the largest storage."""
+    """Evict the largest storage."""
 
     def bind(self) -> Chooser:
         return ScoredChooser(Nothing(), by_size=True, by_staleness=False)

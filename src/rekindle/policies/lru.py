@@ -13,7 +13,7 @@ from rekindle.policies._scored import ScoredChooser
 @final
 @dataclass(frozen=True, slots=True)
 class LRU(Policy):
-    """Lets go what has not been used for longest."""
+    """Evict what has not been used for longest."""
 
     def bind(self) -> Chooser:
         return ScoredChooser(Nothing(), by_size=False, by_staleness=True)

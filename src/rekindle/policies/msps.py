@@ -16,7 +16,7 @@ from rekindle.policies._scored import ScoredChooser
 @final
 @dataclass(frozen=True, slots=True)
 class MSPS(Policy):
-    """Lets go what saves most bytes per second of recomputation."""
+    """Evict what frees most bytes per second of recomputation."""
 
     def bind(self) -> Chooser:
         return ScoredChooser(Exact(descendants="none"), by_size=True, by_staleness=False)

@@ -14,7 +14,11 @@ from rekindle.policies._base import Candidate, Chooser, Policy
 @final
 @dataclass(frozen=True, slots=True)
 class Random(Policy):
-    """Lets go a storage at random; the same seed chooses alike."""
+    """Evict a storage at random; the same seed chooses the same.
+
+    Args:
+        seed: The seed.
+    """
 
     seed: int = 0
 

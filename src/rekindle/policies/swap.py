@@ -39,12 +39,13 @@ SECOND: Final = 1_000_000_000
 @final
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Values may go to the host's memory (or a disk) and come back, beside being recomputed.
+    """Let values go to the host's memory (or a disk) instead of being recomputed.
 
-    host: bytes that copies may take there; None: no limit.
-    out_bytes_per_s, in_bytes_per_s: of the ways there and back. A driver that measures corrects
-        them.
-    only: what there is room for on the host is always swapped, never recomputed.
+    Args:
+        host: The most bytes on the host. Default: no limit.
+        out_bytes_per_s: The bandwidth to the host. A running program measures and corrects it.
+        in_bytes_per_s: The bandwidth back.
+        only: Always swap while the host has room, and never recompute.
     """
 
     host: Bytes | None = None

@@ -35,7 +35,11 @@ from rekindle.policies._scored import ScoredChooser
 @final
 @dataclass(frozen=True, slots=True)
 class Thrifty(Policy):
-    """What is cheap to have again, large, and long unused goes first. The default."""
+    """Evict what is cheap to recompute, large, and long unused. The default.
+
+    It is the DTR paper's heuristic with two changes: evicted descendants count less, and staleness
+    counts by its square root.
+    """
 
     def bind(self) -> Chooser:
         neighborhood = Exact(descendants="capped")

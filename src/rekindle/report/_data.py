@@ -12,9 +12,16 @@ from rekindle._types import Bytes, Nanoseconds
 @final
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds memory at one moment, in bytes: each table adds up to `memory`, if it is known.
+    """Who holds memory at one moment, in bytes. Each table adds up to `memory` if that is known.
 
-    clock: ns of operators since the start; where: the line that ran, as "file:line".
+    Attributes:
+        memory: Bytes in use.
+        clock: Time (ns) of operators since the start.
+        where: The source line that ran, as "file:line".
+        categories: Bytes by category: parameters, gradients, saved for backward, ...
+        modules: Bytes by module.
+        lines: Bytes by source line.
+        operators: Bytes by operator.
     """
 
     memory: Bytes = 0
@@ -56,9 +63,14 @@ class Recomputed:
 @final
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A budget (bytes), and what a step within it is predicted to take (ns).
+    """A budget, and the predicted time of a step within it.
 
-    slowdown: against the same step without Rekindle.
+    Attributes:
+        budget: The budget in bytes.
+        step_ns: The predicted time of a step (ns).
+        slowdown: That time over the time of the step without Rekindle.
+        recompute_ns: Time (ns) in recomputed operators.
+        recomputations: How many operators run again.
     """
 
     budget: Bytes
@@ -109,10 +121,10 @@ class Figures:
 
     @property
     def overhead(self) -> float:
-        """Time lost over the cost of running everything once (0.0: nothing lost)."""
+        """Time lost as a share of `compute_ns`; 0.0 means nothing was lost."""
         return self.time_lost / self.compute_ns if self.compute_ns else 0.0
 
     @property
     def time_lost(self) -> Nanoseconds:
-        """Recomputed operators; with what it took to choose, evict and rebuild, if measured."""
+        """Time lost (ns): `lost_ns` if it was measured, else `recompute_ns`."""
         return self.recompute_ns if self.lost_ns is None else self.lost_ns

@@ -20,10 +20,11 @@ from rekindle.trace import Trace
 @final
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A step, measured, and what it would take within other budgets, simulated.
+    """A measured step, and predictions of its time within smaller budgets.
 
-    report: who held memory at the peak, the timeline, the curve; print it, or save it as a page.
-    trace: what the step did, for `rekindle.simulate` and the planners.
+    Attributes:
+        report: Who held memory at the peak, memory over time, time against budget.
+        trace: The trace of the step, for `rekindle.simulate` and the planners.
     """
 
     report: Report
@@ -31,31 +32,35 @@ class Profile:
 
     @property
     def peak(self) -> Bytes:
-        """The most memory that the step had in use, in bytes."""
+        """The most bytes in use during the step."""
         return self.report.peak
 
     @property
     def at_peak(self) -> Holders:
-        """Who held it, by category, module, line and operator."""
+        """Who held memory at the peak, by category, module, line and operator."""
         return self.report.at_peak
 
     @property
     def smallest_budget(self) -> Bytes:
-        """The smallest budget (bytes) with which the simulator gets through the step."""
+        """The smallest budget (bytes) within which the simulated step runs."""
         return self.report.smallest_budget or self.peak
 
     @property
     def curve(self) -> tuple[Choice, ...]:
         """Predicted time of a step against budget, from the largest budget to the smallest.
 
-        Monotone: a smaller budget is never predicted to be faster.
+        A smaller budget is never predicted to be faster.
         """
         return self.report.choices
 
     def step_ns(self, budget: str | Bytes) -> Nanoseconds:
-        """The predicted time of a step (ns) within `budget`, interpolated on the curve.
+        """Return the predicted time of a step (ns), interpolated on the curve.
 
-        Raises `OutOfBudget` below the smallest feasible budget.
+        Args:
+            budget: Bytes, or text such as "6GiB".
+
+        Raises:
+            OutOfBudget: `budget` is below `smallest_budget`.
         """
         wanted = parse_bytes(budget, line="profile.step_ns({})")
         if wanted < self.smallest_budget:
@@ -67,13 +72,23 @@ class Profile:
         return self.curve[0].step_ns if wanted > self.curve[0].budget else self.curve[-1].step_ns
 
     def slowdown(self, budget: str | Bytes) -> float:
-        """The predicted time of a step within `budget` over its time without Rekindle."""
+        """Return the predicted time of a step over its time without Rekindle.
+
+        Args:
+            budget: Bytes, or text such as "6GiB".
+        """
         first = self.curve[0]
         return first.slowdown * self.step_ns(budget) / first.step_ns
 
     def budget_for(self, slowdown: float = 1.1) -> Bytes:
-        """The smallest budget (bytes) with which a step is predicted to take at most `slowdown`
-        times as long as without Rekindle; raises `ValueError` if none is."""
+        """Return the smallest budget (bytes) for an acceptable slowdown.
+
+        Args:
+            slowdown: The most that a step may take, as a multiple of its time without Rekindle.
+
+        Raises:
+            ValueError: No budget is that fast.
+        """
         checks.number(slowdown, 0.0, "profile.budget_for(slowdown={})", "1.1")
         fast = [choice for choice in self.curve if choice.slowdown <= slowdown]
         if not fast:
@@ -93,15 +108,27 @@ class Profile:
         return int(last.budget - share * (last.budget - beyond.budget))
 
     def fits(self, budget: str | Bytes) -> bool:
-        """Whether the step runs within `budget`, as far as the simulator can tell."""
+        """Return True if the simulated step runs within a budget.
+
+        Args:
+            budget: Bytes, or text such as "6GiB".
+        """
         return parse_bytes(budget, line="profile.fits({})") >= self.smallest_budget
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
-        """One page that needs nothing else: no network, no other file. Written to `path`, too."""
+        """Return the report as one page that needs no network and no other file.
+
+        Args:
+            path: Also write the page to this file.
+        """
         return self.report.to_html(path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """The report as JSON, which `rekindle report FILE` shows. Written to `path`, too."""
+        """Return the report as JSON.
+
+        Args:
+            path: Also write the JSON to this file, for `rekindle report`.
+        """
         return self.report.to_json(path)
 
     def _too_little(self, wanted: Bytes) -> OutOfBudget:
@@ -121,7 +148,7 @@ class Profile:
         printer.text(str(self))
 
     def show(self) -> None:
-        """Prints the report, in color if standard output is a terminal."""
+        """Print the report, in color if standard output is a terminal."""
         self.report.show()
 
     def __str__(self) -> str:

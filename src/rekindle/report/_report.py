@@ -28,18 +28,22 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Report(Figures):
-    """What a run did: budget, peak, who held memory, what was recomputed and at what price.
+    """What a run did: budget, peak, who held memory, what was recomputed and at what cost.
 
-    Bytes and nanoseconds are integers. `print(report)` shows it as text, `report.show()` in color
-    on a terminal; a notebook shows the page that `report.to_html()` returns.
+    `print(report)` shows it as text, `report.show()` in color on a terminal. A notebook shows it as
+    a page.
     """
 
     def over_time(
         self, trace: Trace, record: Record, *, kinds: Sequence[str], modules: Sequence[str]
     ) -> Report:
-        """This report with a timeline, and the table of what ran again.
+        """Return this report with a timeline and the table of recomputed operators.
 
-        kinds: the category of each storage of `trace`; modules: the place of each of its operators.
+        Args:
+            trace: The trace of the run.
+            record: The record of the run.
+            kinds: The category of each storage of `trace`.
+            modules: The module of each operator of `trace`.
         """
         return replace(
             self,
@@ -48,25 +52,48 @@ class Report(Figures):
         )
 
     def text(self, *, color: bool = False) -> str:
-        """The report in lines for a terminal, with its color codes if wanted."""
+        """Return the report as lines for a terminal.
+
+        Args:
+            color: Add the color codes of a terminal.
+        """
         return text_of(self, color=color)
 
     def show(self, file: IO[str] | None = None) -> None:
-        """Prints the text, in color if `file` (default: standard output) is a terminal."""
+        """Print the report, in color if the output is a terminal.
+
+        Args:
+            file: Where to print. Default: standard output.
+        """
         out = sys.stdout if file is None else file
         print(self.text(color=wants_color(out)), file=out)
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
-        """One page that needs nothing else: no network, no other file. Written to `path`, too."""
+        """Return the report as one page that needs no network and no other file.
+
+        Args:
+            path: Also write the page to this file.
+        """
         return written(page(self), path)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> str:
-        """Everything in the report; `Report.from_json` reads it. Written to `path`, too."""
+        """Return the whole report as JSON.
+
+        Args:
+            path: Also write the JSON to this file, for `rekindle report` and `from_json`.
+        """
         return written(write(self), path)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """What `to_json` wrote. Raises `InvalidFile` for anything else."""
+        """Read a report from what `to_json` returned.
+
+        Args:
+            text: The JSON.
+
+        Raises:
+            InvalidFile: The text is not a report.
+        """
         return cls(**read(text))
 
     def _repr_html_(self) -> str:

@@ -13,19 +13,26 @@ from rekindle.schedule._schedule import Schedule
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was done, and what it cost.
+    """One run as data, simulated or real: what was done, and what it cost.
 
-    `clock[i]` (ns) and `memory[i]` (bytes) are as action i begins: what a `Compute` makes is not
-    there yet, nor what a `SwapIn` brings; what a `Free` or a `SwapOut` lets go is gone.
-
-    swapped_out, swapped_in: bytes that were copied to the host and back.
-    host_peak: the most bytes that were on the host at once.
-    waiting_ns: what the program waited for copies; of `transfer_ns` the rest was hidden behind
-        computation.
-
-    Where an allocator was simulated:
-    allocated_peak: the most bytes of blocks in use at once: `peak`, as it rounds sizes up.
-    reserved_peak: the most that it had taken from the device at once.
+    Attributes:
+        actions: Everything that was done, in order.
+        clock: The time (ns) at which each action begins.
+        memory: The bytes in use as each action begins.
+        budget: The budget in bytes, or None.
+        peak: The most bytes in use at once.
+        compute_ns: Time (ns) in operators that the program called.
+        recompute_ns: Time (ns) in recomputed operators.
+        evictions: How often a value was evicted that could still be needed.
+        recomputations: How many operators ran again.
+        made_by: What decided: a policy or a planner.
+        swapped_out: Bytes copied to the host.
+        swapped_in: Bytes copied back.
+        host_peak: The most bytes on the host at once.
+        transfer_ns: Time (ns) that the copies took.
+        waiting_ns: Time (ns) that the program waited for copies.
+        allocated_peak: With a simulated allocator, the most bytes in blocks at once.
+        reserved_peak: With a simulated allocator, the most bytes reserved from the device at once.
     """
 
     actions: tuple[Action, ...]
@@ -48,23 +55,23 @@ class Record:
 
     @property
     def schedule(self) -> Schedule:
+        """The actions as a schedule, for the verifier."""
         return Schedule(self.actions, self.made_by)
 
     @property
     def overhead(self) -> float:
-        """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
+        """Time lost to recomputing and waiting, as a share of `compute_ns`."""
         lost = self.recompute_ns + self.waiting_ns
         return lost / self.compute_ns if self.compute_ns else 0.0
 
     @property
     def rounding(self) -> Bytes:
-        """What blocks had at the peak beyond what was asked for; 0 without an allocator."""
+        """Bytes that the allocator added by rounding at the peak; 0 without one."""
         return self.allocated_peak - self.peak if self.reserved_peak else 0
 
     @property
     def fragmentation(self) -> Bytes:
-        """What the device had to have beyond all that was in use at the peak: free, but in pieces
-        that nothing fitted into, or kept for later. 0 without an allocator."""
+        """Bytes reserved but unused at the peak; 0 without an allocator."""
         return self.reserved_peak - self.allocated_peak
 
 

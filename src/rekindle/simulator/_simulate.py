@@ -32,25 +32,36 @@ def simulate(
     repair: Repair = "window",
     core: Core = "auto",
 ) -> Record:
-    """What would happen if the program of `trace` ran within `budget` bytes (None: no limit).
+    """Replay a trace within a budget, with the decisions that the runtime would take.
 
-    trace: what a program did, or the path of a file that holds it. `policy`, one or the name of
-    one, decides what to evict, by default `Thrifty()`, as under `rekindle.budget`. With `swap` what
-    is evicted may go to the host, by ways of that bandwidth, each one copy at a time and beside
-    computation. Raises `OutOfBudget` where the budget cannot be kept.
+    Args:
+        trace: A `Trace`, or the path of a file that holds one.
+        budget: Bytes, or text ("6GiB"). Default: no limit.
+        policy: What to evict: one of `rekindle.policies`, or its name. Default: `Thrifty()`.
+        rules: Variants of the engine, for experiments with the DTR paper's simulator.
+        swap: Evicted values may also go to the host, at this bandwidth.
+        allocator: Give every storage an address, by a model of PyTorch's CUDA allocator: "native"
+            or "expandable" (`expandable_segments:True`). The record then has `rounding` and
+            `fragmentation`.
+        device_memory: The bytes that this allocator may reserve. Default: no limit.
+        repair: What to evict when an allocation fails although the sum fits: the cheapest "window"
+            of neighbors in memory (Coop, NeurIPS 2023), or the lowest "score" one after another.
+        core: "native" decides in C++, "python" in Python; both give the same record. "auto" takes
+            the faster one that exists. With an allocator it is the Python one.
 
-    allocator: a model of PyTorch's caching allocator for CUDA that gives every storage its place:
-        "native", or "expandable" (`expandable_segments:True`). The record then says what rounding
-        and fragmentation took beside what is counted.
-    device_memory: what that allocator can have, in bytes; default: as much as it asks for. Where an
-        allocation fails although the sum fits, something goes for its place; where that does not
-        help, the figures of `OutOfBudget` are those of the device.
-    repair: what goes then: the cheapest "window" of neighbors in memory (Coop, NeurIPS 2023), or by
-        the policy's "score" one after another until it fits.
+    Returns:
+        A `Record`: actions, peak, recomputation, overhead.
 
-    `core` says which engine decides: the "native" one (`Unsupported` where it cannot), the one in
-    "python", or "auto": the faster that is there. The record is the same, to the last bit. With an
-    allocator it is the one in Python.
+    Raises:
+        OutOfBudget: The budget cannot be kept.
+
+    Example:
+        ```python
+        trace = rekindle.capture(step)
+        for share in (0.9, 0.7, 0.5):
+            record = rekindle.simulate(trace, budget=int(share * peak))
+            print(f"{share:.0%}: {record.overhead:.1%} more time")
+        ```
     """
     checks.kind(
         trace,

@@ -13,14 +13,20 @@ from rekindle.trace._rules import check_trace
 
 @final
 class TraceBuilder:
-    """Builds a `Trace` call by call. `build()` checks the rules and returns it.
+    """Builds a `Trace` call by call; `build()` checks it.
 
-    >>> builder = TraceBuilder()
-    >>> x = builder.source(100)
-    >>> (y,) = builder.call("relu", 5, [x], [100])
-    >>> builder.release(y)
-    >>> builder.build().compute_ns
-    5
+    Args:
+        name: The name of the trace.
+        held: True if variables of the program hold each result until `drop`.
+
+    Example:
+        ```python
+        builder = TraceBuilder()
+        x = builder.source(100)
+        (y,) = builder.call("relu", 5, [x], [100])
+        builder.release(y)
+        assert builder.build().compute_ns == 5
+        ```
     """
 
     def __init__(self, name: str = "", *, held: bool = False) -> None:
@@ -33,20 +39,29 @@ class TraceBuilder:
 
     @property
     def operators(self) -> int:
-        """How many were called so far."""
+        """The number of operators so far."""
         return len(self._ops)
 
     @property
     def storages(self) -> int:
-        """How many were made so far."""
+        """The number of storages so far."""
         return len(self._storages)
 
     def bytes_of(self, value: ValueId) -> Bytes:
-        """The size of the storage in which `value` is."""
+        """Return the size (bytes) of the storage of `value`."""
         return self._storages[self._values[value]]
 
     def source(self, nbytes: Bytes, name: str = "source", *, held: bool | None = None) -> ValueId:
-        """A storage that nothing can recompute: a parameter, a batch."""
+        """Add a storage that nothing can recompute: a parameter, a batch.
+
+        Args:
+            nbytes: Its size.
+            name: Its name.
+            held: True if a variable holds it until `drop`. Default: as the builder says.
+
+        Returns:
+            The value in the storage.
+        """
         return self.call(name, 0, (), (nbytes,), replayable=False, held=held)[0]
 
     def call(
@@ -63,10 +78,22 @@ class TraceBuilder:
         is_backward: bool = False,
         workspace: Bytes = 0,
     ) -> tuple[ValueId, ...]:
-        """One operator; returns its outputs, one for each of `sizes`.
+        """Add a call of an operator.
 
-        `aliases[i]` makes output i a view of that value's storage (its size is then ignored);
-        `overwrites` lists (position of the output, input whose memory it takes over).
+        Args:
+            name: The name of the operator.
+            cost: Its cost in ns.
+            inputs: The values that it reads.
+            sizes: The size (bytes) of each output.
+            aliases: For output i, the value whose storage it is a view of; its size is ignored.
+            overwrites: Pairs (position of the output, input whose memory it takes over).
+            replayable: False if the operator cannot run again.
+            held: True if variables hold the outputs until `drop`. Default: as the builder says.
+            is_backward: True if it belongs to the backward pass.
+            workspace: Bytes that it uses internally.
+
+        Returns:
+            The values of the outputs.
         """
         outputs: list[ValueId] = []
         for position, nbytes in enumerate(sizes):
@@ -85,28 +112,37 @@ class TraceBuilder:
         return tuple(outputs)
 
     def use(self, value: ValueId) -> None:
+        """Add that the program reads `value` outside any operator."""
         self._events.append(Use(value))
 
     def retain(self, value: ValueId) -> None:
+        """Add one more reference to `value` that permits eviction."""
         self._events.append(Retain(value))
 
     def release(self, value: ValueId) -> None:
+        """Add that one reference to `value` ends."""
         self._events.append(Release(value))
 
     def drop(self, value: ValueId) -> None:
+        """Add that variables of the program no longer hold `value`."""
         self._events.append(Drop(value))
 
     def pin(self, value: ValueId) -> None:
+        """Add that `value` stays in memory until nobody needs it."""
         self._events.append(Pin(value))
 
     def seal(self, value: ValueId) -> None:
-        """After all, nobody knows how `value` was made: its operator cannot be run again."""
+        """Mark the operator that made `value` as one that cannot run again."""
         for number, op in enumerate(self._ops):
             if value in op.outputs:
                 self._ops[number] = replace(op, replayable=False)
 
     def build(self) -> Trace:
-        """The trace so far; raises `InvalidTrace` if it breaks a rule."""
+        """Return the trace.
+
+        Raises:
+            InvalidTrace: The trace breaks a rule.
+        """
         return check_trace(
             Trace(
                 tuple(self._storages),

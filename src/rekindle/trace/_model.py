@@ -19,12 +19,17 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId, ValueId
 @final
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One execution of an operator. `cost` in ns; ids are positions in the trace's tuples.
+    """One execution of an operator. Ids are positions in the tuples of the trace.
 
-    `replayable` says whether the outputs can be computed again. Sources (parameters, batches) are
-    operators without inputs that are not replayable. `overwrites` pairs an output with the input
-    whose memory it takes over when the program itself runs the operator: `((output, input), ...)`.
-    `workspace` is what it takes beside its outputs while it runs, and gives back.
+    Attributes:
+        name: The name of the operator.
+        cost: Its cost in ns.
+        inputs: The values that it reads.
+        outputs: The values that it makes.
+        replayable: False if the outputs cannot be recomputed, as for parameters and batches.
+        overwrites: Pairs (output, input whose memory it takes over).
+        is_backward: True if it belongs to the backward pass.
+        workspace: Bytes that it uses internally.
     """
 
     name: str
@@ -96,9 +101,14 @@ Event = Call | Use | Retain | Release | Drop | Pin
 @final
 @dataclass(frozen=True)
 class Trace:
-    """A program: `storages[i]` is the size in bytes of storage i, `values[v]` the storage of v.
+    """What a program did: operators over values in storages, and the order of events.
 
-    `valid(trace)` holds for every trace that this library makes or reads: see `_rules`.
+    Attributes:
+        storages: The size (bytes) of each storage.
+        values: The storage of each value.
+        ops: Every execution of an operator.
+        events: What happened, in order.
+        name: A name for people.
     """
 
     storages: tuple[Bytes, ...]
@@ -126,19 +136,20 @@ class Trace:
         return tuple(roots)
 
     def is_root(self, value: ValueId) -> bool:
+        """Return True if `value` is the first value of its storage."""
         return self.root[self.values[value]] == value
 
     def new_storages(self, op: Op) -> Iterator[StorageId]:
-        """The storages that `op` makes: those of which an output is the root."""
+        """Yield the storages that `op` makes."""
         for value in op.outputs:
             if self.is_root(value):
                 yield self.values[value]
 
     def output_bytes(self, op: Op) -> Bytes:
-        """Bytes of all storages that `op` makes, whether or not some are resident already."""
+        """Return the bytes of all storages that `op` makes."""
         return sum(self.storages[storage] for storage in self.new_storages(op))
 
     @cached_property
     def compute_ns(self) -> Nanoseconds:
-        """Cost of running every operator once: the denominator of every overhead."""
+        """The cost (ns) of running every operator once."""
         return sum(op.cost for op in self.ops)

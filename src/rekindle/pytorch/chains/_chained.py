@@ -34,10 +34,10 @@ def is_chain(model: object) -> bool:
 
 @final
 class Chained(nn.Sequential):
-    """The modules of a sequential, run by a schedule; made by `rekindle.sequential`.
+    """An `nn.Sequential` that a schedule runs; `rekindle.sequential` makes it.
 
-    Children, parameters, buffers and their names are those of the original. Without gradients it
-    runs like any sequential.
+    Children, parameters, buffers and names are those of the original. Without gradients it runs
+    like any sequential.
     """
 
     def __init__(

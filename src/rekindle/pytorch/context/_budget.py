@@ -73,50 +73,55 @@ T = TypeVar("T")
 
 @final
 class budget:
-    """Keeps everything run inside within an amount of memory, recomputing what does not fit.
+    """Keep everything that runs inside within a memory budget; recompute what does not fit.
 
-    >>> with rekindle.budget("6GiB") as run:  # doctest: +SKIP
-    ...     loss = model(batch)
-    ...     loss.backward()
-    ...     optimizer.step()
+    Losses, gradients, buffers and random numbers equal those of a run without a budget, bit for
+    bit. Use it as a context or as a decorator, around one step or around the whole loop. A
+    context is entered once (`copy()` makes another one), and budgets do not nest.
 
-    amount: bytes, as an int or as text ("512MB", "6GiB"). Counted is every tensor that is made or
-        seen inside: parameters, gradients, optimizer state, batches, activations. "auto": what
-        tensors have of the device now and what is free, but for a margin of a tenth; on CUDA it is
-        measured again after the first step, and corrected either way. Where the environment has
-        `REKINDLE_BUDGET`, "auto" is the amount that it names. None: no limit, only measured.
-    policy: what to evict, one of `rekindle.policies`, or its name as on the command line ("dtr",
-        "lru"); default `Thrifty()`.
-    device: the device whose memory is meant; default: CUDA if it is in use when the context is
-        entered, else the CPU. A program that moves to another one than that is stopped.
-    record: keep every action in `run.record` (grows with the run), and where in the program each
-        operator was, for `run.report()`.
-    learn: True follows a schedule made in the background once the same step was met twice. When it
-        comes depends on time, and so does what is evicted, never what is computed; "wait" waits for
-        it at the end of a step, so that the same events lead to the same decisions. "auto" does so
-        on the native core, once a dozen steps of one length needed evictions and if the extra
-        `plan` is installed, but not with `record`; a schedule that does not pay is given up. False:
-        never.
-    cache: what `learn` came to is kept for the processes after this one, and shared with those
-        beside it, in `~/.cache/rekindle` or where `REKINDLE_CACHE` says ("off": nowhere).
+    Args:
+        amount: The budget in bytes: an int, or text with a unit ("512MB", "6GiB"). It counts every
+            tensor that is made or seen inside: parameters, gradients, optimizer state, batches,
+            activations. "auto" takes what the device has free, less a tenth, or the amount in the
+            environment variable `REKINDLE_BUDGET`. None measures without a limit.
+        policy: What to evict: one of `rekindle.policies`, or its name ("dtr", "lru"). Default:
+            `Thrifty()`.
+        device: The device whose memory is meant. Default: CUDA if the program uses it, else the
+            CPU. A program that moves to another device is stopped.
+        record: Keep every action in `run.record` and the source line of every operator. Memory for
+            this grows with the run.
+        learn: Plan steps that repeat, in a background process. "auto" begins after a dozen similar
+            steps, if the extra `plan` is installed and `record` is off. True begins at once. "wait"
+            begins at once and waits for each plan, so that runs are reproducible. False never
+            plans. Plans change what is evicted, never what is computed.
+        swap: Also copy values to the host when that is quicker than recomputing them: the most
+            bytes to use there, or a `rekindle.policies.Swap`.
+        swap_directory: The directory of the swap file on a CPU. Default: `$TMPDIR`, else
+            `/var/tmp`.
+        evict: Which tensors may be evicted. "saved": those that only autograd holds. "auto": also
+            those that your variables hold, if nothing else is left and they were computed with grad
+            mode on. "anything": also those that your variables hold, at any time. A tensor returns
+            when something reads it, and all of them return at the end. "auto" means "saved" with
+            `swap` and before torch 2.12; "anything" is refused there.
+        core: "native" does the work of each operator in C++, compiled on first use (half a minute)
+            or by `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" takes
+            the native core, or warns and takes the Python core where the native one is missing.
+        cache: Keep learned plans in `~/.cache/rekindle` (or `REKINDLE_CACHE`) for later processes.
 
-    evict: "auto" evicts what autograd alone holds, and what your variables hold as well, of what
-        operators made of numbers with grad mode on, only when nothing else is left, where there
-        would be `OutOfBudget`; it is brought back when an operator reads it, and all of it is back
-        at the end, when the budget is over. Not while a thread runs that might read it unseen, nor
-        with `swap`. "saved" never lets go of what variables hold. "anything" lets go of it like of
-        everything else, with and without autograd: not with `swap`. Without torch 2.12 "auto" is
-        "saved", and "anything" is refused.
+    Raises:
+        InvalidBudget: `amount` is not an amount of bytes.
+        InvalidArgument: Another argument is not one of the accepted values.
+        OutOfBudget: Inside, an operator does not fit even after everything else was evicted.
+        Unsupported: The budget is entered inside another one or inside a `torch.func` transform.
 
-    core: "native" runs in C++ what happens for every operator, on the CPU and on CUDA. It is
-        compiled on first use, which takes half a minute, or before by `rekindle build`. "python"
-        takes 20 to 40 microseconds an operator. "auto" is the native one; where that is missing it
-        warns, and takes Python. `run.report()` says which one ran, and why.
-
-    Raises `InvalidBudget` for what is no amount, `InvalidArgument` for what is no policy or device,
-    `OutOfBudget` inside when the amount cannot be kept. Gradients, buffers and random numbers are
-    bit-equal to a run without it. A context can be entered once, a copy of it again; contexts do
-    not nest. As a decorator it is entered for each call.
+    Example:
+        ```python
+        with rekindle.budget("6GiB") as run:
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+        print(run.report())
+        ```
     """
 
     _active: budget | None = None
@@ -148,17 +153,30 @@ class budget:
         record: bool = False,
         core: Core = "auto",
     ) -> budget:
-        """Without a limit: watches a program without changing what it does."""
+        """Watch a program without a limit; the same as `budget(None)`.
+
+        Args:
+            device: As for `budget`.
+            record: As for `budget`.
+            core: As for `budget`.
+
+        Returns:
+            A budget that evicts nothing and measures the peak.
+        """
         return cls(None, device=device, record=record, core=core)
 
     def copy(self) -> budget:
-        """The same one, not entered yet."""
+        """Return an equal budget that nobody has entered."""
         return budget(**{each.name: getattr(self._arguments, each.name) for each in _ARGUMENTS})
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """As a decorator: each call of `function` runs within a budget of its own.
+        """Decorate `function`: each call runs within a budget of its own.
 
-        The `run` of the last call is an attribute of what is returned.
+        Args:
+            function: The function to run within the budget; neither a generator nor a coroutine.
+
+        Returns:
+            The decorated function. Its attribute `run` is the `Run` of the last call.
         """
         checks.kind(function, Callable, "a function", "rekindle.budget(...)({})", "train")
         if isgeneratorfunction(function) or iscoroutinefunction(function):
@@ -428,9 +446,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def never_recompute() -> Iterator[None]:
-    """What is computed inside is kept in memory and never computed again.
+    """Keep everything that is computed inside this context in memory.
 
-    For operators whose result depends on more than their arguments. Has no effect outside a budget.
+    Use it for operators whose result depends on more than their arguments. Outside a budget it
+    has no effect.
     """
     active = budget._active
     if active is None:

@@ -25,7 +25,12 @@ from rekindle.trace import Trace
 
 @final
 class Run:
-    """What one `rekindle.budget(...)` did so far; stays readable after the context."""
+    """The run of one `rekindle.budget(...)`; stays readable after the context.
+
+    Attributes:
+        policy: The policy that decides what to evict.
+        core: Which core runs, and why.
+    """
 
     def __init__(
         self, driver: Driver, budget: Bytes | None, policy: Policy, core: Chosen, *, record: bool
@@ -41,10 +46,11 @@ class Run:
 
     @property
     def budget(self) -> Bytes | None:
-        """How much may be in use, in bytes; None: no limit.
+        """The budget in bytes, or None without a limit.
 
-        May be set, also as text ("6GiB"), best between two steps: what is too much for a smaller
-        one is let go at once, or `OutOfBudget` is raised and the old one stays.
+        Set it to change the budget during a run, preferably between two steps. Text ("6GiB") works
+        too. Setting a smaller budget evicts at once, or raises `OutOfBudget` and keeps the old
+        budget.
         """
         return self._budget
 
@@ -71,28 +77,28 @@ class Run:
 
     @property
     def peak(self) -> Bytes:
-        """The most bytes in use at any moment, as counted by the runtime."""
+        """The most bytes in use at any moment."""
         return self._driver.steps.peak
 
     @property
     def memory(self) -> Bytes:
-        """Bytes in use now, as counted by the runtime."""
+        """The bytes in use now."""
         with self._driver.lock:
             self._driver.settle()
         return self._driver.engine.memory
 
     @property
     def steps(self) -> int:
-        """How many steps an optimizer has made."""
+        """The number of optimizer steps so far."""
         return self._driver.steps.number
 
     @property
     def last_step(self) -> Step | None:
-        """What happened from the optimizer's step before the last to the last one."""
+        """The figures of the last optimizer step, or None before the first."""
         return self._driver.steps.last
 
     def begin_trace(self) -> None:
-        """Writes down what happens from now on, up to `end_trace`: one step, say."""
+        """Start recording a trace; `end_trace` ends it."""
         driver = self._driver
         with driver.lock:
             driver.settle()
@@ -100,7 +106,11 @@ class Run:
             self._part = driver.also_capture()
 
     def end_trace(self) -> Trace:
-        """What happened since `begin_trace`, for the simulator and the planners."""
+        """Return the trace since `begin_trace`, for the simulator and the planners.
+
+        Raises:
+            Unsupported: No trace was begun.
+        """
         part, self._part = self._part, None
         if part is None:
             raise Unsupported("run.end_trace(): nothing was begun; write run.begin_trace() before")
@@ -112,13 +122,22 @@ class Run:
         return part.trace()
 
     def on_step(self, listener: Callable[[Step], None]) -> None:
-        """Calls `listener` after each step of an optimizer, with what happened since the last."""
+        """Call a function after each optimizer step.
+
+        Args:
+            listener: A function of one argument, the `Step` with the figures since the last step.
+        """
         checks.function(listener, "run.on_step({})", "lambda step: print(step.overhead)", "step")
         self._driver.steps.listeners.append(listener)
 
     def status(self) -> str:
-        """One line: memory, budget, and what the last step cost. For a progress bar, say:
-        `bar.set_postfix_str(run.status())`."""
+        """Return one line: memory, budget, and what the last step cost.
+
+        Example:
+            ```python
+            bar.set_postfix_str(run.status())
+            ```
+        """
         limit = "no limit" if self.budget is None else format_bytes(self.budget)
         memory = f"{format_bytes(self.memory)} of {limit}, peak {format_bytes(self.peak)}"
         step = self.last_step
@@ -132,7 +151,7 @@ class Run:
 
     @property
     def evictions(self) -> int:
-        """How often something was let go that somebody could still ask for."""
+        """How often a value was evicted that could still be needed."""
         return self._driver.evictions
 
     @property
@@ -142,17 +161,17 @@ class Run:
 
     @property
     def compute_ns(self) -> Nanoseconds:
-        """Time in operators that the program asked for, at their measured prices."""
+        """Time (ns) in operators that the program called, at their measured costs."""
         return self._driver.engine.compute_ns
 
     @property
     def recompute_ns(self) -> Nanoseconds:
-        """Recomputed operators at their measured costs, without what it took to rebuild them."""
+        """Time (ns) in recomputed operators, at their measured costs."""
         return self._driver.engine.recompute_ns
 
     @property
     def lost_ns(self) -> Nanoseconds:
-        """Time lost: recomputed operators, and what it took to choose, evict and rebuild."""
+        """Time lost (ns): recomputed operators, and choosing, evicting and rebuilding."""
         return self._driver.lost_ns
 
     @property
@@ -173,7 +192,11 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """What the program did, for the simulator; needs `budget(..., record=True)`."""
+        """The events of the run, for the simulator and the planners.
+
+        Raises:
+            Unsupported: The budget was entered without `record=True`.
+        """
         driver = self._driver
         if driver.whole is None:
             raise Unsupported(
@@ -189,23 +212,34 @@ class Run:
 
     @property
     def steps_followed(self) -> int:
-        """How many steps went along a learned schedule from beginning to end."""
+        """How many steps followed a learned plan from beginning to end."""
         return self._learner.followed if self._learner is not None else 0
 
     @property
     def steps_left(self) -> int:
-        """How many steps began along a learned schedule and then did otherwise."""
+        """How many steps began along a learned plan and then left it."""
         return self._learner.left if self._learner is not None else 0
 
     def wait_for_plan(self, timeout: float | None = None) -> bool:
-        """Waits for the schedule that is being made, `timeout` seconds at most.
+        """Wait until the background process has made its plan.
 
-        Returns whether none is in the making any more. It is followed from the next step on.
+        Args:
+            timeout: The most seconds to wait. Default: no limit.
+
+        Returns:
+            True if no plan is being made any more. The next step follows the plan.
         """
         return self._learner is None or self._learner.wait(timeout)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Never lets go of the memory of `tensor`; returns it."""
+        """Pin a tensor: its memory is never evicted.
+
+        Args:
+            tensor: The tensor to keep.
+
+        Returns:
+            The same tensor.
+        """
         checks.kind(tensor, Tensor, "a tensor", "run.keep({})", "tensor")
         driver = self._driver
         with driver.lock:
@@ -214,10 +248,13 @@ class Run:
         return tensor
 
     def report(self) -> Report:
-        """Peak and when, who held memory at the peak, evictions, recomputation, time lost.
+        """Return the report: peak, holders of memory at the peak, evictions, time lost.
 
-        Print it, `.show()` it in color, save its `.to_html()` or `.to_json()`. With `record=True`
-        it also has memory over time and, by module and line, who held it and what ran again.
+        With `record=True` the report also has memory over time and, by module and line, who held
+        memory and what was recomputed.
+
+        Returns:
+            A `Report`. Print it, `show()` it in color, or save it with `to_html()` or `to_json()`.
         """
         driver = self._driver
         if driver.whole is None:

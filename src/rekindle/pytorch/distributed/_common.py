@@ -42,16 +42,24 @@ def common_budget(
     device: str | torch.device | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Bytes:
-    """The bytes for `rekindle.budget(...)` on every rank of `group`: what the poorest one can give.
+    """Agree on one budget for all ranks: what the poorest rank can give.
 
-    Called by all ranks, before training; two collectives of a few bytes.
+    All ranks call it before training. It takes two collectives of a few bytes.
 
-    amount: what this rank can give; "auto" asks its device, which ranks on one device share evenly.
-    estimate: of `rekindle.estimate(model, inputs, optimizer=...)`, on each rank its own: what the
-        neediest rank cannot do without is compared with the budget.
+    Args:
+        amount: What this rank can give, in bytes or as text. "auto" asks the device; ranks on one
+            device share it evenly.
+        estimate: The `rekindle.estimate(...)` of this rank, to compare the neediest rank with the
+            budget.
+        device: The device of this rank. Default: CUDA if the program uses it, else the CPU.
+        group: The process group. Default: all ranks.
 
-    Raises `InvalidBudget` for what is no amount, and `OutOfBudget` on all ranks, if the budget
-    would be too small for one of them.
+    Returns:
+        The bytes for `rekindle.budget(...)`, the same on every rank.
+
+    Raises:
+        InvalidBudget: `amount` is not an amount of bytes.
+        OutOfBudget: The budget is too small for one of the ranks; raised on all of them.
     """
     where = accelerator.with_index(device_of(device))
     mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)

@@ -24,16 +24,22 @@ _LOOK_S: Final = 0.5
 
 @contextmanager
 def guard(*, grace_s: float = 5.0) -> Iterator[None]:
-    """Ends the job within seconds, and with a reason, where one rank fails inside.
+    """End the job within seconds, and with a reason, when one rank fails inside.
 
-    >>> with rekindle.distributed.guard(), rekindle.budget("60GiB"):  # doctest: +SKIP
-    ...     train()
+    Every rank enters it after `init_process_group`. The rank that fails prints why, writes
+    torchelastic's error file, aborts its collectives and raises on. The other ranks print which
+    rank it was and exit with code 1, so that torchrun ends or restarts the job. Without a process
+    group it does nothing.
 
-    Every rank enters it, after `init_process_group`. The rank that raises prints why, writes
-    torchelastic's error file, aborts its collectives and raises on; the others print which rank it
-    was and end with exit code 1, so that torchrun ends or restarts the job. `grace_s` seconds later
-    a process that has not ended by itself is ended, without its exit handlers: save checkpoints
-    before. Without a process group it does nothing.
+    Args:
+        grace_s: Seconds until a process that has not ended is ended without its exit handlers. Save
+            checkpoints before.
+
+    Example:
+        ```python
+        with rekindle.distributed.guard(), rekindle.budget("60GiB"):
+            train()
+        ```
     """
     if not dist.is_initialized():
         yield

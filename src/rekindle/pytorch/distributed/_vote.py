@@ -38,26 +38,33 @@ def agree(
     growth: float = 1.25,
     group: dist.ProcessGroup | None = None,
 ) -> Bytes:
-    """A larger budget for the runs of all ranks of `group`, if one of them votes for it.
+    """Raise the budget of all ranks if one of them needs more.
 
-    >>> with rekindle.budget(amount) as run:  # doctest: +SKIP
-    ...     for batch in batches:
-    ...         step(batch)
-    ...         rekindle.distributed.agree(run, limit="70GiB")
+    All ranks call it after each step, when no other collective runs. A rank votes for more if
+    recomputation took a large share of its last step, because all other ranks waited for it, or if
+    it ran out of its budget. Budgets are raised, never lowered.
 
-    Called by all ranks after each step, wherever no other collective is under way: it is one of a
-    few bytes. A rank votes for more if it lost much of its last step to recomputation, for all
-    others waited for it; or if it ran out of its budget, where a step has no collective that the
-    others wait in. `run.budget` is raised, never lowered, and the next step has it; returns what
-    all have at least, which is the same on every rank.
+    Args:
+        run: The run of this rank.
+        limit: The most bytes that any vote may ask for; the lowest limit of all ranks holds.
+        failed: The `OutOfBudget` that ended the step of this rank. All ranks then repeat the step.
+        overhead: The share of recomputation above which a rank votes for more.
+        growth: The factor by which it then votes to raise its budget.
+        group: The process group. A group of gloo does not wait for the device.
 
-    limit: no vote goes beyond; the lowest of all ranks holds.
-    failed: the error that ended this rank's step; the step is to be repeated, on all ranks.
-    overhead: recomputation over computation, above which a rank votes for more.
-    growth: how many times its budget it then votes for.
-    group: one of gloo does not wait for the device: `torch.distributed.new_group(backend="gloo")`.
+    Returns:
+        The budget that all ranks have at least, the same on every rank.
 
-    Raises `OutOfBudget` on all ranks, if one needs more than the limit.
+    Raises:
+        OutOfBudget: One rank needs more than the limit; raised on all ranks.
+
+    Example:
+        ```python
+        with rekindle.budget(amount) as run:
+            for batch in batches:
+                step(batch)
+                rekindle.distributed.agree(run, limit="70GiB")
+        ```
     """
     most = parse_bytes(limit, line="rekindle.distributed.agree(run, limit={})")
     if not (overhead >= 0 and growth > 1):

@@ -65,7 +65,12 @@ class Comparison:
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The peak of a training step by phase, once the optimizer has its state."""
+    """The estimated peak of a training step, by phase, once the optimizer has its state.
+
+    Attributes:
+        phases: Each phase with its name, its peak (bytes), and who holds it by category.
+        assumed: Source lines that asked for a number or a condition, and got 1 or False.
+    """
 
     phases: tuple[Phase, ...]
     assumed: tuple[str, ...]
@@ -73,19 +78,31 @@ class Estimate:
 
     @property
     def peak(self) -> Bytes:
+        """The largest peak of all phases, in bytes."""
         return max(phase.peak for phase in self.phases)
 
     @property
     def least(self) -> Bytes:
-        """What no eviction can take away: all but activations, in the phase with the most of it."""
+        """Bytes that no eviction can free: everything but activations."""
         return max(phase.peak - phase.held.get(ACTIVATIONS, 0) for phase in self.phases)
 
     def fits(self, amount: str | int) -> bool:
-        """Whether a step without any recomputation stays within `amount` bytes."""
+        """Return True if a step stays within `amount` without any recomputation.
+
+        Args:
+            amount: Bytes, or text such as "6GiB".
+        """
         return self.peak <= parse_bytes(amount, line="estimate.fits({})")
 
     def compare(self, run: Run | Bytes) -> Comparison:
-        """This estimate against a run, or against measured bytes."""
+        """Compare this estimate with a measurement.
+
+        Args:
+            run: A `Run`, or measured bytes.
+
+        Returns:
+            A comparison with `error`: 0.02 means that the estimate was 2 % too high.
+        """
         return Comparison(self.peak, run.peak if isinstance(run, Run) else run)
 
     def __str__(self) -> str:
@@ -107,19 +124,26 @@ def estimate(
     loss: Callable[[Any], Tensor] | None = None,
     device: str | torch.device | None = None,
 ) -> Estimate:
-    """Estimates the peak memory of a training step without running it: no memory, no data.
+    """Estimate the peak memory of a training step without running it.
 
-    model: on any device, "meta" too, so it need not fit anywhere. It is not touched.
-    example_inputs: a tensor, a tuple of positional or a dictionary of keyword arguments. Only
-        shapes and types count; tensors on "meta" will do.
-    optimizer: one for `model`, or what makes one from parameters, such as `torch.optim.AdamW`;
-        None: no optimizer.
-    loss: from what the model returns to a number; default: its `loss` if it has one, else a sum.
-    device: where the step is to run; default: where the model is, the CPU for "meta".
+    The model runs on shapes: no memory, no data. The estimate assumes that the caller holds the
+    output until the backward pass ends and that gradients are None before the next step. It leaves
+    out workspaces of operators and fragmentation.
 
-    The caller is assumed to hold the output until the backward pass is over, and to have gradients
-    set to None before the next. Not counted: what operators allocate inside, fragmentation. Raises
-    `Unsupported` where shapes depend on data: `rekindle.capture` a real step then.
+    Args:
+        model: The model, on any device; on "meta" it need not fit anywhere. It is not changed.
+        example_inputs: A tensor, a tuple of positional arguments, or a dictionary of keyword
+            arguments. Only shapes and types count, so tensors on "meta" suffice.
+        optimizer: An optimizer of `model`, or a function that makes one from parameters, such as
+            `torch.optim.AdamW`. Default: no optimizer.
+        loss: From the output of the model to a scalar. Default: its attribute `loss`, else a sum.
+        device: Where the step is to run. Default: where the model is; the CPU for "meta".
+
+    Returns:
+        An `Estimate`: the peak of each phase, by category.
+
+    Raises:
+        Unsupported: A shape depends on data; `rekindle.capture` a real step instead.
     """
     line = "rekindle.estimate({}, batch)"
     checks.kind(model, nn.Module, "a model (an nn.Module)", line, "model")

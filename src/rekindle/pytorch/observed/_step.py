@@ -15,16 +15,21 @@ from rekindle.trace import Trace
 
 
 def capture(step: Callable[[], object], *, device: str | torch.device | None = None) -> Trace:
-    """Runs `step()` once and returns what it did: every operator, what it read and made, when the
-    program and autograd let go of it.
+    """Run a step once and return the trace of it.
 
-    step: anything: forward, backward, optimizer, any control flow. It runs as it would without
-        this; what it returns is dropped. A second step meets gradients and optimizer state that a
-        first one only makes: capture that one for a picture of training.
-    device: the device whose memory is meant; default: CUDA if it is in use, else the CPU.
+    A first step creates gradients and optimizer state that later steps find. Capture the second
+    step for a picture of training.
 
-    Sizes are in bytes, costs in ns as measured here. `rekindle.trace.formats.save` puts it into a
-    file, `rekindle.simulate` replays it within a budget.
+    Args:
+        step: A function without arguments: forward, backward, optimizer, any control flow. It runs
+            as usual; its return value is ignored.
+        device: The device whose memory is meant. Default: CUDA if the program uses it, else the
+            CPU.
+
+    Returns:
+        A `Trace`: every operator with its inputs, outputs, bytes and measured cost (ns), and the
+        moments at which the program and autograd release values. `rekindle.trace.formats.save`
+        writes it to a file; `rekindle.simulate` replays it.
     """
     checks.step(step, "rekindle.capture({})")
     with budget.unlimited(device=device, record=True) as run:

@@ -31,15 +31,20 @@ _SAME_EACH_TIME = (
 @final
 @dataclass(frozen=True)
 class Verification:
-    """What `rekindle.verify` found. Truth value: `ok`. Print it for a table.
+    """The result of `rekindle.verify`: true if nothing differs, and a table when printed.
 
-    budget, peak: in bytes; the peak is that of the run within the budget.
-    compared: how many things of each kind were compared.
-    differing: what is not the same with and without the budget, as (kind, name).
-    unstable: what is not the same in two runs without a budget, as (kind, name).
-    recomputed_differently: operators that gave something else when they ran again, first one first.
-    first_unstable: the first operator that gave something else in the second plain run.
-    first_differing: the first operator whose result within the budget is not the plain one.
+    Attributes:
+        budget: The budget in bytes.
+        peak: The peak of the run within the budget, in bytes.
+        evictions: How often a value was evicted that could still be needed.
+        recomputations: How many operators ran again.
+        operators: How many operators the step called.
+        compared: How many things of each kind were compared.
+        differing: What differs with and without the budget, as (kind, name).
+        unstable: What differs between the two runs without a budget, as (kind, name).
+        recomputed_differently: Operators whose recomputation gave another result, in order.
+        first_unstable: The first operator that differs between the two runs without a budget.
+        first_differing: The first operator whose result within the budget differs.
     """
 
     budget: Bytes
@@ -56,14 +61,18 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Nothing differs, and every operator that ran again gave what it gave before."""
+        """True if nothing differs and every recomputation gave the first result."""
         return not (self.differing or self.unstable or self.recomputed_differently)
 
     def __bool__(self) -> bool:
         return self.ok
 
     def raise_if_different(self) -> None:
-        """Raises `VerificationFailed`, with this table as its message, unless `ok`."""
+        """Raise an error with the table as its message if something differs.
+
+        Raises:
+            VerificationFailed: `ok` is False.
+        """
         if not self.ok:
             raise VerificationFailed(str(self))
 
@@ -114,27 +123,32 @@ class Verification:
 def verify(
     step: Callable[[], object], *, budget: str | int, policy: Policy | None = None
 ) -> Verification:
-    """Runs `step` twice without a budget and within it, and says what is not the same.
+    """Run a step with and without a budget and compare the results bit for bit.
 
-    >>> def step():
-    ...     model(batch).sum().backward()
-    >>> found = rekindle.verify(step, budget="1GiB")  # doctest: +SKIP
-    >>> print(found)  # doctest: +SKIP
-    >>> found.raise_if_different()  # doctest: +SKIP
+    The step runs twice without a budget and once within it. `verify` compares results, gradients,
+    parameters, buffers, optimizer state, random number generators, and how often modules and hooks
+    were called. A difference is not an error: look at the returned value. For large models this
+    takes minutes, because the CPU reads the memory of every result.
 
-    step: a training step, or a part of one; what it returns is compared as well. It must do the
-        same each time it is called: the same batch, seeds of its own. Put back before each run and
-        at the end are parameters, buffers, gradients, the state of optimizers, schedulers and
-        scalers, attributes of modules, every other tensor that operators wrote, and all random
-        number generators; nothing has to be named. Nothing else may train meanwhile.
-    budget: bytes, as an int or as text, for the runs within it. The first two take what they take.
-    policy: what to let go, one of `rekindle.policies`.
+    Args:
+        step: A training step or a part of one; its return value is compared as well. It must do the
+            same each time, with the same batch. Everything that it changes is restored before each
+            run and at the end. No other thread may train meanwhile.
+        budget: The budget of the third run, in bytes or as text ("6GiB").
+        policy: What to evict: one of `rekindle.policies`.
 
-    Compared, bit for bit: results, gradients, parameters, buffers, optimizer state, other tensors
-    that were there before, random number generators, and how often modules and hooks were called.
-    Never raises for a difference. `OutOfBudget` and whatever `step` raises pass through, after
-    everything is put back. Takes a pass over the memory of every result, on the CPU: minutes for
-    large models.
+    Returns:
+        A `Verification`. It is true if nothing differs; printed, it is a table.
+
+    Raises:
+        OutOfBudget: The step does not fit; everything is restored.
+
+    Example:
+        ```python
+        found = rekindle.verify(step, budget="1GiB")
+        print(found)
+        found.raise_if_different()
+        ```
     """
     checks.step(step, "rekindle.verify({}, budget=...)")
     amount = parse_bytes(budget, line="rekindle.verify(step, budget={})")

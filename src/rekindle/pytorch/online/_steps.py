@@ -72,11 +72,17 @@ class Counts(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a part of a run did, such as one step of the program: bytes, ns, and how often.
+    """The figures of one optimizer step.
 
-    number: of the last step in it, from 1; memory: in use at its end; peak: the most in use.
-    recompute_ns: recomputed operators at their measured costs; lost_ns: that, and what it took to
-    choose, evict and rebuild.
+    Attributes:
+        number: The number of the step, from 1.
+        memory: Bytes in use at its end.
+        peak: The most bytes in use during the step.
+        evictions: How often a value was evicted that could still be needed.
+        recomputations: How many operators ran again.
+        compute_ns: Time (ns) in operators that the program called.
+        recompute_ns: Time (ns) in recomputed operators.
+        lost_ns: Time lost (ns): recomputed operators, and choosing, evicting and rebuilding.
     """
 
     number: int
@@ -90,7 +96,7 @@ class Step:
 
     @property
     def overhead(self) -> float:
-        """Time lost over the cost of running everything once (0.0: nothing lost)."""
+        """Time lost as a share of the time in operators; 0.0 means nothing was lost."""
         lost_ns = max(self.lost_ns, self.recompute_ns)
         return lost_ns / self.compute_ns if self.compute_ns else 0.0
 

@@ -26,7 +26,16 @@ Saved = frozenset[tuple[str, int]]  #: names of operators, and which of their ca
 @final
 @dataclass(frozen=True)
 class Export:
-    """Which blocks to checkpoint. Bytes and ns are predictions, from a trace of a real step."""
+    """Which blocks to wrap in `torch.utils.checkpoint`. Bytes and ns are predictions.
+
+    Attributes:
+        budget: The budget in bytes.
+        peak: The peak with the checkpoints.
+        keep_all_peak: The peak without any.
+        recompute_ns: Time (ns) that the checkpoints recompute.
+        compute_ns: Time (ns) of the step without any.
+        blocks: Paths of the modules, and the results that their policy saves.
+    """
 
     budget: Bytes
     peak: Bytes
@@ -38,27 +47,33 @@ class Export:
 
     @property
     def fits(self) -> bool:
-        """Whether checkpoints of whole blocks reach the budget."""
+        """True if checkpoints of whole blocks reach the budget."""
         return self.peak <= self.budget
 
     @property
     def excess(self) -> Bytes:
-        """By how much the predicted peak is over the budget."""
+        """Bytes by which the predicted peak exceeds the budget."""
         return max(0, self.peak - self.budget)
 
     def policy(self, block: str) -> Callable[..., CheckpointPolicy]:
-        """A fresh `policy_fn` for one forward pass of `block` and its recomputation."""
+        """Return a fresh `policy_fn` for one forward pass of `block` and its recomputation."""
         return _Policy(self.blocks[block])
 
     def contexts(self, block: str) -> Any:
-        """What `torch.utils.checkpoint` wants as `context_fn`."""
+        """Return the `context_fn` of `block` for `torch.utils.checkpoint`."""
         return create_selective_checkpoint_contexts(self.policy(block))
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        """Wraps the blocks of `model` in place; returns what takes that back.
+        """Wrap the blocks of `model` in place.
 
-        Parameters and names stay. `torch.utils.checkpoint` runs a block's forward twice: batch norm
-        moves its statistics twice.
+        Parameters and names stay. `torch.utils.checkpoint` runs the forward of a block twice, so
+        batch norm moves its statistics twice.
+
+        Args:
+            model: The model.
+
+        Returns:
+            A function that removes the checkpoints.
         """
         wrapped = [model.get_submodule(name) for name in self.blocks]
         for name, block in zip(self.blocks, wrapped, strict=True):
@@ -72,7 +87,7 @@ class Export:
         return undo
 
     def code(self) -> str:
-        """The lines to paste after `model` is made; they need no Rekindle."""
+        """Return the lines to paste after `model` is made; they do not need Rekindle."""
         if any(self.blocks.values()):
             raise Unsupported(
                 "a selective export keeps a table of operators: save it with pickle and use "

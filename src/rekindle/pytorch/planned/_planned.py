@@ -27,11 +27,10 @@ from rekindle.trace import Trace
 
 @final
 class ModelPlan:
-    """What a model needs within a budget, and the module that does it. Memory in bytes, time in ns.
+    """The plan of a model, and the module that runs it. Memory is in bytes, time in ns.
 
-    Counted is everything that one step holds: parameters, buffers, inputs, activations, gradients.
-    The optimizer's state, gradients kept from an earlier micro-batch, and what a loss outside the
-    module makes are not seen: that is what `reserve` is for.
+    The budget counts everything that one forward and backward pass holds: parameters, buffers,
+    inputs, activations, gradients. `reserve` is for the rest.
     """
 
     def __init__(self, backend: Backend, module: nn.Module, path: Path) -> None:
@@ -44,33 +43,34 @@ class ModelPlan:
 
     @property
     def plan(self) -> Plan:
-        """The planner's answer, for the memory that is left beside `reserve`."""
+        """The plan of the planner, for the memory without `reserve`."""
         return self._planned.plan
 
     @property
     def trace(self) -> Trace:
-        """One forward and backward pass of the model, as planners and the simulator see it."""
+        """The trace of one forward and backward pass."""
         return self._planned.trace
 
     @property
     def status(self) -> Status:
+        """How the planner ended."""
         return self.plan.status
 
     @property
     def peak(self) -> Bytes | None:
-        """Predicted, with the reserve; None without a plan."""
+        """The predicted peak (bytes), `reserve` included; None without a plan."""
         if self.plan.peak is None:
             return None
         return self.plan.peak - self._planned.spared + self.reserve
 
     @property
     def time_ns(self) -> Nanoseconds | None:
-        """Predicted for one forward and backward pass; None without a plan."""
+        """The predicted time (ns) of one forward and backward pass; None without a plan."""
         return self.plan.cost_ns
 
     @property
     def overhead(self) -> float | None:
-        """Recomputation over the cost of running everything once."""
+        """Recomputation as a share of the time of running once."""
         return self.plan.overhead
 
     @property
@@ -85,20 +85,21 @@ class ModelPlan:
 
     @property
     def saved(self) -> Bytes:
-        """Kept between the forward and the backward pass."""
+        """Bytes kept between the forward and the backward pass."""
         return self._planned.saved
 
     @property
     def smallest_budget(self) -> Bytes:
-        """The smallest budget known to do: this plan's peak, or what `OutOfBudget` names."""
+        """The smallest known budget (bytes) that has a plan."""
         if self.peak is not None:
             return self.peak
         return (self.plan.smallest_budget or self.plan.needed) + self.reserve
 
     def apply(self) -> nn.Module:
-        """The module that runs the plan: the model's class, its very parameters, its flags.
+        """Return the module that runs the plan: same class, same parameters, same flags.
 
-        Raises `OutOfBudget` where there is no plan.
+        Raises:
+            OutOfBudget: There is no plan within the budget.
         """
         if self.plan.schedule is None:
             raise OutOfBudget(

@@ -23,9 +23,14 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def load(path: str | Path) -> Trace:
-    """The trace in a file of any known format, gzipped or not.
+    """Read a trace from a file of any known format, gzipped or not.
 
-    Raises `InvalidFile` with line and field, or `InvalidTrace` where the content breaks a rule.
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidFile: The file is not a trace; the error names the line and the field.
+        InvalidTrace: The trace breaks a rule.
     """
     path = Path(path)
     name = path.name.partition(".")[0]
@@ -44,9 +49,15 @@ def load(path: str | Path) -> Trace:
 
 
 def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> None:
-    """Writes `trace` in the format "native" or "dtr"; gzipped if the name ends in .gz.
+    """Write a trace to a file, gzipped if its name ends in `.gz`.
 
-    Raises `Unsupported` for what the format cannot hold; then there is no file.
+    Args:
+        trace: The trace.
+        path: The file.
+        as_format: "native" or "dtr".
+
+    Raises:
+        Unsupported: The format cannot hold the trace; no file is written.
     """
     (chosen,) = (module for module in FORMATS if as_format == module.NAME)
     for _ in chosen.write(trace):  # all of it once, before there is a file
