@@ -372,6 +372,9 @@ public:
         }
     }
 
+    // Whether memory is gone, of which `collect` heard and the engine has not.
+    bool any_gone() const noexcept { return !gone_.empty(); }
+
     // An operator of the program is about to run.
     void about_to_run() {
         device.see();
@@ -422,6 +425,8 @@ public:
     // told, it begins anew.
     template <class F>
     void bring(F&& events);
+    template <class F>
+    void bring_once_more(F&& events);
     void compute(Call& call, bool in_place) override;
     void free(Storage& storage) override;
     bool swap_out(Storage& storage, bool keep) override;
@@ -557,13 +562,28 @@ void Driver::lose(F&& events) {
     over();
 }
 
+// The program may drop one thing after the other while this goes on, each of them once.
+template <class F>
+void Driver::bring_once_more(F&& events) {
+    for (std::size_t left = engine.n_storages();; --left) {
+        look_at_all();
+        try {
+            perform(events);
+            return;
+        } catch (const Died&) {
+            if (left == 0) {
+                throw;
+            }
+        }
+    }
+}
+
 template <class F>
 void Driver::bring(F&& events) {
     try {
         perform(events);
     } catch (const Died&) {
-        look_at_all();
-        perform(events);
+        bring_once_more(events);
     } catch (const Shortage&) {
         if (!shortfall.as_given(engine.budget)) {
             throw;

@@ -2,6 +2,7 @@
 
 #include "any_time.h"
 #include "held.h"
+#include "python.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -54,7 +55,12 @@ Recomputing::~Recomputing() {
     if (reads_anything_) {
         --driver_.reading_anything;
     }
-    if (visited()) {
+    driver_.collect();
+    const bool dropped = driver_.any_gone();  // by the program, and this may have looked it up
+    if (dropped) {
+        without_throwing([&] { driver_.settle(); });
+    }
+    if (visited() || dropped) {
         if (driver_.swapper != nullptr) {
             driver_.swapper->go_on();
         }
@@ -71,7 +77,6 @@ Recomputing::~Recomputing() {
             driver_.settle_in(*source, home);
         }
     }
-    driver_.collect();
 }
 
 // The lock is the visitor's.
