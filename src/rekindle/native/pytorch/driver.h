@@ -110,6 +110,8 @@ private:
     bool assumed_;
     AllocationId allocations_ = 0;  // how many were numbered
     Bytes peak_threshold_ = 0;      // memory at which `peak_snapshot` is out of date
+    // From here on each new peak has a snapshot.
+    Bytes exact_from_ = std::numeric_limits<Bytes>::max();
     std::vector<ModuleTensor> module_tensors_;
     std::size_t module_tensors_at_most_ = 64;  // before those that are gone are removed
 
@@ -403,6 +405,11 @@ public:
     // Of values that are evicted and that the program or autograd still has.
     Bytes evicted_bytes() const;
     // `tensor` is what `kind` says; if it has memory, `snapshot` says so too.
+    // Take a snapshot now, and one of each new peak of `nbytes` or more.
+    void expect_peak(Bytes nbytes, ProgramLine line);
+    // The tensors that the program still has of what is in memory and in the graph, the oldest
+    // first.
+    std::vector<at::Tensor> program_tensors();
     void add_owned(
         Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
     );

@@ -486,6 +486,8 @@ PyMethodDef methods[] = {
     method<rekindle::note_states>("note_states"),
     method<rekindle::peak_snapshot>("peak_snapshot"),
     method<rekindle::snapshot>("snapshot"),
+    method<rekindle::expect_peak>("expect_peak"),
+    method<rekindle::program_tensors>("program_tensors"),
     method<rekindle::audit>("audit"),
     method<rekindle::recomputed_differently>("recomputed_differently"),
     method<keep>("keep"),

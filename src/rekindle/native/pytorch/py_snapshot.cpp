@@ -152,6 +152,36 @@ PyObject* peak_snapshot(PyObject* arguments) {
     return tuple_of(copy);
 }
 
+// expect_peak(driver, bytes): takes a snapshot now, and one of each new peak of so much or more
+PyObject* expect_peak(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long nbytes = 0;
+    parse(arguments, "OL", &capsule, &nbytes);
+    Driver& driver = driver_of(capsule);
+    ProgramLine line = program_line();
+    const Locked lock;
+    driver.expect_peak(nbytes, std::move(line));
+    return nothing();
+}
+
+// program_tensors(driver) -> those that the program still has of what is in memory and in the graph
+PyObject* program_tensors(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    std::vector<at::Tensor> found;
+    {
+        const Locked lock;
+        found = driver.program_tensors();
+    }
+    std::erase_if(found, [](const at::Tensor& each) {
+        return object_of(*each.unsafeGetTensorImpl()) == nullptr;  // Python has never seen it
+    });
+    Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(found[i]));
+    }
+    return list.give();
+}
+
 // snapshot(driver, optimizers) -> the same of this moment
 PyObject* snapshot(PyObject* arguments) {
     PyObject* capsule = nullptr;

@@ -11,5 +11,7 @@ _object* has_new_peak(_object* arguments);
 _object* note_states(_object* arguments);
 _object* peak_snapshot(_object* arguments);
 _object* snapshot(_object* arguments);
+_object* expect_peak(_object* arguments);
+_object* program_tensors(_object* arguments);
 
 }  // namespace rekindle

@@ -145,7 +145,25 @@ void Driver::take_peak_snapshot(ProgramLine line) {
         return;  // what made the peak has died meanwhile
     }
     take_snapshot(peak_snapshot, std::move(line));
-    peak_threshold_ = engine.memory + engine.memory / 50;
+    const Bytes clearly_more = engine.memory + engine.memory / 50;
+    peak_threshold_ = std::max(engine.memory, std::min(clearly_more, exact_from_ - 1));
+}
+
+void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
+    exact_from_ = nbytes;
+    peak_threshold_ = -1;
+    take_peak_snapshot(std::move(line));
+}
+
+std::vector<at::Tensor> Driver::program_tensors() {
+    settle();
+    std::vector<at::Tensor> found;
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (at::Tensor origin(record_of(*each).origin.lock()); each->resident && origin.defined()) {
+            found.push_back(std::move(origin));
+        }
+    }
+    return found;
 }
 
 void Driver::add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {

@@ -112,6 +112,14 @@ class NativePeak:
 
     def look(self) -> None:
         """Keep the words of the first snapshot and of this one, for the kinds of a trace."""
+    def expect(self, nbytes: Bytes) -> None:
+        """Take a snapshot now, and one of each new peak of `nbytes` or more."""
+        driver = self._driver()
+        if driver is not None:
+            driver.core.expect_peak(driver.handle, nbytes)
+            if driver.places is not None:
+                self.look()
+
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -253,6 +261,10 @@ class NativeDriver:
 
     def pin(self, tensor: Tensor) -> None:
         """The memory of `tensor` is never evicted."""
+    def program_tensors(self) -> list[Tensor]:
+        """Return the tensors that the program still has of values in memory, the oldest first."""
+        return self.core.program_tensors(self.handle)
+
         self.core.keep(self.handle, tensor)
 
     def meet(self, tensor: Tensor) -> None:

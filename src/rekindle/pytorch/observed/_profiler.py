@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import torch
@@ -20,11 +20,10 @@ from torch import Tensor
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
-from rekindle.pytorch.context import Core, Run, budget, core_for
+from rekindle.pytorch.context import Run, budget
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.observed._bookkeeping import prices, prices_of
 from rekindle.pytorch.observed._undo import Undo
-from rekindle.pytorch.online import Driver
 from rekindle.report._report import Report
 from rekindle.trace import Trace
 
@@ -70,10 +69,10 @@ def observe(
         _synchronize(run)
         return clock() - start
 
-    def within(*, record: bool = False, core: Core = "auto") -> budget:
+    def within(*, record: bool = False) -> budget:
         if amount is None:
-            return budget.unlimited(device=device, record=record, core=core)
-        return budget(amount, policy=policy, device=device, record=record, core=core)
+            return budget.unlimited(device=device, record=record)
+        return budget(amount, policy=policy, device=device, record=record)
 
     if not repeats:
         watch("running")
@@ -85,8 +84,7 @@ def observe(
     kept: list[Nanoseconds] = []
     try:
         watch("warming up")
-        warm = _warm(step, within(core="python"), undo)
-        chosen = core_for(device)
+        warm = _warm(step, within(), undo)
         for number in range(PATIENCE * repeats):  # in turns: a machine is not always equally busy
             if number >= repeats and _is_confirmed(kept) and _is_confirmed(plain):
                 break
@@ -95,14 +93,13 @@ def observe(
                 step()
                 before = _lost(run)
                 elapsed = timed(run)
-            chosen = run.core
             kept.append(elapsed - (_lost(run) - before))
             if amount is None:
                 with undo:
                     plain.append(timed(run))
         watch("writing down")
-        run = _written(step, within(record=True, core="python"), undo, warm)
-        trace, report = run.trace, replace(run.report(), core=str(chosen))
+        run = _written(step, within(record=True), undo, warm)
+        trace, report = run.trace, run.report()
     finally:
         undo.restore()
     if not plain:
@@ -120,8 +117,8 @@ def _is_confirmed(times: list[Nanoseconds]) -> bool:
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:
     """A step amid training: with optimizer state, and all that it meets counted from the start."""
     try:
-        warm = _warm(step, budget.unlimited(device=device, core="python"), undo)
-        context = budget.unlimited(device=device, record=True, core="python")
+        warm = _warm(step, budget.unlimited(device=device), undo)
+        context = budget.unlimited(device=device, record=True)
         return _written(step, context, undo, warm).trace
     finally:
         undo.restore()
@@ -150,12 +147,9 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
     """One step with everything written down, and an exact look at its peak."""
     with context as run, undo:
         driver = run._driver
-        driver.peak.exact_from = int(
-            0.98 * warm.peak
-        )  # it may differ by what little is left behind
         driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
-        driver.look()
+        driver.peak.expect(int(0.98 * warm.peak))  # it may differ by what little is left behind
         step()
     return run
 
@@ -179,12 +173,10 @@ def _synchronize(run: Run) -> None:
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:
     """What the program still has of all that a step met: the next one starts with it."""
-    engine = run._driver.engine
-    found = (storage.payload.program_tensor() for storage in engine.storages if storage.resident)
-    return [weakref.ref(tensor) for tensor in found if tensor is not None]
+    return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
 
 
-def _meet(driver: Driver, warm: _Warm) -> None:
+def _meet(driver: Any, warm: _Warm) -> None:
     """They count from the start, as they do in the middle of training.
 
     An optimizer's state comes last and in its own order: whether a step listed it by itself

@@ -30,6 +30,11 @@ class Peak:
         self.above = self._next_look(now.memory)
         return now
 
+    def expect(self, nbytes: Bytes) -> None:
+        """Take a snapshot now, and one of each new peak of `nbytes` or more."""
+        self.exact_from = nbytes
+        self.look()
+
     def _next_look(self, memory: Bytes) -> float:
         if memory >= self.exact_from:
             return memory

@@ -205,6 +205,11 @@ class Storages(ABC):
         """Who holds memory now. Walks everything: not for every operator."""
         return snapshot(self.engine, self.table, self.owners)
 
+    def program_tensors(self) -> list[Tensor]:
+        """Return the tensors that the program still has of values in memory, the oldest first."""
+        found = (each.payload.program_tensor() for each in self.engine.storages if each.resident)
+        return [tensor for tensor in found if tensor is not None]
+
     def look(self) -> None:
         """Who holds the memory, now that there is more of it than ever."""
         now = self.peak.look()
