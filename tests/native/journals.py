@@ -12,7 +12,7 @@ from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 KINDS = (
     "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
-    "spoil account resize require make_room shrink let_return lock unlock mark unmark clear listen "
+    "spoil account resize require make_room shrink evict let_return lock unlock mark unmark clear listen "
     "uncounted ahead prefetch discards measured swap_out_failed swap_in_failed copy_lost "
     "compute free swap_out swap_in discard"
 )
@@ -145,6 +145,8 @@ class Replay:
                 self.perform(getattr(engine, entry.kind)())
             case "make_room" | "shrink":
                 self.perform(getattr(engine, entry.kind)(entry.number))
+            case "evict":
+                self.perform(engine.evict([self.storages[entry.id]]))
             case "let_return":
                 storage = self.storages[entry.id]
                 engine.let_return(storage, entry.flags > 0, last=entry.flags == 2)

@@ -31,6 +31,7 @@ WORDS = [
     "require",
     "make_room",
     "shrink",
+    "evict",
     "let_return",
     "lock",
     "unlock",
@@ -49,7 +50,7 @@ EVENTS = [
     *("admit",) * 8,
     *("use", "drop", "release") * 6,
     *("retain", "pin", "require", "gone", "forget", "seal", "account", "resize"),
-    *("shrink", "make_room", "let_return", "spoil", "listen", "let"),
+    *("shrink", "make_room", "evict", "let_return", "spoil", "listen", "let"),
 ]
 SWAPPING = [
     *EVENTS,
@@ -152,7 +153,7 @@ class Stream:
     def one(self, name: str) -> None:
         if name in ("call", "admit"):
             self.draw_call(admitted=name == "admit")
-        elif name in ("shrink", "make_room", "account", "listen", "clear_reserve"):
+        elif name in ("shrink", "make_room", "evict", "account", "listen", "clear_reserve"):
             self.draw_global(name)
         elif name in ("ahead", "prefetch", "discards", "measured", "fail"):
             self.draw_copying(name)
@@ -238,6 +239,8 @@ class Stream:
                 self.event(name, nbytes, 0, engine.shrink(nbytes))
             case "make_room":
                 self.make_room(nbytes)
+            case "evict":
+                self.event(name, 0, 0, engine.evict(self.least_loss()))
             case "listen":
                 engine.listen()
                 self.event(name, 0, 0)
@@ -268,6 +271,13 @@ class Stream:
                 self.event(name, self.fail_in, 0)
             case _:
                 self.event(name, 0, 0, getattr(engine, name)())
+
+    def least_loss(self) -> list[Storage]:
+        """The candidate that costs least to evict, whatever its size; none if there is none."""
+        engine = self.engine
+        losses = [(engine.loss(each), each.order, each) for each in engine.storages]
+        known = [(loss, order, each) for loss, order, each in losses if loss is not None]
+        return [each for *_, each in sorted(known, key=lambda it: it[:2])[:1]]
 
     def make_room(self, nbytes: int) -> bool:
         return self.event("make_room", nbytes, 0, self.engine.make_room(nbytes))

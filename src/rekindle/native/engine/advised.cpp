@@ -16,7 +16,7 @@ void AdvisedChooser::unmark(Storage& storage) {
 
 void AdvisedChooser::clear(Nanoseconds now) {
     if (behind_) {
-        chooser_->choose(now);
+        chooser_->catch_up(now);
         behind_ = false;
     }
     ++age_;

@@ -31,6 +31,8 @@ public:
 
     Nanoseconds recompute_ns(Storage& storage) override { return chooser_->recompute_ns(storage); }
 
+    double loss(Storage& storage, Nanoseconds now) override { return chooser_->loss(storage, now); }
+
     void expected(Storage& storage) override { chooser_->expected(storage); }
 
     void evicted(Storage& storage) override { chooser_->evicted(storage); }

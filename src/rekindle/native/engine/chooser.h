@@ -1,6 +1,7 @@
 // What a policy sees and what it must say. Twin of rekindle.policies._base.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -29,8 +30,14 @@ public:
     // The storage to let go at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
 
+    // Nobody has asked for a while: what is put off until `choose` is done now.
+    virtual void catch_up(Nanoseconds now) { choose(now); }
+
     // The time that it would take to compute `storage` again, as far as the policy knows.
     virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
+
+    // What evicting `storage` at clock `now` would cost, whatever its size.
+    virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
     // Quirk: a call in progress will make `storage`, which counts as evicted until then.
     virtual void expected(Storage& /*storage*/) {}
@@ -52,6 +59,13 @@ public:
 
     // `storage` is about to be destroyed.
     virtual void disposed(Storage& /*storage*/) noexcept {}
+
+protected:
+    // Its own cost over its staleness.
+    static double own_loss(const Storage& storage, Nanoseconds now) noexcept {
+        const auto staleness = std::max<Nanoseconds>(1, now - storage.last_access);
+        return static_cast<double>(storage.cost) / static_cast<double>(staleness);
+    }
 };
 
 // Which costs count in a score, as in rekindle.policies._neighborhood; `classes` are not there yet.

@@ -123,6 +123,15 @@ Engine::Interlude::Interlude(Engine& engine, const Call& call, bool in_place)
     }
 }
 
+Engine::Interlude::Interlude(Engine& engine)
+    : engine_(engine),
+      frames_(std::exchange(engine.frames_, {})),
+      pending_(std::exchange(engine.pending_, {})),
+      locked_(std::exchange(engine.locked_, {})),
+      taken_(0),
+      amid_(std::exchange(engine.amid_, 0)),
+      lent_(engine.lent_) {}
+
 Engine::Interlude::~Interlude() {
     engine_.in_flight -= taken_;
     engine_.frames_ = std::move(frames_);
@@ -166,10 +175,11 @@ void Engine::require_quietly(Value& value) {
                 throw Lost();
             }
         }
+        const std::uint64_t now = visits_;
         if (copies(value)) {
             swap_in(*value.storage);
         }
-        if (!value.defined) {
+        if (!value.defined && now == visits_) {
             materialize(*value.call, &value, false);
         }
     } while (!value.defined && visits != visits_);
@@ -381,9 +391,12 @@ void Engine::run(const Frame& frame, bool held) {
             taken_over += pair.source->storage->nbytes;
         }
     }
-    make_room(call.nbytes - taken_over + workspace_of(call), &call);
-    note(Entry::Kind::compute, call.id, 0, in_place ? 1 : 0);
     const std::uint64_t visits = visits_;
+    make_room(call.nbytes - taken_over + workspace_of(call), &call);
+    if (visits != visits_ && call.ran) {  // it may be there by now, and others may read its inputs
+        return;
+    }
+    note(Entry::Kind::compute, call.id, 0, in_place ? 1 : 0);
     lent_ = false;
     performer_.compute(call, in_place);
     const bool lent = std::exchange(lent_, false);

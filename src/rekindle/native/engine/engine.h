@@ -41,6 +41,8 @@ public:
     class Interlude final {
     public:
         Interlude(Engine& engine, const Call& call, bool in_place);
+        // Not amid `compute`, but where the policy is asked: nothing is in flight or overwritten.
+        explicit Interlude(Engine& engine);
         Interlude(const Interlude&) = delete;
         Interlude& operator=(const Interlude&) = delete;
         Interlude(Interlude&&) = delete;
@@ -149,7 +151,6 @@ private:
     std::vector<Frame> frames_;     // calls in progress
     std::vector<Value*> pending_;   // their inputs still to be had
     std::vector<Storage*> locked_;  // what is locked for them
-    std::uint64_t visits_ = 0;      // interludes in which somebody came
     bool lent_ = false;             // the last interlude: what the call overwrites was gone
 };
 

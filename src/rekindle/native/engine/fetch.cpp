@@ -52,7 +52,11 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
 
 // Brings `storage` back from the host; if the driver cannot, it is as good as evicted.
 void Engine::swap_in(Storage& storage) {
+    const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
+    if (visits != visits_) {  // it may be there by now, or gone for good
+        return;
+    }
     note(Entry::Kind::swap_in, storage.id);
     performer_.swap_in(storage);
     if (!storage.on_host) {

@@ -40,6 +40,7 @@ struct Entry final {
         require,     // number: which value
         make_room,   // id: none; number: bytes
         shrink,      // likewise
+        evict,       // just this one
         let_return,  // flags: 0 no, 1 yes, 2 last
         lock,
         unlock,

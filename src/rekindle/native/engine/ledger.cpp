@@ -81,15 +81,16 @@ bool Ledger::has_room(Bytes nbytes) const noexcept {
 void Ledger::make_room(Bytes nbytes, Call* call) {
     note_event(Entry::Kind::make_room, -1, nbytes + in_flight);
     const Event event(*this);
-    if (memory > budget_beside(nbytes)) {
+    while (memory > budget_beside(nbytes)) {
+        const std::uint64_t visits = visits_;
         shrink(budget_beside(nbytes));
-        if (memory > budget_beside(nbytes) && !reserve_.empty()) {
-            give_up_reserve();
-            shrink(budget_beside(nbytes));
+        if (memory <= budget_beside(nbytes) || visits != visits_) {
+            continue;  // others may have taken, or given back, while the policy was asked
         }
-        if (memory > budget_beside(nbytes)) {
+        if (reserve_.empty()) {
             throw NoRoom(nbytes + in_flight, memory, budget, Ref<Call>(call));
         }
+        give_up_reserve();
     }
 }
 
@@ -107,6 +108,26 @@ void Ledger::shrink(Bytes nbytes) {
         }
         evict(*victim);
     }
+}
+
+void Ledger::evict_these(std::span<const Ref<Storage>> storages) {
+    const Event event(*this);
+    for (const Ref<Storage>& storage : storages) {
+        if (storage->order < 0) {
+            continue;
+        }
+        note(Entry::Kind::evict, storage->id);
+        if (host != nullptr) {
+            send(*storage);
+        } else {
+            evict(*storage);
+        }
+    }
+}
+
+double Ledger::loss(Storage& storage) {
+    listen();
+    return chooser_->loss(storage, clock);
 }
 
 void Ledger::give_up_reserve() {

@@ -64,6 +64,9 @@ public:
 
     // -- what drivers may ask for ---------------------------------------------------------------
 
+    // How often others came amid an event, and may have changed what it goes by.
+    std::uint64_t visits() const noexcept { return visits_; }
+
     // What `call` takes beside its outputs while it runs, and gives back.
     Bytes workspace_of(const Call& call) const noexcept {
         return call.has_workspace ? performer_.workspace(call) : 0;
@@ -75,6 +78,12 @@ public:
     void make_room(Bytes nbytes, Call* call = nullptr);
     // Lets go until no more than `nbytes` are in use, or nothing is left to let go.
     void shrink(Bytes nbytes);
+    // Evicts just these, for a driver to whom it matters where memory is free. What may not be
+    // evicted, or went with one before it, is left alone.
+    void evict_these(std::span<const Ref<Storage>> storages);
+    // What evicting `storage`, a candidate, would cost now, whatever its size, in the policy's own
+    // terms.
+    double loss(Storage& storage);
     // From now on the policy hears what becomes a candidate, though nothing has to go yet.
     void listen();
     // What became a source since this was last asked, and others are made from: into `found`.
@@ -212,8 +221,9 @@ protected:
     Chooser* chooser_;
     std::vector<Ref<Storage>> bereft_;  // in memory or on the host, and their recipe is lost
     std::vector<Storage*> freed_;
-    int depth_ = 0;  // of events in progress, of all threads
-    int amid_ = 0;   // of those that the event that comes next is part of
+    int depth_ = 0;             // of events in progress, of all threads
+    int amid_ = 0;              // of those that the event that comes next is part of
+    std::uint64_t visits_ = 0;  // interludes in which somebody came
 
 private:
     Storage* choose();

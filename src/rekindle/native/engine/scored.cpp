@@ -1,6 +1,7 @@
 #include "scored.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -23,6 +24,7 @@ double or_least(Nanoseconds cost) {
 ScoredChooser::ScoredChooser(std::unique_ptr<Neighborhood> neighborhood, const Policy& policy)
     : neighborhood_(std::move(neighborhood)),
       by_size_(policy.by_size),
+      by_staleness_(policy.by_staleness),
       root_(policy.root),
       lines_(policy.by_staleness) {}
 
@@ -104,6 +106,15 @@ void ScoredChooser::disposed(Storage& storage) noexcept {
         take_out(storage);
     }
     neighborhood_->disposed(storage);
+}
+
+double ScoredChooser::loss(Storage& storage, Nanoseconds now) {
+    const auto cost = static_cast<double>(neighborhood_->cost(storage));
+    if (!by_staleness_) {
+        return cost;
+    }
+    const auto staleness = static_cast<double>(std::max<Nanoseconds>(1, now - storage.last_access));
+    return cost / (root_ ? std::sqrt(staleness) : staleness);
 }
 
 // -- choosing -------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ public:
 
     Nanoseconds recompute_ns(Storage& storage) override { return neighborhood_->again(storage); }
 
+    double loss(Storage& storage, Nanoseconds now) override;
+
     void expected(Storage& storage) override;
     void evicted(Storage& storage) override;
     void returned(Storage& storage) override;
@@ -60,6 +62,7 @@ private:
 
     const std::unique_ptr<Neighborhood> neighborhood_;
     const bool by_size_;
+    const bool by_staleness_;
     const bool root_;
     Envelope lines_;
     std::size_t n_lines_ = 0;

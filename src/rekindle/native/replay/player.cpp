@@ -127,6 +127,26 @@ Player::Known& Player::known(std::int64_t value) {
     return known_[at];
 }
 
+void Player::evict_least_loss() {
+    Storage* found = nullptr;
+    double least = 0;
+    for (Storage* each = engine_.first_storage(); each != nullptr; each = each->next) {
+        if (each->order < 0) {
+            continue;
+        }
+        const double loss = engine_.loss(*each);
+        if (found == nullptr || std::pair(loss, each->order) < std::pair(least, found->order)) {
+            found = each;
+            least = loss;
+        }
+    }
+    std::vector<Ref<Storage>> chosen;
+    if (found != nullptr) {
+        chosen.emplace_back(found);
+    }
+    engine_.evict_these(chosen);
+}
+
 void Player::event(Word word) {
     if (word == Word::call) {
         event_call();
@@ -143,6 +163,9 @@ void Player::event(Word word) {
             return;
         case Word::shrink:
             engine_.shrink(first);
+            return;
+        case Word::evict:
+            evict_least_loss();
             return;
         case Word::listen:
             engine_.listen();

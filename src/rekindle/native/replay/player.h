@@ -36,6 +36,7 @@ enum class Word : std::int64_t {
     require,     // value
     make_room,   // bytes
     shrink,      // bytes
+    evict,       // the candidate of the least loss
     let_return,  // value, 0: no, 1: yes, 2: last
     lock,        // value
     unlock,      // value
@@ -160,6 +161,7 @@ private:
     Ref<Call> read_call(std::int64_t& flags, std::vector<Ref<Storage>>& made);
     void read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made);
     void wanting(const Known& about);
+    void evict_least_loss();
 
     const std::int64_t watch_;
     Slab<PlainStorage> storages_;
