@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -212,3 +213,62 @@ def test_own_policy_is_followed_though_steps_repeat() -> None:
             deeper(weight, 30).sum().backward()
     assert run._driver.watcher is None
     assert run.recomputations > 0
+
+
+class Waits(CheapestChooser):
+    """Waits for another thread, which computes, when it is told or asked something."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._wait = wait
+
+    def add(self, storage: Candidate) -> None:
+        self._wait()
+        super().add(storage)
+
+    def choose(self, now: int) -> Candidate | None:
+        self._wait()
+        return super().choose(now)
+
+
+@pytest.mark.parametrize("layers", [2, 30], ids=["beside it", "needing room as well"])
+def test_policy_may_wait_for_another_thread_that_computes(layers: int) -> None:
+    """No lock of ours is held while the program's own code runs."""
+    mine, other = vector(True), vector(True)
+    wanted = [_gradient(mine, 30), _gradient(other, layers)]
+    found: list[torch.Tensor] = []
+    asked, answered = threading.Semaphore(0), threading.Semaphore(0)
+    here = threading.current_thread()
+    left, missed = [6], []
+
+    def computes() -> None:
+        while asked.acquire(timeout=60) and left[0] >= 0:
+            found.append(_gradient(other, layers))
+            answered.release()
+
+    def wait() -> None:
+        if threading.current_thread() is here and left[0] > 0:
+            left[0] -= 1
+            asked.release()
+            if not answered.acquire(timeout=30):
+                missed.append(left[0])
+
+    policy = With(lambda: Waits(wait))
+    with rekindle.budget(30 * VECTOR, policy=policy, core="native") as run:
+        thread = threading.Thread(target=computes)
+        thread.start()
+        gradients = [_gradient(mine, 30) for _ in range(2)]
+        left[0] = -1
+        asked.release()
+        thread.join(60)
+        run._driver.engine.check()
+    assert not missed
+    assert len(found) == 6
+    assert all(torch.equal(each, wanted[0]) for each in gradients)
+    assert all(torch.equal(each, wanted[1]) for each in found)
+    assert run.evictions > 0
+
+
+def _gradient(weight: torch.Tensor, layers: int) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(deeper(weight, layers).sum(), [weight])
+    return gradient

@@ -127,6 +127,9 @@ Driver::Driver(
       device(where),
       learner(learns ? std::make_unique<Learner>(*this) : nullptr),
       ordinal(next_ordinal()) {
+    if (own_policy != nullptr) {
+        own_policy->choose_for(*this);
+    }
     drivers().push_back(this);
 }
 

@@ -197,7 +197,7 @@ PyObject* leave(PyObject* arguments) {
         const Locked lock;
         driver_of(driver).close();
     });
-    rekindle::raise_policy_error(driver_of(driver));
+    rekindle::tell_policy(driver_of(driver));
     rekindle::let_parked_go();
     return nothing();
 }

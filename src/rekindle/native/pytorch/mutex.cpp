@@ -29,9 +29,9 @@ void give_leaves_back() noexcept {
 
 }  // namespace
 
-void Mutex::wait() noexcept {
+void Mutex::wait(bool visits) noexcept {
     const WithoutGil guard;
-    for (pthread_t other{}; !taken(other);) {
+    for (pthread_t other{}; !taken(other, visits);) {
         owner_.wait(other);
     }
 }

@@ -49,7 +49,8 @@ inline SpinLock& leaf(Leaf which) noexcept {
 class Mutex final {
 public:
     // Amid something of ours, the thread that has the mutex lets others have it, because code that
-    // is not ours runs now: an operator that is recomputed. Afterwards the thread has it again.
+    // is not ours runs now: an operator that is recomputed, a policy. Afterwards the thread has it
+    // again.
     class Opening {
     public:
         Opening(const Opening&) = delete;
@@ -104,6 +105,14 @@ public:
         owner_.notify_one();
     }
 
+    // To read what it guards, or to change what no event hangs on: nobody is told of a visit.
+    void lock_to_look() noexcept {
+        pthread_t other{};
+        if (!taken(other, false)) {
+            wait(false);
+        }
+    }
+
     // Not if this thread has it, or another one.
     bool try_lock() noexcept {
         pthread_t other{};
@@ -115,18 +124,18 @@ public:
 
 private:
     // Whether this thread has it from now on; else `other` has it.
-    bool taken(pthread_t& other) noexcept {
+    bool taken(pthread_t& other, bool visits = true) noexcept {
         other = {};
         if (!owner_.compare_exchange_strong(other, pthread_self())) {
             return false;
         }
-        if (first_opening_ != nullptr) {
+        if (visits && first_opening_ != nullptr) {
             visit();
         }
         return true;
     }
 
-    void wait() noexcept;
+    void wait(bool visits = true) noexcept;
     void visit() noexcept;
 
     std::atomic<pthread_t> owner_;
@@ -154,6 +163,30 @@ inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
     the_mutex().lock_again();
     return {the_mutex(), std::adopt_lock};
 }
+
+// A look at what the mutex guards, or at nothing that an event hangs on, from whichever thread.
+class Looking final {
+public:
+    Looking() noexcept : mine_(the_mutex().mine()) {
+        if (!mine_) {
+            the_mutex().lock_to_look();
+        }
+    }
+
+    Looking(const Looking&) = delete;
+    Looking& operator=(const Looking&) = delete;
+    Looking(Looking&&) = delete;
+    Looking& operator=(Looking&&) = delete;
+
+    ~Looking() {
+        if (!mine_) {
+            the_mutex().unlock();
+        }
+    }
+
+private:
+    const bool mine_;
+};
 
 class Locked final {
 public:

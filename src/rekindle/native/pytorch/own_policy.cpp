@@ -1,9 +1,16 @@
 #include "own_policy.h"
 
-#include <array>
-#include <utility>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "consulting.h"
 #include "conversions.h"
+#include "dispatch_key.h"
 #include "gil.h"
 #include "mutex.h"
 
@@ -27,37 +34,48 @@ CandidateObject& candidate_in(PyObject* object) noexcept {
     return *reinterpret_cast<CandidateObject*>(object);
 }
 
-// The lock may have to be waited for: a policy may hand what it knows to another thread.
+// From any thread: a policy may hand what it knows to another one.
 template <std::size_t which>
 PyObject* number_in(PyObject* object, void* /*closure*/) noexcept {
     const CandidateObject& view = candidate_in(object);
-    const auto lock = locked_if_not_mine();
-    const auto numbers = view.storage == nullptr ? view.numbers : numbers_of(*view.storage);
-    return PyLong_FromLongLong(numbers[which]);
+    std::int64_t number = 0;
+    {
+        const Looking looking;
+        const auto numbers = view.storage == nullptr ? view.numbers : numbers_of(*view.storage);
+        number = numbers[which];
+    }
+    return PyLong_FromLongLong(number);
 }
 
 PyObject* is_resident(PyObject* object, void* /*closure*/) noexcept {
     const CandidateObject& view = candidate_in(object);
-    const auto lock = locked_if_not_mine();
+    const Looking looking;
     return PyBool_FromLong(view.storage != nullptr && view.storage->resident ? 1 : 0);
 }
 
-// A list of what `each` visits.
+// A list of what `each` visits. It is made without the lock: Python may collect garbage then.
 template <class F>
 PyObject* neighbors(PyObject* object, F&& each) noexcept {
     const CandidateObject& view = candidate_in(object);
-    const auto lock = locked_if_not_mine();
-    PyObject* list = PyList_New(0);
-    if (list == nullptr || view.storage == nullptr) {
-        return list;
+    std::vector<PyObject*> found;
+    {
+        const Looking looking;
+        if (view.storage != nullptr) {
+            each(*view.storage, [&](Storage& neighbor) {
+                if (PyObject* seen = view.chooser->view_of(neighbor); seen != nullptr) {
+                    found.push_back(Py_NewRef(seen));
+                }
+            });
+        }
     }
-    bool failed = false;
-    each(*view.storage, [&](Storage& neighbor) {
-        PyObject* found = failed ? nullptr : view.chooser->view_of(neighbor);
-        failed = found == nullptr || PyList_Append(list, found) != 0;
-    });
-    if (failed) {
-        Py_CLEAR(list);
+    PyObject* list =
+        PyErr_Occurred() == nullptr ? PyList_New(static_cast<Py_ssize_t>(found.size())) : nullptr;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        if (list != nullptr) {
+            PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), found[i]);
+        } else {
+            Py_DECREF(found[i]);
+        }
     }
     return list;
 }
@@ -141,6 +159,33 @@ private:
 
 }  // namespace
 
+// Python is asked, or told, as long as this lives; unless it was already.
+class PythonChooser::Busy final {
+public:
+    explicit Busy(bool& flag) noexcept : flag_(flag), is_first_(take()) {}
+
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+    Busy(Busy&&) = delete;
+    Busy& operator=(Busy&&) = delete;
+
+    ~Busy() {
+        const Looking looking;
+        flag_ = flag_ && !is_first_;
+    }
+
+    bool is_first() const noexcept { return is_first_; }
+
+private:
+    bool take() noexcept {
+        const Looking looking;
+        return !std::exchange(flag_, true);
+    }
+
+    bool& flag_;
+    const bool is_first_;
+};
+
 PythonChooser::PythonChooser(PyObject* object) : object_(object) {
     must(candidate_type() != nullptr);
     const Object remembers(PyObject_GetAttrString(object, "remembers"));
@@ -162,7 +207,6 @@ PythonChooser::~PythonChooser() {
         Py_DECREF(object);
     }
     Py_DECREF(object_);
-    error_.reset();
 }
 
 PyObject* PythonChooser::view_of(Storage& storage) {
@@ -181,6 +225,7 @@ PyObject* PythonChooser::view_of(Storage& storage) {
 }
 
 void PythonChooser::disposed(Storage& storage) noexcept {
+    losses_.erase(&storage);
     const auto found = views_.find(&storage);
     if (found == views_.end() || Py_IsInitialized() == 0) {
         return;
@@ -193,92 +238,164 @@ void PythonChooser::disposed(Storage& storage) noexcept {
     Py_DECREF(object);
 }
 
-void PythonChooser::call(const char* method, Storage& storage) {
+// -- what the engine tells ------------------------------------------------------------------------
+
+void PythonChooser::hear(const char* method, Storage& storage) {
+    news_.push_back({method, Ref<Storage>(&storage)});
+    any_news_.store(true, std::memory_order_relaxed);
+}
+
+void PythonChooser::tell_now() {
     if (Py_IsInitialized() == 0) {
         return;
     }
-    const Gil gil;
-    const PendingError pending;
-    PyObject* view = view_of(storage);
-    PyObject* done = view == nullptr ? nullptr : PyObject_CallMethod(object_, method, "O", view);
-    if (done == nullptr) {
-        keep_error();
+    const Busy busy(busy_);
+    if (!busy.is_first()) {
+        return;  // whoever asks will tell
     }
-    Py_XDECREF(done);
+    const c10::impl::ExcludeDispatchKeyGuard passing(KEY);
+    const Gil gil;
+    tell_all();
 }
 
-Nanoseconds PythonChooser::recompute_ns(Storage& storage) {
-    if (Py_IsInitialized() == 0) {
-        return storage.cost;
+// With the GIL, without the lock.
+void PythonChooser::tell_all() {
+    for (const char* method = nullptr;;) {
+        PyObject* view = next_news(method);
+        if (view == nullptr) {
+            return;
+        }
+        const Object heard(view);
+        const Object done(PyObject_CallMethod(object_, method, "O", view));
     }
-    const Gil gil;
-    const PendingError pending;
-    PyObject* view = view_of(storage);
-    PyObject* told =
-        view == nullptr ? nullptr : PyObject_CallMethod(object_, "recompute_ns", "O", view);
-    const Nanoseconds found = told == nullptr ? -1 : PyLong_AsLongLong(told);
-    Py_XDECREF(told);
-    if (PyErr_Occurred() != nullptr) {
-        keep_error();
-        return storage.cost;
-    }
-    return found;
 }
+
+// A new reference, to what came first; null: there is no more.
+PyObject* PythonChooser::next_news(const char*& method) {
+    const Looking looking;
+    if (news_.empty()) {
+        any_news_.store(false, std::memory_order_relaxed);
+        return nullptr;
+    }
+    PyObject* view = view_of(*news_.front().storage);
+    must(view != nullptr);
+    method = news_.front().method;
+    Py_INCREF(view);
+    news_.pop_front();
+    return view;
+}
+
+// -- choosing -------------------------------------------------------------------------------------
 
 Storage* PythonChooser::choose(Nanoseconds now) {
     if (Py_IsInitialized() == 0) {
         return nullptr;
     }
-    const Gil gil;
-    const PendingError pending;
-    throw_error();
-    const Object chosen(PyObject_CallMethod(object_, "choose", "L", static_cast<long long>(now)));
-    if (chosen.get() == Py_None) {
-        return nullptr;
+    if (busy_) {
+        return oldest();
     }
-    if (Py_TYPE(chosen.get()) == candidate_type()) {
-        Storage* storage = candidate_in(chosen.get()).storage;
-        if (candidate_in(chosen.get()).chooser == this && storage != nullptr &&
-            storage->order >= 0) {
-            return storage;
+    for (;;) {
+        Answer answer;
+        {
+            const Busy busy(busy_);
+            const Consulting consulting(*driver_);
+            const Gil gil;
+            const PendingError pending;
+            tell_all();
+            answer = ask(now);
+        }
+        const bool any = answer.storage != nullptr && answer.storage->order >= 0;
+        if (!answer.stale && (any || (answer.storage == nullptr && news_.empty()))) {
+            return answer.storage;
         }
     }
-    PyErr_Format(
-        PyExc_ValueError,
-        "%R.choose(%lld) returned %R: return one of the candidates, which add() was called with "
-        "and remove() was not since, or None if there is none",
-        object_,
-        static_cast<long long>(now),
-        chosen.get()
-    );
-    Object::throw_error();
 }
 
-// With the GIL: Python has just raised. One that nobody has seen is the cause of the next ones.
-void PythonChooser::keep_error() {
-    if (error_) {
-        PyErr_WriteUnraisable(object_);
+// With the GIL, without the lock.
+PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
+    const Object chosen(PyObject_CallMethod(object_, "choose", "L", static_cast<long long>(now)));
+    if (chosen.get() == Py_None) {
+        return {};
+    }
+    Storage* storage = nullptr;
+    bool stale = false;
+    if (Py_TYPE(chosen.get()) == candidate_type()) {
+        const Looking looking;
+        const CandidateObject& view = candidate_in(chosen.get());
+        const bool mine = view.chooser == this;
+        storage = mine && candidates_.contains(view.storage) ? view.storage : nullptr;
+        stale = mine && storage == nullptr && !news_.empty();
+    }
+    if (storage == nullptr && !stale) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "%R.choose(%lld) returned %R: return one of the candidates, which add() was called "
+            "with and remove() was not since, or None if there is none",
+            object_,
+            static_cast<long long>(now),
+            chosen.get()
+        );
+        Object::throw_error();
+    }
+    if (storage != nullptr && driver_->engine.host != nullptr) {
+        const Object told(PyObject_CallMethod(object_, "recompute_ns", "O", chosen.get()));
+        const Nanoseconds price = PyLong_AsLongLong(told.get());
+        must(price != -1 || PyErr_Occurred() == nullptr);
+        const Looking looking;
+        priced_ = storage;
+        price_ = price;
+    }
+    return {storage, stale};
+}
+
+// What was used longest ago.
+Storage* PythonChooser::oldest() const noexcept {
+    const auto before = [](const Storage* one, const Storage* other) {
+        return std::pair(one->last_access, one->order) <
+               std::pair(other->last_access, other->order);
+    };
+    const auto found = std::ranges::min_element(candidates_, before);
+    return found == candidates_.end() ? nullptr : *found;
+}
+
+double PythonChooser::loss(Storage& storage, Nanoseconds now) {
+    const auto found = losses_.find(&storage);
+    return found == losses_.end() ? own_loss(storage, now) : found->second;
+}
+
+void PythonChooser::ask_losses(Nanoseconds now) {
+    losses_.clear();
+    if (busy_ || Py_IsInitialized() == 0) {
         return;
     }
-    error_.emplace().persist();
-    failed_.store(true, std::memory_order_relaxed);
-}
-
-// With the GIL and the core's lock.
-void PythonChooser::throw_error() {
-    if (!error_) {
-        return;
+    std::vector<Ref<Storage>> asked;
+    for (Storage* candidate : candidates_) {
+        asked.emplace_back(candidate);
     }
-    python_error error = std::move(*error_);
-    error_.reset();
-    failed_.store(false, std::memory_order_relaxed);
-    throw error;
-}
-
-void PythonChooser::raise_error_now() {
-    const Locked lock;
+    const Busy busy(busy_);
+    const Consulting consulting(*driver_);
     const Gil gil;
-    throw_error();
+    const PendingError pending;
+    tell_all();
+    for (const Ref<Storage>& each : asked) {
+        Storage* storage = each.get();
+        PyObject* view = nullptr;
+        {
+            const Looking looking;
+            view = candidates_.contains(storage) ? Py_XNewRef(view_of(*storage)) : nullptr;
+        }
+        if (view == nullptr) {
+            must(PyErr_Occurred() == nullptr);
+            continue;
+        }
+        const Object seen(view);
+        const auto clock = static_cast<long long>(now);
+        const Object told(PyObject_CallMethod(object_, "loss", "OL", view, clock));
+        const double loss = PyFloat_AsDouble(told.get());
+        must(loss != -1 || PyErr_Occurred() == nullptr);
+        const Looking looking;
+        losses_[storage] = loss;
+    }
 }
 
 }  // namespace rekindle

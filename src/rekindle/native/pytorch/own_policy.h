@@ -1,11 +1,10 @@
 // A policy written in Python: the engine's events go to an object of the program's, which chooses.
 #pragma once
 
-#include <torch/csrc/Exceptions.h>
-
 #include <atomic>
-#include <optional>
+#include <deque>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "../engine/chooser.h"
 
@@ -14,9 +13,15 @@ struct _object;
 
 namespace rekindle {
 
-// Twin of the base class in rekindle.policies._base. Its methods are called with the core's lock,
-// and take the GIL: whoever waits for the lock does so without the GIL. An error of Python's must
-// not leave the engine amid an event: it is kept, and `choose` or `raise_error` throw it.
+class Driver;
+
+// Twin of the base class in rekindle.policies._base. The program's code never runs with the core's
+// lock. So what the engine tells is kept in a list, in order, and Python hears of it before it is
+// asked, or at the end of an operator (`tell`). It is asked within `Consulting`: others may come
+// meanwhile, and if its answer is no candidate any more, it is asked anew.
+//
+// Python has one question or one piece of news at a time. While it has, another thread that needs
+// room evicts what was used longest ago: to wait for the answer might be to wait for ever.
 class PythonChooser final : public Chooser {
 public:
     // `object`: a `rekindle.policies.Chooser`. With the GIL.
@@ -27,52 +32,96 @@ public:
     PythonChooser& operator=(PythonChooser&&) = delete;
     ~PythonChooser() override;
 
+    // Whose engine asks.
+    void choose_for(Driver& driver) noexcept { driver_ = &driver; }
+
     bool remembers() const override { return remembers_; }
 
-    void add(Storage& storage) override { call("add", storage); }
+    void add(Storage& storage) override {
+        candidates_.insert(&storage);
+        hear("add", storage);
+    }
 
-    void remove(Storage& storage) override { call("remove", storage); }
+    void remove(Storage& storage) override {
+        candidates_.erase(&storage);
+        hear("remove", storage);
+    }
 
-    // Throws what Python raised, here or in an event before.
+    // Throws what Python raises.
     Storage* choose(Nanoseconds now) override;
-    Nanoseconds recompute_ns(Storage& storage) override;
 
-    void expected(Storage& storage) override { call("expected", storage); }
+    // Nothing is put off but what `tell` tells.
+    void catch_up(Nanoseconds /*now*/) override {}
 
-    void evicted(Storage& storage) override { call("evicted", storage); }
+    // As Python said when it chose `storage`; its cost if it did not.
+    Nanoseconds recompute_ns(Storage& storage) override {
+        return priced_ == &storage ? price_ : storage.cost;
+    }
 
-    void returned(Storage& storage) override { call("returned", storage); }
+    // As Python said when `ask_losses` asked; its own cost over its staleness if it did not.
+    double loss(Storage& storage, Nanoseconds now) override;
 
-    void forgotten(Storage& storage) override { call("forgotten", storage); }
+    void expected(Storage& storage) override { hear("expected", storage); }
 
-    void touched(Storage& storage) override { call("touched", storage); }
+    void evicted(Storage& storage) override { hear("evicted", storage); }
 
-    void repriced(Storage& storage) override { call("repriced", storage); }
+    void returned(Storage& storage) override { hear("returned", storage); }
+
+    void forgotten(Storage& storage) override { hear("forgotten", storage); }
+
+    void touched(Storage& storage) override { hear("touched", storage); }
+
+    void repriced(Storage& storage) override { hear("repriced", storage); }
 
     void disposed(Storage& storage) noexcept override;
 
-    // Throws the error that an event met, once. Without the core's lock.
-    void raise_error() {
-        if (failed_.load(std::memory_order_relaxed)) {
-            raise_error_now();
+    // Tells Python what happened, and throws what that raises. Without the core's lock.
+    void tell() {
+        if (any_news_.load(std::memory_order_relaxed)) {
+            tell_now();
         }
     }
+
+    // Asks Python what evicting each candidate would cost at clock `now`, whatever its size.
+    void ask_losses(Nanoseconds now);
 
     // What Python knows `storage` by, one object as long as it lives; a borrowed reference. With
     // the core's lock and the GIL; null: Python raised.
     _object* view_of(Storage& storage);
 
 private:
-    void call(const char* method, Storage& storage);
-    void keep_error();
-    void throw_error();
-    void raise_error_now();
+    // Of the engine, which Python has not heard of yet.
+    struct News final {
+        const char* method;
+        Ref<Storage> storage;
+    };
+
+    // What Python answered: nothing, or a storage; or it was none that may be chosen.
+    struct Answer final {
+        Storage* storage = nullptr;
+        bool stale = false;
+    };
+
+    class Busy;
+
+    void hear(const char* method, Storage& storage);
+    void tell_now();
+    void tell_all();
+    _object* next_news(const char*& method);
+    Answer ask(Nanoseconds now);
+    Storage* oldest() const noexcept;
 
     _object* object_;
+    Driver* driver_ = nullptr;
     bool remembers_ = false;
+    bool busy_ = false;  // Python is asked, or told, by some thread
     std::unordered_map<const Storage*, _object*> views_;
-    std::optional<python_error> error_;  // the first that nobody has seen yet
-    std::atomic<bool> failed_ = false;   // whether there is one
+    std::unordered_set<Storage*> candidates_;
+    std::deque<News> news_;
+    std::atomic<bool> any_news_ = false;
+    const Storage* priced_ = nullptr;  // what was chosen last, and what recomputing it takes
+    Nanoseconds price_ = 0;
+    std::unordered_map<const Storage*, double> losses_;
 };
 
 }  // namespace rekindle

@@ -54,8 +54,8 @@ void tell_complaint(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
 void tell_range(const Driver& driver, bool ends);
 
-// An error of the program's own policy is raised, once.
-inline void raise_policy_error(const Driver& driver) {
+// The program's own policy hears what happened; what it raises is thrown.
+inline void tell_policy(const Driver& driver) {
     if (driver.own_policy != nullptr) {
         driver.own_policy->raise_error();
     }
@@ -81,7 +81,7 @@ inline void tell(Driver& driver) {
     if (driver.swapper != nullptr && driver.swapper->complaint_due) {
         tell_complaint(driver);
     }
-    raise_policy_error(driver);
+    tell_policy(driver);
 }
 
 // A step begins with `met`: Python may know what comes then, of other processes.
