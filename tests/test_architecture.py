@@ -68,7 +68,7 @@ ROOMS = {
         "online": {"devices", "tensors", "operators"},
         "held": {"tensors", "operators", "online"},
         "swap": {"devices", "tensors", "operators", "online"},
-        "native": {"tensors", "operators", "online"},
+        "native": {"devices", "tensors", "operators", "online"},
         "learned": {"devices", "operators", "online", "native"},  # it learns from what that wrote
         "planned": {"devices", "operators"},
         "chains": {"tensors"},

@@ -12,9 +12,9 @@ from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 KINDS = (
     "reads makes views overwrites takes call admit use pin retain release drop gone forget seal "
-    "spoil account resize require make_room shrink evict let_return lock unlock mark unmark clear listen "
-    "uncounted ahead prefetch discards measured swap_out_failed swap_in_failed copy_lost "
-    "compute free swap_out swap_in discard"
+    "spoil account resize require make_room shrink evict let_return lock unlock mark unmark "
+    "clear listen uncounted ahead prefetch discards measured swap_out_failed swap_in_failed "
+    "copy_lost compute free swap_out swap_in discard"
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")

@@ -122,12 +122,15 @@ def test_what_is_swapped_out_for_a_device_that_is_full_is_waited_for(extension: 
 
 
 @pytest.mark.slow
-def test_where_the_device_has_no_room_neighbors_in_memory_go(extension: Path) -> None:
+@pytest.mark.parametrize("its_core", ["oldest", "native, oldest"])
+def test_where_the_device_has_no_room_neighbors_in_memory_go(
+    extension: Path, its_core: str
+) -> None:
     """Room is made by the sum where they are not known, and then more has to go.
 
     By a policy that decides the same whatever operators took; else either may be luckier.
     """
-    question = "transformer, oldest, full, late, fitted"  # the budget stays as it was given
+    question = f"transformer, {its_core}, full, late, fitted"  # the budget stays as it was given
     found = asked(extension, question, f"{question}, cheapest_neighbors")
     by_place, by_sum = found.values()
     assert by_place.get("equal"), by_place

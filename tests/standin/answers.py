@@ -57,6 +57,7 @@ MODES: dict[str, dict[str, Any]] = {
     "swapped, full": {"core": "python", "swap": rekindle.policies.Swap(only=True)},
     "native, swapped, full": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
     "oldest, full": {"core": "python", "policy": rekindle.policies.LRU()},
+    "native, oldest, full": {"core": "native", "policy": rekindle.policies.LRU()},
     "native, oldest": {"core": "native", "policy": rekindle.policies.LRU()},
     "native, same price": {"core": "native"},  # of all operators, whatever they took
     "native, harsh": {"core": "native"},  # whatever may go does, before every operator
@@ -491,7 +492,7 @@ def answer(question: str) -> dict[str, Any]:
         "recomputations": run.recomputations,
         "rescues": run._driver.shortfall.times,
         "swapped": getattr(run.report().swapped, "out", 0),
-        "rescues by the sum": getattr(run._driver.shortfall, "by_sum", None),  # of the Python core
+        "rescues by the sum": run._driver.shortfall.by_sum,
         "told": [each for each in run.report().advice if "had no room" in each],
     }
 

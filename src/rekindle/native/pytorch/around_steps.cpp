@@ -72,12 +72,16 @@ PyObject* set_budget(PyObject* arguments) {
     return nothing();
 }
 
-// shortfall(driver) -> how often the device had less than the budget says, and what that is now
+// shortfall(driver) -> how often the device had less than the budget says, what that is now, and
+// how often no place among neighbors in memory helped
 PyObject* shortfall(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
     const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
-    return Py_BuildValue("iL", driver.shortfall.times(), static_cast<long long>(budget));
+    const Shortfall& shortfall = driver.shortfall;
+    return Py_BuildValue(
+        "iLi", shortfall.times(), static_cast<long long>(budget), shortfall.by_sum()
+    );
 }
 
 // met(driver) -> the addresses of storages of weights that were met since this was last asked

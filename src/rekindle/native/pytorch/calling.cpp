@@ -118,7 +118,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     if (arguments.empty() || !is_full(error)) {
         return false;
     }
-    driver_.rescue(invocation_.signature->needed, [&] {
+    driver_.rescue(invocation_.signature->needed, error, [&] {
         stack_.resize(below_);
         stack_.insert(stack_.end(), arguments.begin(), arguments.end());
         for (const std::unique_ptr<Position>& each : random_) {

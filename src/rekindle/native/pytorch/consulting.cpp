@@ -1,5 +1,6 @@
 #include "consulting.h"
 
+#include "python.h"
 #include "swapper.h"
 
 namespace rekindle {
@@ -11,13 +12,17 @@ Consulting::Consulting(Driver& driver)
 
 Consulting::~Consulting() {
     close();
-    if (visited()) {
+    driver_.collect();
+    const bool dropped = driver_.any_gone();  // by the program, and this may have looked it up
+    if (dropped) {
+        without_throwing([&] { driver_.settle(); });
+    }
+    if (visited() || dropped) {
         if (driver_.swapper != nullptr) {
             driver_.swapper->go_on();
         }
         interlude_.visited();
     }
-    driver_.collect();
 }
 
 // The lock is the visitor's.

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "python.h"
 #include "versions.h"
@@ -44,6 +47,28 @@ bool is_full(const std::exception& error) {
 std::string said_by(const std::exception& error) {
     const auto* torchs = dynamic_cast<const c10::Error*>(&error);
     return torchs != nullptr ? torchs->what_without_backtrace() : error.what();
+}
+
+Bytes asked_for(std::string_view said) {
+    constexpr std::string_view before = "Tried to allocate ";
+    constexpr std::array<std::pair<std::string_view, double>, 4> units{
+        {{" bytes", 1.0}, {" KiB", 0x1p10}, {" MiB", 0x1p20}, {" GiB", 0x1p30}}
+    };
+    const std::size_t found = said.find(before);
+    if (found == std::string_view::npos) {
+        return 0;
+    }
+    const std::string text(said.substr(found + before.size(), 40));
+    char* end = nullptr;
+    const double amount = std::strtod(text.c_str(), &end);
+    const std::string_view rest(end);
+    for (const auto& [name, unit] : units) {
+        if (rest.starts_with(name)) {
+            const double more = unit == 1.0 ? 0.0 : 0.005;
+            return static_cast<Bytes>(std::ceil((amount + more) * unit));
+        }
+    }
+    return 0;
 }
 
 Device::Device(c10::Device which) : which_(which) {

@@ -12,6 +12,7 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "../base/types.h"
 
@@ -24,6 +25,9 @@ inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 bool is_full(const std::exception& error);
 // Without the frames that it went through.
 std::string said_by(const std::exception& error);
+// What an allocator wanted of the device when it said this, to a hundredth of the unit (at least as
+// much); 0: it does not say.
+Bytes asked_for(std::string_view said);
 
 // What the allocator of a device says of the bytes that it gives out, to whomever.
 struct GivenOut final {
@@ -97,6 +101,7 @@ public:
     bool keeps = true;
     bool doubts = true;
     bool keeps_back = true;
+    bool has_neighbors = true;
 
 private:
     void see(const c10::Stream& stream);

@@ -485,7 +485,13 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
             if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
                 throw;
             }
-            rescue(recipe.nbytes, run_in_order);
+            const std::uint64_t visits = engine.visits();
+            rescue(recipe.nbytes, error, [&] {
+                if (in_place && visits != engine.visits()) {  // others may read what it writes
+                    throw Full(said_by(error));
+                }
+                run_in_order();
+            });
         }
     }
     TORCH_CHECK(!now, "interrupted after a replay");

@@ -354,11 +354,14 @@ public:
     void let_go_now();
     // Finds out which values the program has let go of. Not amid an action.
     void poll();
-    // The device ran out of memory all the same: evicts as much as `needed` bytes, then four times
-    // that, then all, and tries again each time. From then on the budget is what fitted, or it
-    // would come again at the next operator.
+    // The device ran out of memory all the same, and raised `out`: evicts neighbors in memory, then
+    // as much as `needed` bytes, then four times that, then all, and tries again each time. From
+    // then on the budget is what fitted, or it would come again at the next operator.
     template <class F>
-    void rescue(Bytes needed, F&& attempt);
+    void rescue(Bytes needed, const std::exception& out, F&& attempt);
+    // Evicts the cheapest neighbors in memory so that `nbytes` are free in one piece on the device.
+    // Returns whether there were such.
+    bool evict_neighbors(Bytes nbytes);
     // Takes what is dead out of the table; it is acted on later. Before anything is looked up
     // there.
     void collect();
@@ -402,14 +405,14 @@ public:
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
     // Takes `peak_snapshot` anew if more memory is in use than at the last one.
     void take_peak_snapshot(ProgramLine line);
-    // Of values that are evicted and that the program or autograd still has.
-    Bytes evicted_bytes() const;
-    // `tensor` is what `kind` says; if it has memory, `snapshot` says so too.
     // Take a snapshot now, and one of each new peak of `nbytes` or more.
     void expect_peak(Bytes nbytes, ProgramLine line);
     // The tensors that the program still has of what is in memory and in the graph, the oldest
     // first.
     std::vector<at::Tensor> program_tensors();
+    // Of values that are evicted and that the program or autograd still has.
+    Bytes evicted_bytes() const;
+    // `tensor` is what `kind` says; if it has memory, `snapshot` says so too.
     void add_owned(
         Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
     );
@@ -504,26 +507,38 @@ private:
 };
 
 template <class F>
-void Driver::rescue(Bytes needed, F&& attempt) {
-    const Bytes before = engine.memory;
-    const Bytes step = shortfall.step(needed, before);
-    std::string said;
-    for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
-        ask_allocator();
-        poll_held();
-        perform([&] { engine.shrink(most); });
-        device.empty_cache();
+void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
+    const Bytes at_first = engine.memory;
+    std::string said = said_by(out);
+    const auto fits = [&] {
         wait_for_copies();
         const Bytes now = engine.memory + engine.in_flight + needed;
         try {
             attempt();
-            shortfall.fitted(std::max(now, before / 2 + needed), engine.budget);
-            return;
+            shortfall.fitted(std::max(now, at_first / 2 + needed), engine.budget);
+            return true;
         } catch (const std::exception& error) {
             if (!is_full(error)) {
                 throw;
             }
             said = said_by(error);
+            return false;
+        }
+    };
+    const Bytes asked = asked_for(said);
+    const Bytes piece = asked == 0 || (needed > 0 && needed < asked) ? needed : asked;
+    if (evict_neighbors(piece) && fits()) {
+        return;
+    }
+    const Bytes before = engine.memory;
+    const Bytes step = shortfall.step(needed, before);
+    for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {
+        ask_allocator();
+        poll_held();
+        perform([&] { engine.shrink(most); });
+        device.empty_cache();
+        if (fits()) {
+            return;
         }
     }
     throw Full(said);

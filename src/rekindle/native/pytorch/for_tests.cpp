@@ -1,11 +1,14 @@
 #include "for_tests.h"
 
+#include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "held.h"
 #include "learner.h"
 #include "mutex.h"
+#include "neighbors.h"
 #include "positions.h"
 #include "python.h"
 #include "signature.h"
@@ -79,7 +82,40 @@ PyObject* take_out(PyObject* arguments) {
     device.keeps = device.keeps && what != "keep_until_read";
     device.doubts = device.doubts && what != "may_differ";
     device.keeps_back = device.keeps_back && what != "kept_back";
+    device.has_neighbors = device.has_neighbors && what != "cheapest_neighbors";
     return nothing();
+}
+
+PyObject* bytes_asked_for(PyObject* arguments) {
+    const char* said = nullptr;
+    parse(arguments, "s", &said);
+    return PyLong_FromLongLong(asked_for(std::string_view(said)));
+}
+
+PyObject* window(PyObject* arguments) {
+    PyObject* list = nullptr;
+    long long nbytes = 0;
+    parse(arguments, "OL", &list, &nbytes);
+    const Object rows(PySequence_Fast(list, "blocks: a list"));
+    std::vector<Block> blocks;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(rows.get()); ++i) {
+        long long address = 0;
+        long long size = 0;
+        int used = 0;
+        PyObject* loss = nullptr;
+        PyObject* row = PySequence_Fast_GET_ITEM(rows.get(), i);
+        parse(row, "LLpO", &address, &size, &used, &loss);
+        Block& block = blocks.emplace_back(address, size, used != 0, std::nullopt);
+        if (loss != Py_None) {
+            block.loss = PyFloat_AsDouble(loss);
+        }
+    }
+    const std::optional<Window> found = cheapest_window(blocks, nbytes);
+    if (!found) {
+        return nothing();
+    }
+    const auto first = static_cast<Py_ssize_t>(found->first);
+    return Py_BuildValue("dnn", found->loss, first, static_cast<Py_ssize_t>(found->last));
 }
 
 PyObject* fitted(PyObject* arguments) {

@@ -19,7 +19,13 @@ PyObject* again(PyObject* arguments);
 PyObject* in_flight(PyObject* arguments);
 // has_lock() -> whether this thread has the session's mutex
 PyObject* has_lock(PyObject* arguments);
-// take_out(driver, what): "in_order", "keep_until_read" or "may_differ", of the device, or
+// bytes_asked_for(words) -> the bytes that an allocator wanted when it said this
+PyObject* bytes_asked_for(PyObject* arguments);
+// window([(address, bytes, used, loss or None)], bytes) -> the loss, the first and the last of the
+// neighbors that go, or None
+PyObject* window(PyObject* arguments);
+// take_out(driver, what): "in_order", "keep_until_read", "may_differ", "kept_back" or
+// "cheapest_neighbors", of the device, or
 // "fitted": a device that has less than the budget says does not lower it
 PyObject* take_out(PyObject* arguments);
 // fitted(driver, bytes): a device that has less than the budget says had so much

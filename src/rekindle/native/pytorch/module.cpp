@@ -531,6 +531,8 @@ PyMethodDef methods[] = {
     method<rekindle::has_lock>("has_lock"),
     method<rekindle::in_flight>("in_flight"),
     method<rekindle::take_out>("take_out"),
+    method<rekindle::window>("window"),
+    method<rekindle::bytes_asked_for>("bytes_asked_for"),
     method<rekindle::fitted>("fitted"),
     method<rekindle::interrupt>("interrupt"),
     method<rekindle::refuse>("refuse"),

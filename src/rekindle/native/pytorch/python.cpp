@@ -7,9 +7,12 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
+#include <cstring>
 #include <string>
 #include <utility>
 
+#include "consulting.h"
 #include "conversions.h"
 #include "facts.h"
 #include "gil.h"
@@ -249,6 +252,28 @@ void ask(const char* name, const char* format, Numbers... numbers) {
 }
 
 }  // namespace
+
+std::vector<std::vector<Block>> segments_of(Driver& driver) {
+    std::vector<std::vector<Block>> segments;
+    const Consulting consulting(driver);
+    const auto take = [&](PyObject* told) {
+        for (Py_ssize_t i = 0; i < PyList_Size(told); ++i) {
+            PyObject* words = PyList_GET_ITEM(told, i);
+            std::vector<Block>& segment = segments.emplace_back();
+            const char* at = PyBytes_AsString(words);
+            for (Py_ssize_t left = PyBytes_Size(words); left > 0;) {
+                std::array<std::int64_t, 3> block{};  // address, bytes, whether it is used
+                std::memcpy(block.data(), at, sizeof(block));
+                segment.push_back({block[0], block[1], block[2] != 0, {}});
+                at += sizeof(block);
+                left -= static_cast<Py_ssize_t>(sizeof(block));
+            }
+        }
+        return true;
+    };
+    ask_and(take, "segments", "n", driver.number());
+    return segments;
+}
 
 void tell_samples(Driver& driver) {
     driver.samples_due = false;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "neighbors.h"
 #include "own_policy.h"
 #include "swapper.h"
 
@@ -49,6 +50,9 @@ void tell_owners(Driver& driver);
 void tell_losses(Driver& driver);
 // Operators ran within the budget since this was told last: where the program is now.
 void tell_places(Driver& driver);
+// All blocks of the device that the budget is for, segment by segment, as its allocator has them;
+// none: it does not tell. With the lock, which is given back meanwhile.
+std::vector<std::vector<Block>> segments_of(Driver& driver);
 // A copy on the host failed: Python warns of it.
 void tell_complaint(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.
@@ -57,7 +61,7 @@ void tell_range(const Driver& driver, bool ends);
 // The program's own policy hears what happened; what it raises is thrown.
 inline void tell_policy(const Driver& driver) {
     if (driver.own_policy != nullptr) {
-        driver.own_policy->raise_error();
+        driver.own_policy->tell();
     }
 }
 

@@ -14,12 +14,16 @@ public:
     // How often the device had less than the budget says.
     int times() const noexcept { return times_; }
 
+    // How often no place among neighbors in memory helped.
+    int by_sum() const noexcept { return by_sum_; }
+
     // What to evict at first, of `memory`, for an operator that needs so much and did not get it.
     Bytes step(Bytes needed, Bytes memory) noexcept {
         const Bytes half = memory / 2;
-        steps_ = std::min(steps_ + 1, 30);
+        ++by_sum_;
         const Bytes least = std::max<Bytes>(needed, 1);
-        return least > half >> steps_ ? half : least << steps_;
+        const int doubled = std::min(by_sum_, 30);
+        return least > half >> doubled ? half : least << doubled;
     }
 
     // So much did fit, and is the `budget` from now on, as long as the program can do with it.
@@ -64,7 +68,7 @@ public:
 
 private:
     int times_ = 0;
-    int steps_ = 0;
+    int by_sum_ = 0;
     Bytes lowered_ = 0;
     bool insists_ = false;
 };

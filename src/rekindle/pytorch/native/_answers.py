@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from copy import copy
+from itertools import chain
 from typing import Any, final
 from weakref import WeakValueDictionary
 
@@ -11,6 +13,7 @@ import torch
 from rekindle._errors import OutOfBudget, SwapFailed, Unsupported
 from rekindle._types import Bytes
 from rekindle.engine import NoRoom
+from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.native._higher import shown_name
 from rekindle.pytorch.online import (
     leaves,
@@ -121,6 +124,12 @@ class Answers:
     def owner_of_file(self, name: str) -> int:
         """As the core has them: whether code in it is nobody's, a library's, or the user's."""
         return ("nobody", "library", "user").index(owner_of_file(name))
+
+    def segments(self, number: int) -> list[bytes]:
+        """Return the blocks of each segment of the device: address, bytes, whether it is used."""
+        driver = drivers.get(number)
+        found = () if driver is None else accelerator.segments(driver.device)
+        return [array("q", chain.from_iterable(segment)).tobytes() for segment in found]
 
     def peak(self, number: int) -> None:
         driver = drivers.get(number)

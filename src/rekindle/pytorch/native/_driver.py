@@ -82,10 +82,12 @@ class CopiesOnHost(Protocol):
 
 
 class NativeShortfall(NamedTuple):
-    """How often the device had less than the budget says, and what that is now; negative: none."""
+    """How often the device had less than the budget says; what that is now, negative: none; how
+    often no place among neighbors in memory helped."""
 
     times: int
     budget: Bytes
+    by_sum: int
 
 
 @final
@@ -110,8 +112,6 @@ class NativePeak:
         if driver is not None and driver.core.has_new_peak(driver.handle):
             driver.core.note_states(driver.handle, list(driver.owners.optimizers))
 
-    def look(self) -> None:
-        """Keep the words of the first snapshot and of this one, for the kinds of a trace."""
     def expect(self, nbytes: Bytes) -> None:
         """Take a snapshot now, and one of each new peak of `nbytes` or more."""
         driver = self._driver()
@@ -120,6 +120,8 @@ class NativePeak:
             if driver.places is not None:
                 self.look()
 
+    def look(self) -> None:
+        """Keep the words of the first snapshot and of this one, for the kinds of a trace."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -259,12 +261,12 @@ class NativeDriver:
         """What the core knows it by."""
         return tensor
 
-    def pin(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is never evicted."""
     def program_tensors(self) -> list[Tensor]:
         """Return the tensors that the program still has of values in memory, the oldest first."""
         return self.core.program_tensors(self.handle)
 
+    def pin(self, tensor: Tensor) -> None:
+        """The memory of `tensor` is never evicted."""
         self.core.keep(self.handle, tensor)
 
     def meet(self, tensor: Tensor) -> None:

@@ -21,9 +21,9 @@ from rekindle.trace import Trace, TraceBuilder
 KINDS: Final = (
     "reads", "makes", "views", "overwrites", "takes", "call", "admit", "use", "pin", "retain",
     "release", "drop", "gone", "forget", "seal", "spoil", "account", "resize", "require",
-    "make_room", "shrink", "evict", "let_return", "lock", "unlock", "mark", "unmark", "clear", "listen",
-    "uncounted", "ahead", "prefetch", "discards", "measured", "swap_out_failed", "swap_in_failed",
-    "copy_lost", "compute", "free", "swap_out", "swap_in", "discard",
+    "make_room", "shrink", "evict", "let_return", "lock", "unlock", "mark", "unmark", "clear",
+    "listen", "uncounted", "ahead", "prefetch", "discards", "measured", "swap_out_failed",
+    "swap_in_failed", "copy_lost", "compute", "free", "swap_out", "swap_in", "discard",
 )  # fmt: skip
 """As in native/engine/journal.h."""
 _REPLAYABLE: Final = 1

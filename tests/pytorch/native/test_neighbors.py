@@ -1,0 +1,59 @@
+"""The window of neighbors that go where a device has no room in one piece, against its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.pytorch.native import core, why_not
+from rekindle.simulator.allocator import Block, Pool, cheapest_window
+
+#: Bytes, whether somebody has it, and what evicting it would cost (None: it stays).
+Row = tuple[int, bool, int | None]
+ROWS = st.lists(
+    st.tuples(st.integers(1, 9), st.booleans(), st.one_of(st.none(), st.integers(0, 20))),
+    max_size=12,
+)
+
+
+def _twin(rows: Sequence[Row], nbytes: int) -> tuple[float, list[int]] | None:
+    blocks, losses = [], {}
+    for (size, used, loss), address in zip(rows, _addresses(rows), strict=True):
+        block = Block(Pool(small=False), address, size)
+        block.used = used
+        blocks.append(block)
+        losses[address] = loss
+    found = cheapest_window(blocks, nbytes, lambda block: losses[block.address])
+    return None if found is None else (found[0], [block.address for block in found[1]])
+
+
+def _addresses(rows: Sequence[Row]) -> list[int]:
+    return [1000 + sum(size for size, *_ in rows[:number]) for number in range(len(rows))]
+
+
+@given(ROWS, st.integers(1, 30))
+def test_window_is_that_of_the_simulator(rows: list[Row], nbytes: int) -> None:
+    module: Any = core()
+    if module is None:
+        pytest.skip(f"no native core: {why_not()}")
+    addresses = _addresses(rows)
+    blocks = [(at, *row) for at, row in zip(addresses, rows, strict=True)]
+    found = module.window(blocks, nbytes)
+    if found is not None:
+        loss, first, last = found
+        found = loss, [addresses[i] for i in range(first, last + 1) if rows[i][1]]
+    assert found == _twin(rows, nbytes)
+
+
+def test_what_an_allocator_asked_for_is_read_from_its_words() -> None:
+    module: Any = core()
+    if module is None:
+        pytest.skip(f"no native core: {why_not()}")
+    said = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 4.00 GiB"
+    assert module.bytes_asked_for(said.format("512 bytes")) == 512
+    assert module.bytes_asked_for(said.format("2.00 MiB")) == 2_102_395  # a hundredth is rounded
+    assert module.bytes_asked_for("cuBLAS has no more") == 0
