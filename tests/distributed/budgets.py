@@ -51,7 +51,7 @@ def main() -> None:
         device = torch.device("cuda", rank % DEVICES)
         torch.cuda.set_device(device)
     expected, run = trained(device, rekindle.budget(None, device=device))
-    own = int((0.6 + 0.1 * rank) * run.peak)
+    own = int((0.5 + 0.1 * rank) * run.peak)
     model, within = trained(device, rekindle.budget(own, device=device))
     weights = zip(model.state_dict().values(), expected.state_dict().values(), strict=True)
     found = {
