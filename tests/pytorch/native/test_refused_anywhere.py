@@ -13,6 +13,7 @@ import torch
 
 import rekindle
 from rekindle.pytorch.tensors import privately
+from tests.helpers import WHOLE
 from tests.pytorch import cores
 from tests.pytorch.bits import differing
 from tests.pytorch.left import behind, settings
@@ -21,6 +22,7 @@ from tests.pytorch.native.refused import PROGRAMS, Program
 NEVER = 1 << 40
 ROOMY = 1 << 30
 SAMPLE = ("batch_norm", "checkpoint", "penalty")
+STEP = 1 if WHOLE else 5  # every operator by `scripts/sweep tests`
 
 
 class Run:
@@ -102,7 +104,7 @@ def test_refused_step_is_tried_again_sample(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_refused_step_is_tried_again(name: str, evict: Any) -> None:
     with cores.fixed_prices(alike=True):
-        assert runs_as_if_nothing_was(name, ROOMY, 1, evict=evict) > 10
+        assert runs_as_if_nothing_was(name, ROOMY, STEP, evict=evict) > 10 // STEP
 
 
 @pytest.mark.slow
@@ -112,4 +114,4 @@ def test_refused_step_is_tried_again(name: str, evict: Any) -> None:
 def test_refused_step_is_tried_again_within_little(name: str, evict: Any) -> None:
     """Where values are evicted and recomputed meanwhile; recomputation is refused as well."""
     with cores.fixed_prices(alike=True):
-        runs_as_if_nothing_was(name, tight(name, evict=evict), 3, evict=evict)
+        runs_as_if_nothing_was(name, tight(name, evict=evict), 3 * STEP, evict=evict)
