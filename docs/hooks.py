@@ -1,8 +1,8 @@
 """Fill the pages that are generated when the site is built: MkDocs calls this file.
 
 The command line comes from the commands, the changelog from CHANGELOG.md, links to tests from the
-tests. `[project.urls]` in pyproject.toml is the only place that names the repository. It draws no
-picture (draw.py, photograph.py) and writes no file.
+tests, the repository's address from `[project.urls]` in pyproject.toml. This file draws no picture
+(draw.py and photograph.py do) and writes no file.
 """
 
 from __future__ import annotations

@@ -122,6 +122,18 @@ def test_workflows_run_what_a_developer_can_run(path: Path) -> None:
         assert (ROOT / script).is_file() or "script.py" in script, script
 
 
+def test_templates_link_to_the_pages_of_the_documentation() -> None:
+    links = [
+        link
+        for path in (GITHUB / "ISSUE_TEMPLATE").iterdir()
+        for link in re.findall(r"https://\S+", path.read_text(encoding="utf-8"))
+    ]
+    assert links
+    for link in links:
+        page = link.removeprefix(PROJECT["urls"]["Documentation"]).strip("/")
+        assert (ROOT / "docs" / f"{page}.md").is_file(), link
+
+
 def test_the_citation_names_the_papers_and_the_version() -> None:
     yaml = pytest.importorskip("yaml")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
@@ -136,5 +148,28 @@ def test_the_citation_names_the_papers_and_the_version() -> None:
     assert set(re.findall(r"arXiv (\d+\.\d+)", papers)) <= cited
 
 
-def test_pre_commit_calls_the_check() -> None:
-    assert "entry: scripts/check\n" in (ROOT / ".pre-commit-config.yaml").read_text()
+def hooks() -> dict[str, dict[str, str]]:
+    """The hooks of pre-commit by their names."""
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    return {hook["id"]: hook for repo in yaml.safe_load(text)["repos"] for hook in repo["hooks"]}
+
+
+def test_pre_commit_formats_and_lints_but_does_not_check_everything() -> None:
+    assert [*hooks()] == ["ruff-format", "ruff-check", "clang-format", "subject"]
+    assert "scripts/check" not in {hook["entry"] for hook in hooks().values()}
+
+
+@pytest.mark.parametrize(
+    ("subject", "good"),
+    [
+        ("docs: say what a recipe is", True),
+        ("engine, native: evict the cheapest first\n\nWhy.", True),
+        ('Revert "docs: say what a recipe is"', True),
+        ("Say what a recipe is", False),
+        (f"docs: {'x' * 67}", False),
+        (f"docs: {'x' * 66}\n", True),
+    ],
+)
+def test_subject_of_a_commit_without_area_or_too_long_is_refused(subject: str, good: bool) -> None:
+    assert bool(re.search(hooks()["subject"]["entry"], subject, flags=re.MULTILINE)) == good
