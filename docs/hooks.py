@@ -66,11 +66,10 @@ def _described(command: click.Command, context: click.Context) -> Iterator[str]:
     rows = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and record is not None:
             names, text = record
             rows.append(f"`{names}`\n:   {_escaped(' '.join(text.split()))}\n")
-    yield "\n".join(row for row in rows if "--help" not in row)  # the same everywhere
-    yield "\n".join(rows)
+    yield "\n".join(row for row in rows if "--help`" not in row)  # the same everywhere
     for heading, lines in _epilog(command.epilog or ""):
         yield f"{heading}\n\n```sh\n{lines}\n```" if lines else heading
 
