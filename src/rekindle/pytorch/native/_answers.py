@@ -20,13 +20,13 @@ from rekindle.pytorch.online import (
     out_of_budget,
     out_of_memory,
     owner_of_file,
-    recomputed_in_a_graph,
     same_device,
 )
 from rekindle.pytorch.operators import (
     changed_size,
     foreign_input,
     modified_input,
+    recomputed_in_a_graph,
     resized_input,
     unseen_collective,
 )

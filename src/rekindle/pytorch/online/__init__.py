@@ -1,10 +1,8 @@
 """A program within a budget: what operators and autograd do in, actions on memory out."""
 
 from rekindle.pytorch.online._audit import Audit as Audit
-from rekindle.pytorch.online._audit import Site as Site
 from rekindle.pytorch.online._beneath import Work as Work
 from rekindle.pytorch.online._beneath import pushed as pushed
-from rekindle.pytorch.online._beneath import unwatched as unwatched
 from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape
 from rekindle.pytorch.online._calls import interrupted_call as interrupted_call
@@ -40,11 +38,11 @@ from rekindle.pytorch.online._handed_out import hand_out as hand_out
 from rekindle.pytorch.online._handed_out import handing_out_seen as handing_out_seen
 from rekindle.pytorch.online._handed_out import replace as replace
 from rekindle.pytorch.online._handle import kept as kept
-from rekindle.pytorch.online._handle import recomputed_in_a_graph as recomputed_in_a_graph
 from rekindle.pytorch.online._handle import unpack_kept as unpack_kept
 from rekindle.pytorch.online._history import LONGEST_CHAIN as LONGEST_CHAIN
 from rekindle.pytorch.online._history import may_forget as may_forget
 from rekindle.pytorch.online._leaves import leaves as leaves
+from rekindle.pytorch.online._leaves import unwatched as unwatched
 from rekindle.pytorch.online._on_host import TransfersOnHost as TransfersOnHost
 from rekindle.pytorch.online._optimizers import OptimizerSteps as OptimizerSteps
 from rekindle.pytorch.online._out_of_memory import lost_in as lost_in
@@ -54,14 +52,15 @@ from rekindle.pytorch.online._owners import memory_of as memory_of
 from rekindle.pytorch.online._places import OUTSIDE as OUTSIDE
 from rekindle.pytorch.online._places import Place as Place
 from rekindle.pytorch.online._places import Places as Places
+from rekindle.pytorch.online._places import Site as Site
 from rekindle.pytorch.online._resize import about_to_resize as about_to_resize
 from rekindle.pytorch.online._resize import resizes_seen as resizes_seen
 from rekindle.pytorch.online._runtime import Runtime as Runtime
 from rekindle.pytorch.online._selective import must_saves_seen as must_saves_seen
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
+from rekindle.pytorch.online._steps import Figures as Figures
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
-from rekindle.pytorch.online._storages import Figures as Figures
 from rekindle.pytorch.online._streams import Streams as Streams
 from rekindle.pytorch.online._too_small import too_small as too_small
 from rekindle.pytorch.online._trade import trades_seen as trades_seen

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from rekindle._types import StorageId
 from rekindle.engine import Call
+from rekindle.pytorch.online._places import Site
 from rekindle.pytorch.online._users_line import users_line
 from rekindle.pytorch.operators import Fingerprint, fingerprint_of_memory
 from rekindle.pytorch.tensors import UNWRITTEN, Memory
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An operator of the program, and the line that called it, as "file:line"."""
-
-    operator: str
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.operator} at {self.line}" if self.line else self.operator
 
 
 @final

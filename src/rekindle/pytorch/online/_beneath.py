@@ -18,15 +18,12 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from rekindle.pytorch.online._leaves import unwatched
 from rekindle.pytorch.operators import operator
 
 Modes = tuple[TorchDispatchMode, ...]
 
 _C: Any = torch._C
-
-#: Inside, neither function modes nor subclasses of tensors hear of what is called. Of an operator
-#: they heard when the program called it, and of what autograd calls they hear nothing.
-unwatched: Any = _C.DisableTorchFunction
 
 
 @final

@@ -9,7 +9,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from rekindle._errors import Unsupported
 from rekindle.engine import Storage
 from rekindle.pytorch.tensors import Geometry, Obituaries, privately, version_of
 
@@ -87,15 +86,6 @@ def modified(
         f"expected version {expected} instead. Hint: enable anomaly detection to find the "
         "operation that failed to compute its gradient, with "
         "torch.autograd.set_detect_anomaly(True)."
-    )
-
-
-def recomputed_in_a_graph(maker: str) -> Unsupported:
-    """What was evicted is asked for while the device writes a graph."""
-    return Unsupported(
-        f"{maker} was evicted, and is needed while CUDA captures a graph, in which its inputs "
-        "would not be those of each replay. Capture forward and backward pass together, or capture "
-        "outside of rekindle.budget(...)"
     )
 
 

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.tensors import geometry_of, privately
 
+_C: Any = torch._C
 _saved: Any = BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
+
+#: Inside, neither function modes nor subclasses of tensors hear of what is called. Of an operator
+#: they heard when the program called it, and of what autograd calls they hear nothing.
+unwatched: Any = _C.DisableTorchFunction
 
 
 @final

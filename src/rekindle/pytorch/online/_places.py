@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
@@ -29,6 +30,18 @@ class Place(NamedTuple):
 
     module: str
     line: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An operator of the program, and the line that called it, as "file:line"."""
+
+    operator: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} at {self.line}" if self.line else self.operator
 
 
 @final

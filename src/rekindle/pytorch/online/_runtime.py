@@ -20,7 +20,6 @@ from torch._ops import HigherOrderOperator
 
 from rekindle.engine import Storage
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_full
-from rekindle.pytorch.online._beneath import unwatched
 from rekindle.pytorch.online._cuda import EventPrices
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._foreign import with_private_inputs
@@ -29,12 +28,11 @@ from rekindle.pytorch.online._handle import (
     count_from,
     kept,
     modified,
-    recomputed_in_a_graph,
     unpack_kept,
     with_counter_of,
 )
 from rekindle.pytorch.online._history import LONGEST_CHAIN, forget_history
-from rekindle.pytorch.online._leaves import leaves
+from rekindle.pytorch.online._leaves import leaves, unwatched
 from rekindle.pytorch.online._recording import (
     find_written,
     keep_indices,
@@ -55,6 +53,7 @@ from rekindle.pytorch.operators import (
     Signature,
     bytes_of_dynamic,
     check_higher_order,
+    recomputed_in_a_graph,
     region_of,
     signature_of,
     tensors_in,

@@ -24,6 +24,9 @@ A_STEP: Final = 200
 """Samples of one step, about."""
 MOST: Final = 4 * SHOWN * A_STEP
 
+#: Time in operators, and lost to recomputation; evictions and recomputations.
+Figures = tuple[Nanoseconds, Nanoseconds, int, int]
+
 
 class Counting(Protocol):
     """What is asked of an engine."""

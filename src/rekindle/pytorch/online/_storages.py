@@ -24,7 +24,7 @@ from rekindle.pytorch.online._owners import Owners, is_weight, memory_of
 from rekindle.pytorch.online._peak import Peak
 from rekindle.pytorch.online._places import Places
 from rekindle.pytorch.online._shortfall import Shortfall
-from rekindle.pytorch.online._steps import Steps
+from rekindle.pytorch.online._steps import Figures, Steps
 from rekindle.pytorch.online._streams import Streams
 from rekindle.pytorch.online._warm import WarmOptimizers
 from rekindle.pytorch.online._watcher import Watcher
@@ -34,8 +34,6 @@ from rekindle.pytorch.tensors import FOREIGN, Memory, Table, Watch, is_foreign
 from rekindle.schedule import Compute, Recorder
 
 Result = TypeVar("Result")
-#: Time in operators, and lost to recomputation; evictions and recomputations.
-Figures = tuple[Nanoseconds, Nanoseconds, int, int]
 
 
 class Resort(Protocol):

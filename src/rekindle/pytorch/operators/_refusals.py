@@ -1,0 +1,51 @@
+"""Words for what a recomputation refuses: the two cores raise the same errors."""
+
+from __future__ import annotations
+
+from rekindle._errors import Unsupported
+from rekindle._types import Bytes
+
+
+def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
+    """An operator that ran again made so many bytes."""
+    return Unsupported(
+        f"{name} made {now} bytes when it ran again, {before} the first time: its result depends "
+        "on something outside its arguments. Keep it: run it in "
+        "`with rekindle.never_recompute():`"
+    )
+
+
+def resized_input(now: Bytes, before: Bytes) -> Unsupported:
+    """What an operator that is to run again reads has so many bytes."""
+    return Unsupported(
+        f"a tensor of {before} bytes that recomputation needs now has {now}: its memory was "
+        "resized outside (as FSDP does after the forward pass). Use reshard_after_forward=False"
+    )
+
+
+def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
+    """What an operator that is to run again reads was written unseen: its version is another."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: {made_by} that recomputation needs is at version {now}; expected version "
+        f"{expected} instead. It was modified where the budget does not see it. Do that inside "
+        "`with rekindle.budget(...)`"
+    )
+
+
+def foreign_input(made_by: str) -> RuntimeError:
+    """What an operator that is to run again reads was written from outside of PyTorch."""
+    return RuntimeError(
+        f"{made_by} that recomputation needs lies in memory that others may write "
+        "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
+        "inside `with rekindle.budget(...)`, or after the backward pass"
+    )
+
+
+def recomputed_in_a_graph(maker: str) -> Unsupported:
+    """What was evicted is asked for while the device writes a graph."""
+    return Unsupported(
+        f"{maker} was evicted, and is needed while CUDA captures a graph, in which its inputs "
+        "would not be those of each replay. Capture forward and backward pass together, or capture "
+        "outside of rekindle.budget(...)"
+    )
