@@ -37,9 +37,15 @@ HEAD = """# Benchmarks
 
 <!-- Written by `python benchmarks/page.py` from benchmarks/results/; a test sees to that. -->
 
-Every figure here is in a file that the command beside it wrote, with the machine, the versions and
-the commit. Ratios are taken side by side in one run. What each claim is, and how it is measured:
-`benchmarks/README.md` in the repository.
+![Time of a step against activation memory: a small GPT, several tools](images/peers_gpt.png)
+
+A small GPT on two CPU cores: each point is a setting of a tool. Further left takes less memory, further
+down takes less time; the star is plain PyTorch. Solid lines are Rekindle's methods, dashed lines other
+tools ([more models](#beside-other-tools)).
+
+A file holds every figure on this page, with the command that measured it, the machine, the versions and
+the commit. Both sides of a ratio are measured in one run. `benchmarks/README.md` in the repository says
+what each claim is and how it is measured.
 """
 
 

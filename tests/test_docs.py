@@ -107,3 +107,20 @@ def test_the_page_of_benchmarks_says_what_the_results_say(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as where it is run
     page = runpy.run_path(str(ROOT / "benchmarks" / "page.py"))["page"]()
     assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "python benchmarks/page.py"
+
+
+HOOKS = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+
+
+def test_row_of_the_conformance_page_becomes_an_item_with_links_to_its_tests() -> None:
+    rows = "| with | | test |\n|---|---|---|\n| DDP | yes | `tests/test_docs.py::examples` |"
+    path = "tests/test_docs.py"
+    line = (ROOT / path).read_text().splitlines().index("def examples(text: str) -> list[str]:") + 1
+    item = HOOKS["conformance"](rows, "https://host/")
+    assert item == f"- **DDP**: yes ([test](https://host/{path}#L{line}))"
+
+
+def test_page_that_names_a_missing_test_is_not_built() -> None:
+    row = "| DDP | yes | `tests/test_docs.py::test_nothing` |"
+    with pytest.raises(LookupError, match="has no test test_nothing"):
+        HOOKS["conformance"](row, "")
