@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +15,11 @@ from torch.utils.checkpoint import checkpoint
 import rekindle
 from rekindle.pytorch import Run
 from rekindle.pytorch.native import core, why_not
+from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
+
+Evict = Literal["auto", "anything"]
+Draws = Callable[[], list[Tensor]]
 
 STATE = torch.get_rng_state().nbytes
 BUDGET = 2 << 20
@@ -83,9 +90,40 @@ def test_random_states_no_longer_kept_count_no_more() -> None:
 def test_random_state_without_room_is_refused() -> None:
     with rekindle.budget(10 * STATE, core="native", learn=False):
         states = [torch.get_rng_state() for _ in range(10)]
-        with pytest.raises(rekindle.OutOfBudget, match="get_rng_state"):
+        with pytest.raises(rekindle.OutOfBudget, match=r"Generator\.get_state"):
             torch.get_rng_state()
         assert len(states) == 10
+
+
+def test_random_states_of_own_generators_count_at_once() -> None:
+    method = vars(torch.Generator)["get_state"]
+    generator = torch.Generator().manual_seed(3)
+    with rekindle.budget(10 * STATE, core="native", learn=False) as run:
+        before = run._driver.engine.memory
+        states = [generator.get_state() for _ in range(5)]
+        assert run._driver.engine.memory == before + 5 * STATE
+        with torch.random.fork_rng(devices=[]):
+            assert run._driver.engine.memory == before + 6 * STATE
+        torch.ones(1)
+        assert run._driver.engine.memory < before + 6 * STATE
+        states += [generator.get_state() for _ in range(5)]
+        with pytest.raises(rekindle.OutOfBudget, match=r"Generator\.get_state"):
+            generator.get_state()
+        assert len(states) == 10
+    assert vars(torch.Generator)["get_state"] is method
+
+
+@pytest.mark.parametrize("evict", ["auto", "anything"])
+def test_random_state_that_was_evicted_can_be_set(evict: Evict) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with rekindle.budget("1MiB", core="native", evict=evict, learn=False) as run:
+        state = generator.get_state().clone()
+        wanted = torch.rand(5, generator=generator)
+        run._driver.core.let_go_now(run._driver.handle)
+        generator.set_state(state)
+        assert torch.equal(torch.rand(5, generator=generator), wanted)
+        torch.set_rng_state(state)
+        assert torch.equal(torch.rand(5), wanted)
 
 
 def test_random_state_of_another_thread_is_its_own_affair() -> None:
@@ -121,3 +159,51 @@ def test_random_states_of_checkpoints_are_within_the_budget() -> None:
     assert allocated(blocks).peak <= budget
     assert runs[-1].recomputations > 0
     assert runs[-1].peak <= budget
+
+
+def seeded_before_each() -> list[Tensor]:
+    drawn: list[Tensor] = []
+    for seed in range(100):
+        torch.manual_seed(seed)
+        drawn.append(torch.rand(1_000, requires_grad=True).sin())
+    return drawn
+
+
+def from_three_generators() -> list[Tensor]:
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    x = torch.ones(1_000, requires_grad=True)
+    return [
+        (x * torch.rand(1_000, generator=generators[number % 3])).sin() for number in range(102)
+    ]
+
+
+def set_back_before_each() -> list[Tensor]:
+    torch.rand(100_000)  # far from the seed
+    state = torch.get_rng_state()
+    x = torch.ones(1_000, requires_grad=True)
+    drawn: list[Tensor] = []
+    for number in range(100):
+        torch.set_rng_state(state)
+        drawn.append((x * torch.rand(1_000 + number % 2)[:1_000]).sin())
+    return drawn
+
+
+@pytest.mark.parametrize("draws", [seeded_before_each, from_three_generators, set_back_before_each])
+def test_random_positions_with_equal_starts_share_them(draws: Draws) -> None:
+    """What the runtime keeps of states: a whole one takes 2,496 bytes."""
+    torch.manual_seed(1)
+    wanted = draws()
+    torch.manual_seed(1)
+    before = cores.bytes_of_positions()
+    with rekindle.budget("1GiB", core="native", learn=False) as run:
+        found = draws()
+        positions = cores.bytes_of_positions() - before
+        run._driver.core.let_go_now(run._driver.handle)
+        for each in found:
+            each.sum().backward()  # recomputes what it saved
+    assert run.recomputations >= len(wanted)
+    assert all(map(torch.equal, found, wanted))
+    assert 100 * 50 < positions < 100 * 300
+    del each, found, run
+    gc.collect()
+    assert cores.bytes_of_positions() == before

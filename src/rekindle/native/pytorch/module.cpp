@@ -267,6 +267,18 @@ PyObject* keep_there(PyObject* arguments) {
     );
 }
 
+// put_method(type, name, function): also into a type of C's, which refuses that from Python
+PyObject* put_method(PyObject* arguments) {
+    PyObject* owner = nullptr;
+    const char* name = nullptr;
+    PyObject* function = nullptr;
+    parse(arguments, "O!sO", &PyType_Type, &owner, &name, &function);
+    auto* type = reinterpret_cast<PyTypeObject*>(owner);
+    must(PyDict_SetItemString(type->tp_dict, name, function) == 0);
+    PyType_Modified(type);
+    return nothing();
+}
+
 // make_room(driver, bytes, who)
 PyObject* make_room(PyObject* arguments) {
     PyObject* capsule = nullptr;
@@ -493,6 +505,7 @@ PyMethodDef methods[] = {
     method<keep>("keep"),
     method<meet>("meet"),
     method<make_room>("make_room"),
+    method<put_method>("put_method"),
     method<about_to_resize>("about_to_resize"),
     method<resized>("resized"),
     method<give_away>("give_away"),

@@ -1,5 +1,6 @@
 #include "positions.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -7,8 +8,9 @@ namespace rekindle {
 
 namespace {
 
-constexpr int MOST = 64;  // turns: some tens of microseconds
-constexpr int PAUSE = 8;  // after it gave up: positions for which nothing is followed
+constexpr int MOST = 64;             // turns: some tens of microseconds
+constexpr int PAUSE = 8;             // after it gave up: positions for which nothing is followed
+constexpr std::size_t FOLLOWED = 4;  // stretches
 
 std::atomic<std::size_t> bytes_kept = 0;
 
@@ -24,14 +26,31 @@ void turn(Words& words) noexcept {
     }
 }
 
+// Those that a generator begins with.
+Words words_of(std::uint64_t seed) {
+    return at::mt19937(seed).data().state_;
+}
+
 }  // namespace
 
-Start::Start(const Words& there) : words(there) {
-    bytes_kept.fetch_add(sizeof(Start), std::memory_order_relaxed);
+Start::Start(const Words& there) : words_(std::make_unique<const Words>(there)) {
+    bytes_kept.fetch_add(nbytes(), std::memory_order_relaxed);
+}
+
+Start::Start(std::uint64_t seed) : seed_(seed) {
+    bytes_kept.fetch_add(nbytes(), std::memory_order_relaxed);
 }
 
 Start::~Start() {
-    bytes_kept.fetch_sub(sizeof(Start), std::memory_order_relaxed);
+    bytes_kept.fetch_sub(nbytes(), std::memory_order_relaxed);
+}
+
+std::size_t Start::nbytes() const noexcept {
+    return sizeof(Start) + (words_ ? sizeof(Words) : 0);
+}
+
+Words Start::words() const {
+    return words_ ? *words_ : words_of(seed_);
 }
 
 Position::Position(const Random& there, c10::intrusive_ptr<Start> start, int turns)
@@ -56,7 +75,7 @@ void Position::restore() const {
         drawn_.restore(generator_);
         return;
     }
-    Words words = start_->words;
+    Words words = start_->words();
     for (int i = 0; i < turns_; ++i) {
         turn(words);
     }
@@ -68,29 +87,71 @@ std::unique_ptr<Position> Positions::note(const at::Generator& generator) {
         return std::make_unique<Position>(generator, Drawn::of(generator));
     }
     const Random there(generator);
-    if (!start_ || (there.words() != now_ && !reach(there.words()))) {
-        start_ = c10::make_intrusive<Start>(there.words());
-        now_ = there.words();
-        turns_ = 0;
-    }
-    return std::make_unique<Position>(there, start_, turns_);
+    const Stretch& stretch = stretch_at(there);
+    return std::make_unique<Position>(there, stretch.start, stretch.turns);
 }
 
-// Whether the program came to `words` on this stretch.
-bool Positions::reach(const Words& words) {
+// That on which the generator is now, wherever it was before.
+const Positions::Stretch& Positions::stretch_at(const Random& there) {
+    const Words& words = there.words();
+    const c10::GeneratorImpl* generator = there.generator().unsafeGetGeneratorImpl();
+    auto found =
+        std::ranges::find_if(stretches_, [&](const Stretch& each) { return each.now == words; });
+    if (found == stretches_.end()) {
+        found = std::ranges::find_if(stretches_, [&](const Stretch& each) {
+            return each.generator._unsafe_get_target() == generator;
+        });
+        if (found != stretches_.end() && !reach(*found, words)) {
+            found = stretches_.end();
+        }
+    }
+    if (found == stretches_.end()) {
+        if (stretches_.size() == FOLLOWED) {
+            stretches_.pop_back();
+        }
+        found = stretches_.insert(stretches_.end(), begin(there));
+    }
+    std::rotate(stretches_.begin(), found, found + 1);
+    return stretches_.front();
+}
+
+// Whether the program came to `words` on this stretch, which is there from then on.
+bool Positions::reach(Stretch& stretch, const Words& words) {
     if (pause_ != 0) {
         --pause_;
         return false;
     }
-    for (int turns = turns_ + 1; turns <= MOST; ++turns) {
-        turn(now_);
-        if (now_ == words) {
-            turns_ = turns;
+    Words now = stretch.now;
+    for (int turns = stretch.turns + 1; turns <= MOST; ++turns) {
+        turn(now);
+        if (now == words) {
+            stretch.now = words;
+            stretch.turns = turns;
             return true;
         }
     }
-    pause_ = turns_ != 0 ? 0 : PAUSE;
+    pause_ = stretch.turns != 0 ? 0 : PAUSE;
     return false;
+}
+
+// From its seed, if that was not long ago.
+Positions::Stretch Positions::begin(const Random& there) const {
+    using Generator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
+    Stretch made{Generator(there.generator().getIntrusivePtr()), {}, there.words(), 0};
+    const std::uint64_t seed = there.around().seed;
+    Words words = words_of(seed);
+    const int most = pause_ == 0 ? MOST : 0;
+    while (words != made.now && made.turns < most) {
+        turn(words);
+        ++made.turns;
+    }
+    if (words == made.now) {
+        made.start = c10::make_intrusive<Start>(seed);
+    } else {
+        made.start = c10::make_intrusive<Start>(made.now);
+        made.turns = 0;
+    }
+    return made;
 }
 
 std::size_t bytes_of_positions() noexcept {

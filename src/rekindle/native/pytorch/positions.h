@@ -1,26 +1,39 @@
 // Where random number generators stood, in little memory (R5). Twin of
-// rekindle.pytorch.operators._positions, where the reasons are.
+// rekindle.pytorch.operators._positions, where the reasons are. The twin follows one stretch; here
+// several are followed, so that programs with generators of their own, or that set one back as
+// checkpoints do, keep few words as well.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "random.h"
 
 namespace rekindle {
 
-// The words from which positions on one stretch count turns.
-struct Start final : c10::intrusive_ptr_target {
+// The words from which positions on one stretch count turns: as they were, or those that a seed
+// gives.
+class Start final : public c10::intrusive_ptr_target {
+public:
     explicit Start(const Words& there);
+    explicit Start(std::uint64_t seed);
     Start(const Start&) = delete;
     Start& operator=(const Start&) = delete;
     Start(Start&&) = delete;
     Start& operator=(Start&&) = delete;
     ~Start() override;
 
-    const Words words;
+    Words words() const;
+
+private:
+    std::size_t nbytes() const noexcept;
+
+    const std::unique_ptr<const Words> words_;  // null: those of the seed
+    const std::uint64_t seed_ = 0;
 };
 
 // Where a generator stood.
@@ -61,12 +74,20 @@ public:
     std::unique_ptr<Position> note(const at::Generator& generator);
 
 private:
-    bool reach(const Words& words);
+    // From a start on, one turn after the other.
+    struct Stretch final {
+        c10::weak_intrusive_ptr<c10::GeneratorImpl> generator;
+        c10::intrusive_ptr<Start> start;
+        Words now;      // those that are followed,
+        int turns = 0;  // so many turns later
+    };
 
-    c10::intrusive_ptr<Start> start_;  // of the stretch; null: there is none yet
-    Words now_{};                      // those that are followed,
-    int turns_ = 0;                    // so many turns later
-    int pause_ = 0;
+    const Stretch& stretch_at(const Random& there);
+    bool reach(Stretch& stretch, const Words& words);
+    Stretch begin(const Random& there) const;
+
+    std::vector<Stretch> stretches_;  // a few, the one that was used last in front
+    int pause_ = 0;                   // so many times nothing is followed
 };
 
 // Of all positions there are.
