@@ -13,6 +13,7 @@
 #include "operation.h"
 #include "python.h"
 #include "switches.h"
+#include "workspaces.h"
 
 namespace rekindle {
 
@@ -108,7 +109,7 @@ void Operation::call() {
     driver_.collect();
     if (watched && driver_.begun == begun) {
         if (const std::optional<Used> used = watched->end()) {
-            driver_.workspaces.learn(*invocation_.signature, *used);
+            learn_workspace(*invocation_.signature, *used, driver_.device);
         }
     }
 }

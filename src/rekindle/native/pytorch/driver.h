@@ -39,7 +39,6 @@
 #include "shortfall.h"
 #include "snapshot.h"
 #include "transcript.h"
-#include "workspaces.h"
 
 namespace rekindle {
 
@@ -145,7 +144,6 @@ public:
     std::map<std::int64_t, std::unique_ptr<Reading>>
         noted;               // what Python reads, or functions of one's own
     std::int64_t notes = 0;  // that ever were
-    Workspaces workspaces;
     Snapshot peak_snapshot;
     bool peak_snapshot_due = false;     // memory is 2 % above what it was at the last one
     bool samples_due = false;           // somebody is to take what was noted of memory over time

@@ -12,6 +12,7 @@
 #include "positions.h"
 #include "python.h"
 #include "signature.h"
+#include "workspaces.h"
 
 namespace rekindle {
 
@@ -153,6 +154,7 @@ PyObject* fix_costs(PyObject* arguments) {
     parse(arguments, "L", &cost);
     const Locked lock;
     fix_costs(cost);
+    forget_workspaces();
     return nothing();
 }
 

@@ -10,6 +10,7 @@
 #include "recipe.h"
 #include "sizes.h"
 #include "versions.h"
+#include "workspaces.h"
 
 namespace rekindle {
 
@@ -206,7 +207,7 @@ void Operation::make_room() {
         driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }
     if (signature.watched == 0 && !signature.priced && Watched::possible(driver_.device)) {
-        driver_.clear(needed_ + driver_.workspaces.guess(signature, driver_.device));
+        driver_.clear(needed_ + guess_workspace(signature, driver_.device));
     }
 }
 

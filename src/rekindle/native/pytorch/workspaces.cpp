@@ -1,8 +1,12 @@
 #include "workspaces.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <string_view>
+#include <utility>
 
+#include "../base/slab.h"
 #include "counting.h"
 
 namespace rekindle {
@@ -11,6 +15,21 @@ namespace {
 
 constexpr int ENOUGH = 4;         // so many signatures of a kind tell what to expect
 constexpr Bytes NOTICED = 1'024;  // less is a number made a tensor, or what is rounded
+
+// What is known of operators of one kind.
+struct Kind final {
+    int seen = 0;  // signatures of which a call was seen
+    Bytes most = 0;
+    bool copies = false;  // one of them took about as much as it reads and makes
+};
+
+// Of operators by their names, on a device and on the CPU.
+using Kinds = std::map<std::pair<std::string, bool>, Kind>;
+
+Kinds& kinds() {
+    static auto& made = immortal<Kinds>();
+    return made;
+}
 
 // All products have a workspace like each other's.
 std::string_view kind_of(const Facts& facts) {
@@ -75,30 +94,34 @@ std::optional<Used> Watched::end() const {
     return Used{given.most - given.now, given.now};
 }
 
-void Workspaces::learn(Signature& signature, const Used& used) {
+void learn_workspace(Signature& signature, const Used& used, const Device& device) {
     const Bytes touched = touched_by(signature);
     const Bytes made = std::max<Bytes>(0, signature.needed);
     const Bytes once = std::max<Bytes>(0, used.kept - made);
     const Bytes most = used.inside - std::max<Bytes>(0, made - used.kept);
     const Bytes inside = most >= NOTICED ? most : 0;
-    Kind& kind = kinds_[std::string(kind_of(signature.facts))];
+    Kind& kind = kinds()[{std::string(kind_of(signature.facts)), device.queues()}];
     kind.seen += signature.watched == 0 ? 1 : 0;
     kind.most = std::max(kind.most, inside + once);
     kind.copies = kind.copies || (touched > 0 && touched <= 2 * inside);
     signature.took(inside);
 }
 
-Bytes Workspaces::guess(const Signature& signature, const Device& device) const {
+Bytes guess_workspace(const Signature& signature, const Device& device) {
     if (!device.queues() && !signature.facts.roomy) {
         return 0;
     }
-    const auto found = kinds_.find(kind_of(signature.facts));
-    if (found == kinds_.end()) {
+    const auto found = kinds().find({std::string(kind_of(signature.facts)), device.queues()});
+    if (found == kinds().end()) {
         return copy_of(signature, device);
     }
     const Kind& kind = found->second;
     return kind.copies || kind.seen < ENOUGH ? std::max(kind.most, copy_of(signature, device))
                                              : kind.most;
+}
+
+void forget_workspaces() noexcept {
+    kinds().clear();
 }
 
 }  // namespace rekindle

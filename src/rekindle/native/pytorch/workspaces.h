@@ -2,9 +2,7 @@
 // rekindle.pytorch.online._workspaces, where the reasons are.
 #pragma once
 
-#include <map>
 #include <optional>
-#include <string>
 
 #include "../base/types.h"
 #include "device.h"
@@ -41,22 +39,14 @@ private:
     Bytes returned_ = 0;
 };
 
-// Learns them, and guesses what a signature takes of which no call was seen.
-class Workspaces final {
-public:
-    void learn(Signature& signature, const Used& used);
-    // What its first call may take; on a CPU nothing, if it is not one of those that do.
-    Bytes guess(const Signature& signature, const Device& device) const;
+// They are learned for as long as the process lives, as signatures are: a budget knows what those
+// before it saw. Not without the core's lock.
 
-private:
-    // What is known of operators of one kind.
-    struct Kind final {
-        int seen = 0;  // signatures of which a call was seen
-        Bytes most = 0;
-        bool copies = false;  // one of them took about as much as it reads and makes
-    };
-
-    std::map<std::string, Kind, std::less<>> kinds_;
-};
+// A call took so much.
+void learn_workspace(Signature& signature, const Used& used, const Device& device);
+// What the first call of a signature may take; on a CPU nothing, if it is not one of those that do.
+Bytes guess_workspace(const Signature& signature, const Device& device);
+// What operators of each kind took is not known any more.
+void forget_workspaces() noexcept;
 
 }  // namespace rekindle
