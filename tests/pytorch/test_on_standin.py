@@ -103,6 +103,15 @@ def test_small_results_find_room_in_a_full_budget(extension: Path) -> None:
 
 
 @pytest.mark.slow
+def test_copies_of_an_unknown_step_are_on_the_host(extension: Path) -> None:
+    (found,) = asked(extension, "any, undone, prompt").values()
+    assert found.get("equal"), found
+    (on_host,) = found["on the host"]
+    assert 0 < on_host < found["weights"]
+    assert found["peak over budget"] <= 1
+
+
+@pytest.mark.slow
 def test_the_device_has_less_than_the_budget_says(extension: Path) -> None:
     kinds = product(("online", "native", "native, swapped"), STREAMS)
     found = asked(extension, *(f"transformer, {mode}, full, {streams}" for mode, streams in kinds))

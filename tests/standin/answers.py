@@ -27,13 +27,19 @@ from rekindle.pytorch.context import _budget as budgets  # noqa: E402
 from rekindle.pytorch.context import available  # noqa: E402
 from rekindle.pytorch.native import NativeDriver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
-from rekindle.pytorch.online import Runtime, Streams, Workspaces  # noqa: E402
+from rekindle.pytorch.online import (  # noqa: E402
+    Runtime,
+    Streams,
+    Workspaces,
+    _undo,
+)
 from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
 from rekindle.pytorch.online._shortfall import Shortfall  # noqa: E402
 from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
 from rekindle.pytorch.swap import Copies, Transfers  # noqa: E402
 from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
 from tests.native.journals import HELD, KINDS, Replay  # noqa: E402
+from tests.pytorch.scenes.world import Own  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
@@ -424,14 +430,41 @@ def _small(*missing: str) -> dict[str, Any]:
     }
 
 
+def _undone() -> dict[str, Any]:
+    """A step that nobody knows ahead and that fails, with half the room that copies take."""
+    model = blocks(256)
+    model(torch.randn(8, 256, device="cuda")).pow(2).mean().backward()
+    before = [weight.detach().cpu() for weight in model.parameters()]
+    on_host: list[int] = []
+
+    class Greedy(Own):
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:
+            copies = [each.copy for each in run._driver.undo._before.values()]
+            on_host.append(sum(isinstance(each, _undo._Outside) for each in copies))
+            super().step()
+            torch.zeros(1 << 28, device="cuda")
+
+    room = sum(weight.nbytes for weight in model.parameters())
+    amount = torch.cuda.memory_allocated() + room // 2
+    optimizer = Greedy(model.parameters(), 0.01)
+    budget = rekindle.budget(amount, core="native", learn=False)
+    with suppress(rekindle.OutOfBudget), budget as run:
+        optimizer.step()
+    after = [weight.detach().cpu() for weight in model.parameters()]
+    return {
+        "equal": all(map(torch.equal, before, after)) and not optimizer.state,
+        "on the host": on_host,
+        "weights": len(before),
+        "peak over budget": run.peak / amount,
+    }
+
+
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
-    modes = sorted(
-        [*MODES, "planned", "least", "dropped", "auto", "polls", "acts", "fails", "small"],
-        key=len,
-        reverse=True,
-    )
+    others = "planned", "least", "dropped", "auto", "polls", "acts", "fails", "small", "undone"
+    modes = sorted([*MODES, *others], key=len, reverse=True)
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
 
@@ -459,6 +492,8 @@ def answer(question: str) -> dict[str, Any]:
         return _least()
     if mode == "dropped":
         return _dropped(streams)
+    if mode == "undone":
+        return _undone()
     if mode == "acts":
         return _acts(name, streams)
     if name not in _plain:

@@ -71,7 +71,7 @@ void AnyTime::done(Driver& driver, Kept& kept) {
 std::int64_t AnyTime::lock_there(const Homes& homes, Locked& lock) {
     Kept kept;
     try {
-        attempt([&] { bring(homes, kept, lock); });
+        or_without_copies(driver_, lock, [&] { attempt([&] { bring(homes, kept, lock); }); });
     } catch (std::exception& error) {
         after(error, [&] { done(driver_, kept); });
         throw;
@@ -91,7 +91,9 @@ void AnyTime::unlock_there(std::int64_t number) {
 Touched::Touched(Driver& driver, const Homes& homes, Locked& lock) : driver_(driver) {
     AnyTime& any_time = *driver.any_time;
     try {
-        any_time.attempt([&] { any_time.bring(homes, kept_, lock); });
+        or_without_copies(driver, lock, [&] {
+            any_time.attempt([&] { any_time.bring(homes, kept_, lock); });
+        });
     } catch (std::exception& error) {
         after(error, [&] { AnyTime::done(driver_, kept_); });
         throw;

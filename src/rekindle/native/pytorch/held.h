@@ -81,14 +81,10 @@ bool lending(Driver& driver, Locked& lock, Step&& step) {
     return true;
 }
 
-// Runs `step`, and if there is no room for it once more, with what variables hold.
+// Runs `step`, and if there is no room for it once more, without the copies from which the step of
+// an optimizer can be undone: they go out of the budget. Gives the lock back for that.
 template <class Step>
-void or_lending(Driver& driver, Locked& lock, Step&& step) {
-    if (driver.any_time) {  // it is let go like everything else
-        about_to_let_go(driver, lock);
-        driver.any_time->attempt(step);
-        return;
-    }
+void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     std::optional<Shortage> shortage;
     try {
         step();
@@ -96,9 +92,39 @@ void or_lending(Driver& driver, Locked& lock, Step&& step) {
     } catch (const Shortage& error) {
         shortage = error;
     }
-    if (!lending(driver, lock, step)) {
+    bool moved = false;
+    if (driver.tell_ranges) {  // amid such a step
+        const Unlocked others(lock);
+        moved = move_copies_out(driver);
+    }
+    if (!moved) {
+        driver.collect();
         throw Shortage(*std::move(shortage));
     }
+    driver.settle();
+    step();
+}
+
+// Runs `step`, and if there is no room for it once more, with what variables hold.
+template <class Step>
+void or_lending(Driver& driver, Locked& lock, Step&& step) {
+    or_without_copies(driver, lock, [&] {
+        if (driver.any_time) {  // it is let go like everything else
+            about_to_let_go(driver, lock);
+            driver.any_time->attempt(step);
+            return;
+        }
+        std::optional<Shortage> shortage;
+        try {
+            step();
+            return;
+        } catch (const Shortage& error) {
+            shortage = error;
+        }
+        if (!lending(driver, lock, step)) {
+            throw Shortage(*std::move(shortage));
+        }
+    });
 }
 
 // The memory of `tensor` is there.

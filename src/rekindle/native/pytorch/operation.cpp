@@ -85,7 +85,7 @@ void Operation::make_good() {
             return;
         }
         try {
-            driver_.make_room(0, facts_.name.c_str());
+            or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
         } catch (Shortage& shortage) {  // says what was made, and there is no room for
             shortage.needed = shortage.memory - shortage.budget;
             shortage.memory = shortage.budget;

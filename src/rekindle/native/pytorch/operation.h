@@ -82,7 +82,7 @@ private:
     template <class Step>
     void or_lending(Step&& step) {
         if (driver_.any_time) {  // that it may let go was said before
-            driver_.any_time->attempt(step);
+            or_without_copies(driver_, lock_, [&] { driver_.any_time->attempt(step); });
             return;
         }
         rekindle::or_lending(driver_, lock_, step);

@@ -310,14 +310,27 @@ void ask_for_lessons(const Driver& driver, std::int64_t met) {
     ask("lessons", "nL", driver.number(), static_cast<long long>(met));
 }
 
-bool all_threads_are_known(const Driver& driver) {
-    bool known = false;
+namespace {
+
+// What Python says: whether it is so.
+bool is_so(const char* name, const Driver& driver) {
+    bool so = false;
     const auto take = [&](PyObject* told) {
-        known = told == Py_True;
+        so = told == Py_True;
         return true;
     };
-    ask_and(take, "all_threads_are_known", "n", driver.number());
-    return known;
+    ask_and(take, name, "n", driver.number());
+    return so;
+}
+
+}  // namespace
+
+bool all_threads_are_known(const Driver& driver) {
+    return is_so("all_threads_are_known", driver);
+}
+
+bool move_copies_out(const Driver& driver) {
+    return is_so("move_copies_out", driver);
 }
 
 namespace {

@@ -88,6 +88,10 @@ inline void tell(Driver& driver) {
     tell_policy(driver);
 }
 
+// There is no room amid an optimizer's step. Returns whether copies from which it can be undone
+// have been moved out of the budget.
+bool move_copies_out(const Driver& driver);
+
 // A step begins with `met`: Python may know what comes then, of other processes.
 void ask_for_lessons(const Driver& driver, std::int64_t met);
 

@@ -166,6 +166,12 @@ class Answers:
         lending = None if driver is None else driver.lending
         return lending is not None and lending.all_threads_are_known()
 
+    def move_copies_out(self, number: int) -> bool:
+        """Return whether copies from which a step can be undone have left the budget."""
+        driver = drivers.get(number)
+        undo = None if driver is None else driver.undo
+        return undo is not None and undo.move_copies_out()
+
     def unpack(self, handle: object) -> torch.Tensor:
         """Return what autograd saved: compiled autograd calls this where it needs the value."""
         return self.core.unpack(handle)

@@ -11,13 +11,21 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 PutBack = Callable[[], Any]
 
 
-def put_back(value: Any, seen: dict[int, PutBack]) -> PutBack:
+def keep(value: Any) -> PutBack:
+    """Keep `value`; return what returns it."""
+    return lambda: value
+
+
+def put_back(
+    value: Any, seen: dict[int, PutBack], item_kept: Callable[[Any], PutBack] = keep
+) -> PutBack:
     """Returns what gives `value` its content of now again, and that of the containers in it.
 
-    The same objects are filled again: hooks' handles and C++ refer to them.
+    The same objects are filled again: hooks' handles and C++ refer to them. `item_kept` says how
+    to have each item again that is no container.
     """
     if type(value) not in _CONTAINERS:
-        return lambda: value
+        return item_kept(value)
     if id(value) in seen:
         return seen[id(value)]
     pending = True
@@ -39,5 +47,5 @@ def put_back(value: Any, seen: dict[int, PutBack]) -> PutBack:
 
     seen[id(value)] = refill
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    items = [(key, put_back(item, seen)) for key, item in pairs]
+    items = [(key, put_back(item, seen, item_kept)) for key, item in pairs]
     return refill

@@ -196,6 +196,8 @@ class OptimizerSteps:
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
+            if seen is not None and not predictable and not engine.has_room(seen.needed):
+                seen = None  # copies were part of that, maybe: it refuses nothing
             name = f"{type(optimizer).__name__}.step()"
             if (predictable or seen is not None) and not driver.written_down:
                 driver.save_what_needs(_tensors_of(optimizer))

@@ -3,25 +3,113 @@
 For steps of which nobody can say ahead what they take: those that call the program between two
 writes (LBFGS), and those of optimizers that are not PyTorch's own. A weight is copied just before
 the step writes it; the copies count, and go when the step is over.
+
+With the native core all copies are made before the step begins, as far as there is room for them.
+Where there is none they take no part of the budget: they are in an unnamed file, or on the host if
+the weights are on a device. So a step needs no more than without copies.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterator
-from typing import Any, final
+from contextlib import ExitStack
+from typing import IO, Any, final
 
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from rekindle._errors import OutOfBudget
-from rekindle.pytorch.online._contents import PutBack, put_back
+from rekindle.pytorch.devices import is_accelerator
+from rekindle.pytorch.online._contents import PutBack, keep, put_back
 from rekindle.pytorch.operators import Operator, written_by
-from rekindle.pytorch.tensors import homes_of, whole
+from rekindle.pytorch.tensors import geometry_of, homes_of, whole
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
+
+
+@final
+class _Outside:
+    """Bytes that are in no budget: in a file, or on the host."""
+
+    def __init__(self, home: torch.UntypedStorage, file: IO[bytes]) -> None:
+        """Copy the bytes of `home`.
+
+        Raises:
+            OSError: there is no room for it in the file.
+        """
+        self._on_host: torch.UntypedStorage | None = None
+        if is_accelerator(home.device):
+            self._on_host = home.cpu()
+            return
+        self._file = file
+        self._at = file.seek(0, os.SEEK_END)
+        home._write_file(file, True, True, 1)  # type: ignore[attr-defined]
+
+    def read(self) -> torch.UntypedStorage:
+        """Return the bytes in a new storage on the CPU."""
+        if self._on_host is not None:
+            return self._on_host
+        self._file.seek(self._at)
+        return torch.UntypedStorage._new_with_file(self._file, 1)  # type: ignore[attr-defined]
+
+
+@final
+class _Before:
+    """What a storage had in it before the step."""
+
+    def __init__(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
+        self._home = weakref.ref(home)
+        self._device = home.device
+        self._kept: torch.UntypedStorage | None = home
+        self.copy: Tensor | _Outside = copy
+        if isinstance(copy, _Outside):
+            self.move_out(copy)
+
+    def move_out(self, outside: _Outside) -> None:
+        """From now on keep neither the storage nor a copy within the budget."""
+        self.copy, self._kept = outside, None
+
+    @property
+    def alive(self) -> torch.UntypedStorage | None:
+        """The storage, if anybody has it."""
+        return self._home()
+
+    def restored(self) -> torch.UntypedStorage:
+        """Return the storage; one that died is made once more."""
+        home = self._home()
+        if home is None:
+            assert isinstance(self.copy, _Outside)
+            home = self._kept = self.copy.read().to(device=self._device)
+            self._home = weakref.ref(home)
+        return home
+
+
+@final
+class _Item:
+    """A tensor in an optimizer's containers."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+        self._alive = weakref.ref(tensor)
+        self._geometry = geometry_of(tensor)
+        self._before: _Before | None = None
+        self.address = tensor.untyped_storage()._cdata
+
+    def leave_to(self, before: _Before) -> None:
+        """Keep the tensor no longer: what is in it is in `before`."""
+        self._tensor, self._before = None, before
+
+    def __call__(self) -> Tensor:
+        tensor = self._alive()
+        if tensor is None:
+            assert self._before is not None
+            tensor = self._geometry.of(self._before.restored())
+        return tensor
 
 
 @final
@@ -32,7 +120,8 @@ class Undo:
         self, runtime: Any, optimizer: Any, *, copies: bool, at_once: bool = False
     ) -> None:
         """Without `copies` nothing is put back; an error then says so. `at_once`: who does not hear
-        of every operator copies all that the step might write, before it begins."""
+        of every operator copies all that the step might write, before it begins, and asks for the
+        room of the copies (`move_copies_out`)."""
         self.driver = runtime.driver
         self.running = True
         self._runtime = runtime
@@ -41,18 +130,22 @@ class Undo:
         self._at_once = at_once
         self._depth = 1  # of ranges of the profiler: one is around every step
         self._homes: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._before: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
+        self._before: dict[int, _Before] = {}
+        self._items: list[_Item] = []
+        self._file: IO[bytes] | None = None
+        self._files = ExitStack()
         self._contents: list[PutBack] = []
         self.protect(optimizer)
 
     def protect(self, optimizer: Any) -> None:
         """What `optimizer` may write goes back as well, from what it is now."""
         if self._copies:
-            self._contents.append(put_back(vars(optimizer), {}))
+            self._contents.append(put_back(vars(optimizer), {}, self._item))
             for home in homes_of(tensors_kept_by(optimizer)):
                 self._homes.setdefault(home._cdata, weakref.ref(home))
                 if self._at_once:
                     self._about_to_write(home)
+            self._leave_items()
 
     def run(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if facts.writes and self._copies and self.running:
@@ -87,6 +180,38 @@ class Undo:
         self.running = False
         self._before.clear()
         self._contents.clear()
+        self._items.clear()
+        self._file = None
+        self._files.close()
+
+    def move_copies_out(self) -> bool:
+        """Move all copies out of the budget; return whether any copy was in it."""
+        moved = False
+        for before in self._before.values():
+            if isinstance(before.copy, Tensor):
+                outside = self._outside(before.copy.untyped_storage())
+                if outside is None:
+                    break
+                before.move_out(outside)
+                moved = True
+        self._leave_items()
+        return moved
+
+    def _item(self, value: Any) -> PutBack:
+        """Return what returns `value`, an item of the optimizer's containers."""
+        plain = type(value) is Tensor and value.layout is torch.strided
+        if not self._at_once or not plain or value.requires_grad or vars(value):
+            return keep(value)
+        item = _Item(value)
+        self._items.append(item)
+        return item
+
+    def _leave_items(self) -> None:
+        """Keep no tensor that can be made of what is outside of the budget."""
+        for item in self._items:
+            before = self._before.get(item.address)
+            if before is not None and isinstance(before.copy, _Outside):
+                item.leave_to(before)
 
     def _failed(self, error: OutOfBudget) -> None:
         if not self._copies:
@@ -95,19 +220,26 @@ class Undo:
                 "weights have moved and others not. Load them and the optimizer's state anew"
             )
             return
-        for home, copy in self._before.values():
-            self._write_back(home, copy)
+        for before in self._before.values():
+            home = before.alive
+            if home is not None:
+                self._write_back(home, before.copy)
         for refill in self._contents:
             refill()
 
-    def _write_back(self, home: torch.UntypedStorage, copy: Tensor) -> None:
+    def _write_back(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
         engine = self.driver.engine
         budget = engine.budget
+
+        def write() -> None:
+            bytes_before = copy if isinstance(copy, Tensor) else whole(copy.read())
+            self._runtime.unseen(_COPY, whole(home), bytes_before)
+
         try:
-            self._runtime.unseen(_COPY, whole(home), copy)
+            write()
         except OutOfBudget:  # to have back what was made amid the step; here that must not matter
             engine.budget = float("inf")
-            self._runtime.unseen(_COPY, whole(home), copy)
+            write()
         finally:
             engine.budget = budget
 
@@ -115,7 +247,34 @@ class Undo:
         address = home._cdata
         known = self._homes.get(address)
         if known is not None and known() is home and address not in self._before:
-            self._before[address] = home, self._runtime.unseen(_CLONE, whole(home))
+            self._before[address] = _Before(home, self._copy_of(home))
+
+    def _copy_of(self, home: torch.UntypedStorage) -> Tensor | _Outside:
+        """Copy `home` within the budget if nothing has to make way for that."""
+        engine = self.driver.engine
+        if not self._at_once or engine.memory + home.nbytes() <= engine.budget:
+            try:
+                return self._clone(home)
+            except OutOfBudget:  # some room is kept for small results
+                if not self._at_once:
+                    raise
+                self.driver.refused = None
+        return self._outside(home) or self._clone(home)
+
+    def _clone(self, home: torch.UntypedStorage) -> Tensor:
+        copy: Tensor = self._runtime.unseen(_CLONE, whole(home))
+        return copy
+
+    def _outside(self, home: torch.UntypedStorage) -> _Outside | None:
+        """Copy `home` out of the budget; None: there is no room for that."""
+        try:
+            if self._file is None:
+                with ExitStack() as opened:
+                    self._file = opened.enter_context(tempfile.TemporaryFile(buffering=0))
+                    self._files = opened.pop_all()
+            return _Outside(home, self._file)
+        except OSError:
+            return None
 
 
 def tensors_kept_by(optimizer: Any) -> Iterator[Tensor]:
