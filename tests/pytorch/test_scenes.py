@@ -34,6 +34,28 @@ def test_random_program_is_the_same_within_budgets(seed: int) -> None:
     assert outcome.complaint == "", outcome
 
 
+#: Scenes whose optimizers are not known ahead, or whose threads allocate.
+HARD = ("line search", "sparse table", "forward in a thread")
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(next(seed for seed in range(400) if scene_of(seed) == scene) for scene in HARD),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(72, 102)),
+    ],
+)
+def test_random_program_needs_no_more_than_its_plain_peak(seed: int) -> None:
+    outcome = judge(seed, only=("peak",))
+    assert outcome.complaint == "", outcome
+
+
+def test_a_program_that_needs_more_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing, "PEAK_SHARE", 0.2)
+    complaint = judge(0, only=("peak",)).complaint
+    assert "bytes or more, and gets" in complaint
+
+
 def test_scenes_draw_from_many_kinds() -> None:
     assert len(SCENES) >= 30
     assert len(LAYERS) >= 60

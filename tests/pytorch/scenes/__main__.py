@@ -1,5 +1,7 @@
 """Play as many random programs as you like: `python -m tests.pytorch.scenes --programs 3000`.
 
+With `--mode peak` each program gets its plain peak and a few percent, and must not need more.
+
 Programs run in processes of their own, some at a time: one that hangs, takes memory without end or
 ends its process is a complaint about its seed.
 """

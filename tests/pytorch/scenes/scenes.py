@@ -169,6 +169,20 @@ def _line_search(w: World) -> None:
         w.note(optimizer.step(closure))
 
 
+@_scene("sparse table")
+def _sparse_table(w: World) -> None:
+    table = w.own("table", nn.Embedding(200, WIDTH, sparse=True))
+    net = w.net(most=3)
+    rows = w.own("rows", torch.optim.SparseAdam(list(table.parameters()), 0.01))
+    optimizer = w.optimizer(net)
+    for _ in w.loop():
+        rows.zero_grad()
+        loss = w.loss(net(table(torch.randint(0, 200, (w.rows, 8)))))
+        _update(optimizer, loss)
+        rows.step()
+        w.note(loss)
+
+
 @_scene("failures caught")
 def _failures(w: World) -> None:
     """A batch that cannot be used is skipped, as training loops do with bad data."""

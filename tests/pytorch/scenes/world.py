@@ -22,6 +22,23 @@ PLACES: tuple[Place, ...] = (
     "all", "all", "each step", "every other", "from the second", "until the last", "changes",
 )  # fmt: skip
 
+
+class Own(torch.optim.Optimizer):
+    """Not PyTorch's: nobody knows ahead what its step takes."""
+
+    def __init__(self, params: Any, rate: float) -> None:
+        super().__init__(params, {"rate": rate})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                    mean.lerp_(weight.grad, 0.1)
+                    weight.sub_(mean.sign() * group["rate"])
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.02),
     "momentum": lambda p: torch.optim.SGD(p, 0.02, momentum=0.9, weight_decay=0.01),
@@ -31,6 +48,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, 0.002, momentum=0.5),
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
     "nadam": lambda p: torch.optim.NAdam(p, 0.005),
+    "its own": lambda p: Own(p, 0.001),
 }
 
 Budget = Callable[[], AbstractContextManager[Any]]
