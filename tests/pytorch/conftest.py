@@ -22,7 +22,8 @@ torch.set_num_threads(1)
 
 #: Tests of these folders and modules ask for a core, or for what one alone does: they run once.
 _FOR_ONE = ("chains", "devices", "learned", "native", "operators", "planned",
-            "tensors", "test_distributed", "test_hunt", "test_on_standin")  # fmt: skip
+            "tensors", "test_distributed", "test_hunt", "test_on_standin", "test_swap_full_device",
+            "test_swap_pinned", "test_swap_store")  # fmt: skip
 #: Of the others one function in so many runs on the core in Python as well, among the slow tests,
 #: and of its tests one in so many.
 _FUNCTIONS, _TESTS = 3, 4

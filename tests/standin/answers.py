@@ -40,6 +40,8 @@ from rekindle.pytorch.swap import Copies, Transfers  # noqa: E402
 from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
 from tests.native.journals import HELD, KINDS, Replay  # noqa: E402
 from tests.pytorch.scenes.world import Own  # noqa: E402
+from tests.standin.captures import captured  # noqa: E402
+from tests.standin.faults import FAULTS  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
@@ -74,6 +76,13 @@ WIDTH = 1000
 GIVEN = dict.fromkeys(("swapped, full", "native, swapped, full"))
 #: Of what is evicted there, gradients of convolutions are not: they may differ when they run again.
 MORE = {"convolutions, anything": 0.85, "convolutions, native, anything": 0.85}
+
+#: For a graph that is captured.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "swapped": {"swap": rekindle.policies.Swap(only=True)},
+    "anything": {"evict": "anything"},
+    "auto": {},
+}
 
 #: Which streams run only what somebody waits for: the default one, all others.
 SCHEDULES = {
@@ -460,11 +469,17 @@ def _undone() -> dict[str, Any]:
     }
 
 
+#: What is no mode of a program.
+ALONE = (
+    "planned", "least", "dropped", "auto", "polls", "acts", "fails", "small", "captured",
+    "refuses", "undone",
+)  # fmt: skip
+
+
 def _parts(question: str) -> list[str]:
     """Program, mode, streams, and what is missing."""
     name, *rest = question.split(", ")
-    others = "planned", "least", "dropped", "auto", "polls", "acts", "fails", "small", "undone"
-    modes = sorted([*MODES, *others], key=len, reverse=True)
+    modes = sorted([*MODES, *ALONE], key=len, reverse=True)
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
     return [name, mode, *rest[len(mode.split(", ")) :]]
 
@@ -478,6 +493,12 @@ def _at_most(name: str, amount: int) -> int:
 def answer(question: str) -> dict[str, Any]:
     """Whether the bits are those without a budget, and the allocator's peak over the budget."""
     name, mode, streams, *missing = _parts(question)
+    if mode == "refuses":
+        STANDIN.late(*SCHEDULES[streams])
+        return FAULTS[name]()
+    if mode == "captured":
+        STANDIN.late(*SCHEDULES[streams])
+        return captured(name, OPTIONS[missing[0]])
     if mode == "planned":
         return _planned(streams)
     if mode == "polls":

@@ -1,4 +1,4 @@
-"""Faults at every operator in turn, first runs and recomputations alike, and a device that is full.
+"""Faults at every operator in turn, first runs and recomputations alike.
 
 After each: the weights are as they were, no mode or hook is left, the memory is back to what it
 was, and training goes on to the same bits.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import rekindle
-from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
+from tests.pytorch.harsh import WIDTH, differing, everything
 from tests.pytorch.tracker import Tracker
 
 TIGHT = 14 * 4 * WIDTH
@@ -126,83 +126,6 @@ def _harsh_enough(batch: Tensor) -> int:
         return budget
 
 
-class Full(Tracker):
-    """A device with room for `limit` bytes; beyond, operators raise as CUDA's allocator does."""
-
-    def __init__(self, limit: int, library: str = "") -> None:
-        """`library`: what the error says if it is not the allocator's."""
-        super().__init__()
-        self.limit = limit
-        self.library = library
-        self.refused = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name
-        if name in ("aten::exp", "aten::mul") and self.alive + 4 * WIDTH > self.limit:
-            self.refused += 1
-            if self.library:
-                raise RuntimeError(self.library)
-            raise torch.OutOfMemoryError("CUDA out of memory (a stand-in)")
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
-def test_what_the_device_refuses_is_tried_again_with_less_in_memory() -> None:
-    """The budget is far too large for the device: more and more is evicted, and it works."""
-    weight = vector(True)
-    (plain,) = torch.autograd.grad(deeper(weight, 12).sum(), weight)
-    with Full(TIGHT) as device, rekindle.budget(100 * TIGHT) as run:
-        (gradient,) = torch.autograd.grad(deeper(weight, 12).sum(), weight)
-    assert torch.equal(gradient, plain)
-    assert device.refused > 0
-    assert run.evictions > 0
-    assert run.recomputations > 0
-    run._driver.engine.check()
-
-
-@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
-def test_no_more_is_evicted_than_the_device_lacks() -> None:
-    weight = vector(True)
-    with Full(40 * weight.nbytes) as device, rekindle.budget(1000 * weight.nbytes) as run:
-        loss = deeper(weight, 50).sum()
-        held = run._driver.engine.memory
-        loss.backward()
-    assert device.refused > 0
-    assert held > 20 * weight.nbytes
-
-
-@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
-@pytest.mark.parametrize("text", ["CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory"])
-def test_a_library_that_has_no_memory_is_tried_again(text: str) -> None:
-    weight = vector(True)
-    (plain,) = torch.autograd.grad(deeper(weight, 12).sum(), weight)
-    with Full(TIGHT, text) as device, rekindle.budget(100 * TIGHT):
-        (gradient,) = torch.autograd.grad(deeper(weight, 12).sum(), weight)
-    assert torch.equal(gradient, plain)
-    assert device.refused > 0
-
-
-@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
-def test_a_device_that_is_too_small_says_who_holds_its_memory() -> None:
-    weight = vector(True)
-
-    def hoard() -> list[Tensor]:
-        rows = [weight]
-        for _ in range(20):
-            rows.append(rows[-1].exp())
-        return rows
-
-    with Full(TIGHT) as device, rekindle.budget(100 * TIGHT) as run:
-        with pytest.raises(torch.OutOfMemoryError, match="a stand-in") as caught:
-            hoard()
-        (note,) = caught.value.__notes__
-        assert "held by your code" in note
-        assert "Everything that may be evicted has been" in note
-        refused = device.refused
-        assert refused == 4  # the first time, with less, with much less, with nothing
-        run._driver.engine.check()
-
-
 class OutOfMemoryAfter(Tracker):
     """A device whose memory runs out in the midst of an operator, once: its work is half done."""
 
@@ -217,21 +140,6 @@ class OutOfMemoryAfter(Tracker):
             self.failed += 1
             raise torch.OutOfMemoryError("CUDA out of memory (a stand-in)")
         return result
-
-
-@pytest.mark.python_core("the native one is for the CPU, whose allocator refuses nothing")
-@pytest.mark.parametrize("grad_mode", [True, False], ids=["recorded", "unrecorded"])
-def test_what_is_tried_again_draws_the_same_random_numbers(grad_mode: bool) -> None:
-    def draw() -> Tensor:
-        torch.manual_seed(1)
-        with torch.set_grad_enabled(grad_mode):
-            return torch.stack([torch.bernoulli(vector() / 2) for _ in range(3)])
-
-    wanted = draw()
-    with OutOfMemoryAfter("aten::bernoulli") as device, rekindle.budget(100 * TIGHT):
-        got = draw()
-    assert device.failed
-    assert torch.equal(got, wanted)
 
 
 def test_what_has_written_a_part_of_a_list_is_not_tried_again() -> None:

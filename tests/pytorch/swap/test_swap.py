@@ -20,6 +20,7 @@ import rekindle
 from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Swap
 from rekindle.pytorch import Run
+from rekindle.pytorch.native import NativeDriver
 from rekindle.pytorch.swap import Copies, SwappingDriver, _host_memory
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
@@ -254,13 +255,19 @@ def test_the_record_holds_the_swaps_and_the_verifier_agrees(tmp_path: Path) -> N
     assert cost.peak <= record.peak <= TIGHT
 
 
-@pytest.mark.python_core
 @pytest.mark.parametrize("only", [True, False])
 def test_the_simulator_decides_as_the_real_run_did(
     only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same engine, told the same: but for copies ahead, whose moments are a driver's choice."""
     monkeypatch.setattr(Engine, "ahead", lambda engine: iter(()))
+    make = NativeDriver.__init__
+
+    def made(driver: NativeDriver, *args: Any) -> None:
+        make(driver, *args)
+        driver.core.take_out(driver.handle, "ahead")
+
+    monkeypatch.setattr(NativeDriver, "__init__", made)
     case = next(case for case in ALL_CASES if case.name == "gpt")
     swap = Swap(out_bytes_per_s=10**9, in_bytes_per_s=10**9, only=only)
     budget = plainly(case).measured.budget(0.5)

@@ -1,95 +1,109 @@
-"""A device that has no memory for what comes back, or whose error is another one; on stand-ins."""
+"""Memory for what comes back is refused, or its error is another one; memory that cannot be pinned.
+
+A file stands in for the device's store: what is tested is who tries again, and who does without.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.online import Streams
-from rekindle.pytorch.swap import _swapper
+from rekindle.pytorch.swap import Copies
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.harsh import vector
-from tests.pytorch.swap.test_swap import VECTOR, gradient, swapping
+from tests.pytorch.swap.test_swap import VECTOR, check, gradient, swapped, swapping
 
-pytestmark = pytest.mark.python_core  # on a device the native core does not swap
-
-Swapper = _swapper.Swapper
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
+FULL = "out of memory. Tried to allocate 4.00 KiB"
+
+
+class _Operators(TorchDispatchMode):
+    """Counts those of the program."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 class _Reads:
-    """Memory for what is read ahead, or was asked for, is refused with `error`."""
+    """Reads are refused with `error`: of each value the first one, as `refuses` says by number."""
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, *, ahead: bool, error: Callable[[], Exception]
+        self,
+        patch: pytest.MonkeyPatch,
+        operators: _Operators,
+        error: Callable[[], Exception],
+        refuses: Callable[[int], bool] = lambda number: True,
     ) -> None:
-        self.refused = 0
-        self.times = 10**9
-        self._ahead, self._error, self._amid = ahead, error, False
-        read, read_ahead = Swapper._read, Swapper._read_ahead
+        self.refused: dict[int, int] = {}  # by value: operators that had run
+        #: Values asked for again at once, and those asked for only when more operators had run.
+        self.at_once: list[int] = []
+        self.later: list[int] = []
+        read = Copies.read
 
-        def reading(swapper: Any, storage: Any) -> None:
-            if self._amid == self._ahead and self.refused < self.times:
-                self.refused += 1
-                raise self._error()
-            read(swapper, storage)
+        def reading(copies: Copies, value: int, home: torch.UntypedStorage) -> str:
+            if value not in self.refused and refuses(len(self.refused)):
+                self.refused[value] = operators.count
+                raise error()
+            if value in self.refused:
+                again = self.refused[value] == operators.count
+                (self.at_once if again else self.later).append(value)
+            return read(copies, value, home)
 
-        def reading_ahead(swapper: Any) -> None:
-            self._amid = True
-            try:
-                read_ahead(swapper)
-            finally:
-                self._amid = False
-
-        patch.setattr(Swapper, "_read", reading)
-        patch.setattr(Swapper, "_read_ahead", reading_ahead)
+        patch.setattr(Copies, "read", reading)
 
 
-def _full() -> Exception:
-    return torch.OutOfMemoryError("out of memory. Tried to allocate 4.00 KiB")
-
-
-def test_what_comes_early_displaces_nothing(
+def test_a_refused_read_is_retried_or_left_for_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A value that was asked for is read again at once, one that was to come early when it is."""
     weight = vector(True)
     wanted = gradient(weight)
-    reads = _Reads(monkeypatch, ahead=True, error=_full)
-    with swapping(tmp_path, 20 * VECTOR) as run:
+    with _Operators() as operators, swapping(tmp_path, 20 * VECTOR, core="native") as run:
+        reads = _Reads(monkeypatch, operators, lambda: torch.OutOfMemoryError(FULL))
         for _ in range(2):
             assert torch.equal(gradient(weight), wanted)
-    assert reads.refused > 0
-    assert run.report().swapped is not None
+        check(run)
+    assert reads.at_once
+    assert reads.later
+    assert len(reads.refused) == len({*reads.at_once, *reads.later})
+    assert run.recomputations == 0
+    assert swapped(run).back > 0
 
 
-def test_what_was_asked_for_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the memory of what is on its way."""
+@pytest.mark.parametrize("nth", range(6))
+def test_another_error_is_not_taken_for_a_full_device(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a value that was asked for, and of one that was to come early (as the test above sees)."""
     weight = vector(True)
     wanted = gradient(weight)
-    reads = _Reads(monkeypatch, ahead=False, error=_full)
-    reads.times = 1
-    with swapping(tmp_path, 20 * VECTOR):
+    reads = 0
+    read = Copies.read
+
+    def reading(copies: Copies, value: int, home: torch.UntypedStorage) -> str:
+        nonlocal reads
+        reads += 1
+        if reads == nth + 1:
+            raise RuntimeError(ILLEGAL)
+        return read(copies, value, home)
+
+    monkeypatch.setattr(Copies, "read", reading)
+    with swapping(tmp_path, 20 * VECTOR, core="native") as run:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            gradient(weight)
+        assert reads == nth + 1  # nobody tried again
+        check(run)
         assert torch.equal(gradient(weight), wanted)
-    assert reads.refused == 1
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_another_error_is_not_taken_for_a_full_device(
-    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weight = vector(True)
-    reads = _Reads(monkeypatch, ahead=ahead, error=lambda: RuntimeError(ILLEGAL))
-    with (
-        pytest.raises(RuntimeError, match="illegal memory access"),
-        swapping(tmp_path, 20 * VECTOR),
-    ):
-        gradient(weight)
-    assert reads.refused == 1  # nobody tried again
+        check(run)
 
 
 @pytest.mark.parametrize(

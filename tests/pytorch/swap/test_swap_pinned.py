@@ -19,8 +19,6 @@ from rekindle.pytorch.swap import host_memory
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from tests.pytorch.online.test_cuda import Event, train_on_device, train_plainly
 
-pytestmark = pytest.mark.python_core  # but for what asks for another
-
 CPU = torch.device("cpu")  # the stand-in's memory
 
 

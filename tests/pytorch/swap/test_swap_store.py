@@ -25,8 +25,6 @@ from rekindle.pytorch.swap._file_store import FileStore, remove_leftovers
 from rekindle.pytorch.swap._space import PAGE, Space
 from rekindle.pytorch.swap._store import Lost
 
-pytestmark = pytest.mark.python_core  # nothing here is asked of a core
-
 KIB = 1024
 
 

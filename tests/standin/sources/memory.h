@@ -39,6 +39,9 @@ struct Allocator final : c10::DeviceAllocator {
   std::vector<std::pair<Block*, std::vector<std::shared_ptr<Mark>>>> pending;
   Stats stats[DEVICES];
   size_t limit[DEVICES] = {size_t(4) << 30, size_t(4) << 30};
+  size_t most[DEVICES] = {SIZE_MAX, SIZE_MAX};  // bytes given out: what would be more is refused
+  int64_t refusals = 0;                         // so many times
+  std::string refusal;                          // with these words; none: those of an allocator
 
   static void change(c10::CachingAllocator::StatArray& s, bool small, int64_t by) {
     for (size_t i : {size_t(0), small ? size_t(1) : size_t(2)})
@@ -64,10 +67,20 @@ struct Allocator final : c10::DeviceAllocator {
     change(stats[d].reserved_bytes, small, whole);
     return new Block{static_cast<char*>(p), whole, d, q, small};
   }
+  [[noreturn]] void refuse(int d, size_t size) {
+    stats[d].num_ooms++;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "standin device out of memory. Tried to allocate ", size, " bytes");
+    abort();
+  }
   void* get(size_t n, int d, Queue* q) {
     std::lock_guard l(m);
     collect(false);
     size_t size = std::max<size_t>(512, (n + 511) / 512 * 512);
+    if (refusals > 0 && size_t(stats[d].allocated_bytes[0].current) + size > most[d]) {
+      refusals--;
+      TORCH_CHECK(refusal.empty(), refusal);
+      refuse(d, size);
+    }
     bool small = size <= SMALL;
     Block* b = take(q, small, size);
     if (!b) b = segment(d, q, small, size);
@@ -78,10 +91,7 @@ struct Allocator final : c10::DeviceAllocator {
       emptyCache();
       b = segment(d, q, small, size);
     }
-    if (!b) {
-      stats[d].num_ooms++;
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "standin device out of memory. Tried to allocate ", size, " bytes");
-    }
+    if (!b) refuse(d, size);
     size_t rest = b->size - size;
     if (small ? rest >= 512 : rest > SMALL) {
       auto* tail = new Block{b->ptr + size, rest, d, q, small};

@@ -59,6 +59,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("fail_query", [](int64_t n) { failing_query = n; });
   m.def("poison", [](bool on) { poison = on; });
   m.def("limit", [](int d, size_t bytes) { memory().limit[d] = bytes; });
+  m.def("refuse", [](int d, size_t most, int64_t times, const std::string& said) { memory().most[d] = most; memory().refusals = times; memory().refusal = said; });
+  m.def("refusals_left", [] { return memory().refusals; });
   m.def("default_generator", [](int d) { return default_generator(d); });
   m.def("empty_cache", [] { memory().emptyCache(); }, release());
   m.def("atomics", [](bool on) { sums = on ? 0 : -1; });

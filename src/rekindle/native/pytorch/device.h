@@ -97,6 +97,8 @@ public:
     void empty_cache() const;
 
     // Off in tests that show what each is for.
+    bool learns = true;  // what operators take inside themselves
+    bool guesses = true;
     bool orders = true;
     bool keeps = true;
     bool doubts = true;

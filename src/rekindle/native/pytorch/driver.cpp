@@ -79,7 +79,7 @@ c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
     }
     std::unique_lock lock(the_mutex());
     c10::intrusive_ptr<Driver> driver = active_for_this_thread();
-    if (!driver || driver->device.is_capturing()) {
+    if (!driver) {
         return {};
     }
     if (is_started_inside() && in_backward_pass()) {
@@ -345,7 +345,7 @@ void Driver::settle() {
     if (std::exchange(heard_late_, false)) {
         ask_allocator();  // which did not count them any more when it was asked before
     }
-    if (has_discarded()) {
+    if (has_discarded() && !device.is_capturing()) {  // a graph cannot wait for copies under way
         perform([&] { engine.discards(); });
     }
 }
@@ -499,6 +499,7 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
 
 void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
+    refuse_in_a_graph(recipe.name());
     c10::SmallVector<Home, 2> homes;
     try {
         const Counted counted(replaying);
@@ -523,6 +524,13 @@ void Driver::compute_now(Call& call, bool in_place) {
     settle_results(recipe, homes);
     if (audit) {
         audit->made_again(recipe, device);
+    }
+}
+
+// A value that a graph would make or read is not there before the graph runs.
+void Driver::refuse_in_a_graph(const char* site) const {
+    if (device.is_capturing()) {
+        throw InAGraph(site);
     }
 }
 

@@ -459,6 +459,7 @@ private:
     void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
     void wait_for_copies() const;
+    void refuse_in_a_graph(const char* site) const;
     void compute_now(Call& call, bool in_place);
     void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes);
     bool may_drop(const Record& record) const;

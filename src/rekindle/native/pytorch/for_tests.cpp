@@ -12,6 +12,7 @@
 #include "positions.h"
 #include "python.h"
 #include "signature.h"
+#include "swapper.h"
 #include "workspaces.h"
 
 namespace rekindle {
@@ -78,7 +79,12 @@ PyObject* take_out(PyObject* arguments) {
     const Locked lock;
     Driver& driver = driver_of(capsule);
     driver.shortfall.lowers = driver.shortfall.lowers && what != "fitted";
+    if (driver.swapper) {
+        driver.swapper->ahead = driver.swapper->ahead && what != "ahead";
+    }
     Device& device = driver.device;
+    device.learns = device.learns && what != "took";
+    device.guesses = device.guesses && what != "guess";
     device.orders = device.orders && what != "in_order";
     device.keeps = device.keeps && what != "keep_until_read";
     device.doubts = device.doubts && what != "may_differ";

@@ -25,8 +25,9 @@ PyObject* bytes_asked_for(PyObject* arguments);
 // neighbors that go, or None
 PyObject* window(PyObject* arguments);
 // take_out(driver, what): "in_order", "keep_until_read", "may_differ", "kept_back" or
-// "cheapest_neighbors", of the device, or
-// "fitted": a device that has less than the budget says does not lower it
+// "cheapest_neighbors", of the device; "fitted": a device that has less than the budget says does
+// not lower it; "took" and "guess", of workspaces; or "ahead": nothing is copied to the host that
+// may stay
 PyObject* take_out(PyObject* arguments);
 // fitted(driver, bytes): a device that has less than the budget says had so much
 PyObject* fitted(PyObject* arguments);

@@ -112,9 +112,12 @@ at::Tensor Handle::call_unpack_hook() {
     at::Tensor found = in_words(*driver_, [&] {
         Locked lock;
         Driver& driver = *driver_;
-        driver.settle_if_needed();
-        if (driver.let_go_of_everything) {
-            driver.let_go_now();
+        const bool capturing = driver.device.is_capturing();
+        if (!capturing) {
+            driver.settle_if_needed();
+            if (driver.let_go_of_everything) {
+                driver.let_go_now();
+            }
         }
         check_version(record_->site());
         at::Tensor elsewhere = moved(current(*record_));
@@ -122,7 +125,7 @@ at::Tensor Handle::call_unpack_hook() {
             return elsewhere;
         }
         if (Record& record = current(*record_); record.replayable || !record.held) {
-            if (!record.resident && driver.device.is_capturing()) {
+            if (!record.resident && capturing) {
                 throw InAGraph(record.site());
             }
             if (record.resident) {

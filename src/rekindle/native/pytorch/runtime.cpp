@@ -145,6 +145,24 @@ void query(
     driver.count(0, made, 0);
 }
 
+// A graph has the addresses of what it reads and writes: that stays where it is.
+void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
+    driver.collect();
+    each_memory(
+        torch::jit::last(stack, facts.arguments),
+        [&](std::uint32_t, const at::Tensor& tensor, bool) {
+            const auto* found = driver.resident_at(*tensor.storage().unsafeGetStorageImpl());
+            if (found == nullptr || found->record == nullptr) {
+                return;
+            }
+            if (found->record->husk) {
+                throw InAGraph(found->record->site());
+            }
+            driver.stays(*found->record);
+        }
+    );
+}
+
 // Returns whether Python may be told of what is due: not where nothing may be thrown.
 bool run(
     Driver& driver,
@@ -154,6 +172,14 @@ bool run(
 ) {
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
+    if (driver.device.is_capturing()) {  // it neither counts nor is recorded
+        if (driver.lends || driver.any_time) {
+            keep_operands_of_graph(driver, facts, *stack);
+        }
+        lock.unlock();
+        pass(op, keys, stack);
+        return false;
+    }
     if (facts.has(Traits::QUERY)) {  // PyTorch asks where an error would end the process
         query(driver, facts, op, keys, stack, lock);
         return false;

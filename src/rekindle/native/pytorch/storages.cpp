@@ -330,7 +330,7 @@ void Driver::use(Record& record) {
     }
     if (record.listed) {
         maybe_held(record);
-        if (swapper != nullptr) {
+        if (swapper != nullptr && !device.is_capturing()) {  // a graph cannot wait for a copy
             swapper->settle(record);
         }
     }

@@ -30,6 +30,7 @@ public:
 
     Copies copies;
     bool complaint_due = false;  // something went wrong, and nobody was told
+    bool ahead = true;           // copies are made ahead of need: off in a test
 
     // Runs `events`, in which the engine decides as if every transfer were over. They do not nest:
     // what is amid others is part of those.

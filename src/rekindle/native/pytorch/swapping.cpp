@@ -41,7 +41,9 @@ void Driver::make_room_and_wait(Bytes needed, const char* who) {
     )) {  // a write failed, and something had to stay
         let_go_for(needed, who);
     }
-    perform([&] { engine.ahead(); });
+    if (swapper->ahead) {
+        perform([&] { engine.ahead(); });
+    }
 }
 
 // Until nothing is on its way to the host or back: what was let go is really gone.
@@ -67,6 +69,7 @@ bool Driver::swap_out(Storage& storage, bool keep) {
 
 void Driver::swap_in(Storage& storage) {
     Record& record = record_of(storage);
+    refuse_in_a_graph(record.site());
     if (const Home home = swapper->fetch(record); home) {
         hang(record, home);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {

@@ -54,7 +54,9 @@ struct View<redispatch> final {
         if (const c10::intrusive_ptr<Driver> driver = lock_and_see(keys)) {
             in_words(*driver, [&] {
                 Locked lock(std::adopt_lock);
-                meet_whole(*driver, lock, *whole.unsafeGetTensorImpl());
+                if (!driver->device.is_capturing()) {
+                    meet_whole(*driver, lock, *whole.unsafeGetTensorImpl());
+                }
             });
             tell(*driver);
         }

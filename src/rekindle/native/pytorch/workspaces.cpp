@@ -104,11 +104,13 @@ void learn_workspace(Signature& signature, const Used& used, const Device& devic
     kind.seen += signature.watched == 0 ? 1 : 0;
     kind.most = std::max(kind.most, inside + once);
     kind.copies = kind.copies || (touched > 0 && touched <= 2 * inside);
-    signature.took(inside);
+    if (device.learns) {
+        signature.took(inside);
+    }
 }
 
 Bytes guess_workspace(const Signature& signature, const Device& device) {
-    if (!device.queues() && !signature.facts.roomy) {
+    if (!device.guesses || (!device.queues() && !signature.facts.roomy)) {
         return 0;
     }
     const auto found = kinds().find({std::string(kind_of(signature.facts)), device.queues()});

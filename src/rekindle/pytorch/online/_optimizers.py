@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, 
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.engine import Storage
+from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._dry_run import bytes_of_step
 from rekindle.pytorch.online._undo import Undo, tensors_kept_by
@@ -111,13 +112,19 @@ class OptimizerSteps:
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         steps = self._threads.get(threading.get_ident())
-        return None if steps is None else steps._before(optimizer, args, kwargs)
+        if steps is None or self._is_captured():
+            return None
+        return steps._before(optimizer, args, kwargs)
 
     def _step_is_over(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         steps = self._threads.get(threading.get_ident())
-        if steps is not None:
+        if steps is not None and not self._is_captured():
             steps._after(optimizer)
         self._runtime.stepped(optimizer)
+
+    def _is_captured(self) -> bool:
+        """Return whether the step goes into a graph, for which nothing can be evicted or copied."""
+        return is_accelerator(self._driver.device) and accelerator.is_capturing()
 
     def recover(self) -> None:
         """Everything is as it was before the step that is running, or that failed."""

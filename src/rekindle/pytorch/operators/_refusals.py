@@ -46,6 +46,7 @@ def recomputed_in_a_graph(maker: str) -> Unsupported:
     """What was evicted is asked for while the device writes a graph."""
     return Unsupported(
         f"{maker} was evicted, and is needed while CUDA captures a graph, in which its inputs "
-        "would not be those of each replay. Capture forward and backward pass together, or capture "
-        "outside of rekindle.budget(...)"
+        "would not be those of each replay. Capture forward and backward pass together, write "
+        "run.keep(tensor) before for what a variable holds, or capture outside of "
+        "rekindle.budget(...)"
     )

@@ -1,0 +1,151 @@
+"""Graphs that are captured inside a budget: which waits, copies and recomputations there are none.
+
+The stand-in runs at once what is captured, and refuses what CUDA refuses then: to wait across
+streams, to record an event with a time, to ask for a generator's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rekindle
+
+ROWS = 1 << 16
+DEPTH = 24
+
+
+def vector() -> Tensor:
+    return torch.linspace(0.1, 1.0, ROWS, device="cuda").requires_grad_()
+
+
+def deep(x: Tensor, depth: int = DEPTH) -> Tensor:
+    for _ in range(depth):
+        x = (x.sin() * x).exp() * 0.5
+    return x.sum()
+
+
+@contextmanager
+def capturing(side: Any) -> Iterator[None]:
+    """Inside, what is launched on `side` goes into a graph."""
+    import _standin
+
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        _standin.capture(True)
+        try:
+            yield
+        finally:
+            _standin.capture(False)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def _step_amid_copies(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+    """Captures a backward pass and an optimizer's step.
+
+    Copies to the host are under way then, and values die that have some.
+    """
+    weight, small = vector(), vector()
+    optimizer = torch.optim.SGD([small], 0.1)
+    found: list[Tensor] = []
+    for _ in range(3):
+        losses = [deep(weight)]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = (small * 2).sin().sum()  # saved last: it is in memory
+        with capturing(side):
+            losses.pop()
+            y.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found += torch.autograd.grad(deep(weight), weight)
+    return [*found, small.detach()]
+
+
+def _evicted_input(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+    """Captures the backward pass of what was evicted."""
+    weight = vector()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        loss = deep(weight)
+    with capturing(side):
+        return [*torch.autograd.grad(loss, weight)]
+
+
+def _of_evicted(
+    side: Any, evict: Callable[[], None], read: Callable[[Tensor], object]
+) -> list[Tensor]:
+    """Captures `read` of what a variable holds, and may have been evicted."""
+    weight = vector()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        held = weight * 2
+        loss = deep(held)
+        evict()
+    with capturing(side):
+        read(held)
+    del loss
+    return [held.detach()]
+
+
+def _address_of_evicted(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+    return _of_evicted(side, evict, Tensor.data_ptr)
+
+
+def _operator_of_evicted(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+    return _of_evicted(side, evict, torch.sin)
+
+
+def _evicted_afterwards(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+    """Captures an operator of what variables hold: a graph has their addresses from then on."""
+    weight = vector()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        held = weight * 2
+    with capturing(side):
+        both = held + weight
+    evict()
+    return [held.detach(), both.detach()]
+
+
+SCENES: dict[str, Callable[[Any, Callable[[], None]], list[Tensor]]] = {
+    "step amid copies": _step_amid_copies,
+    "evicted input": _evicted_input,
+    "address of evicted": _address_of_evicted,
+    "operator of evicted": _operator_of_evicted,
+    "evicted afterwards": _evicted_afterwards,
+}
+
+
+def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Whether it gives the same bits within a budget, or what it raises; and that the next does.
+
+    "of variables": how many storages of the program were evicted when all were that may be.
+    """
+    side = torch.cuda.Stream()
+    expected = [each.cpu() for each in SCENES[scene](side, lambda: None)]
+    expected_later = deep(vector()).item()
+    torch.cuda.synchronize()
+    amount = torch.cuda.memory_allocated() + 16 * 4 * ROWS
+    found: dict[str, Any] = {}
+
+    def evict() -> None:
+        driver: Any = run._driver
+        driver.core.let_go_now(driver.handle)
+        found["of variables"] = driver.core.husks(driver.handle)
+
+    with rekindle.budget(amount, device="cuda", core="native", learn=False, **options) as run:
+        try:
+            got = [each.cpu() for each in SCENES[scene](side, evict)]
+            found["equal"] = all(map(torch.equal, got, expected))
+        except Exception as error:
+            found["raised"] = f"{type(error).__name__}: {error}"
+        found["later"] = deep(vector()).item() == expected_later
+        run._driver.engine.check()  # type: ignore[union-attr]
+    found["evictions"] = run.evictions
+    found["swapped"] = getattr(run.report().swapped, "out", 0)
+    return found

@@ -1,0 +1,152 @@
+"""A device that refuses memory by the byte, and what a budget makes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rekindle
+
+ROWS = 1 << 16
+VECTOR = 4 * ROWS
+OFTEN = 1 << 40
+
+
+def _deep(x: Tensor, depth: int) -> Tensor:
+    for _ in range(depth):
+        x = (x.sin() * x).exp() * 0.5
+    return x
+
+
+def _weight() -> Tensor:
+    return torch.linspace(0.1, 1.0, ROWS, device="cuda").requires_grad_()
+
+
+@contextmanager
+def _room_for(vectors: int, said: str = "") -> Iterator[list[int]]:
+    """Inside, the device has room for so many beside what is there.
+
+    Yields where it is noted, in the end, how often it refused.
+
+    said: the error's words, if it is a library's and not the allocator's.
+    """
+    import _standin
+
+    torch.cuda.synchronize()
+    _standin.refuse(0, torch.cuda.memory_allocated() + vectors * VECTOR, OFTEN, said)
+    refused: list[int] = []
+    try:
+        yield refused
+    finally:
+        refused.append(OFTEN - _standin.refusals_left())
+        _standin.refuse(0, 0, 0, "")
+
+
+def _budget() -> rekindle.budget:
+    """Far more than the device has."""
+    return rekindle.budget(1400 * VECTOR, device="cuda", core="native", learn=False)
+
+
+def _refused(said: str = "") -> dict[str, Any]:
+    """More and more is evicted, and it works."""
+    weight = _weight()
+    (plain,) = torch.autograd.grad(_deep(weight, 12).sum(), weight)
+    wanted = plain.cpu()
+    del plain
+    with _room_for(14, said) as refused, _budget() as run:
+        (gradient,) = torch.autograd.grad(_deep(weight, 12).sum(), weight)
+        run._driver.engine.check()  # type: ignore[union-attr]
+    return {
+        "equal": torch.equal(gradient.cpu(), wanted),
+        "refused": refused[0],
+        "evictions": run.evictions,
+        "recomputations": run.recomputations,
+    }
+
+
+def _held() -> dict[str, Any]:
+    """How many vectors are in memory after a forward pass."""
+    weight = _weight()
+    with _room_for(40) as refused, _budget() as run:
+        loss = _deep(weight, 50).sum()
+        held = run._driver.engine.memory
+        loss.backward()
+    return {"refused": refused[0], "held": held / VECTOR}
+
+
+def _hoarded() -> dict[str, Any]:
+    """What is said, and after how many tries, where the program itself holds too much."""
+    rows = [_weight()]
+    with _room_for(14) as refused, _budget() as run:
+        try:
+            for _ in range(20):
+                rows.append(rows[-1].exp())
+        except torch.OutOfMemoryError as error:
+            found = {"raised": str(error), "notes": error.__notes__, "rows": len(rows)}
+        run._driver.engine.check()  # type: ignore[union-attr]
+    return found | {"refused": refused[0]}
+
+
+def _drawn() -> dict[str, Any]:
+    """Whether an operator that had drawn when it failed draws the same numbers again."""
+    import _standin
+
+    def draw(*, grad_mode: bool, refuse: bool) -> tuple[Tensor, int]:
+        torch.manual_seed(1)
+        found, refused = [], 0
+        with torch.set_grad_enabled(grad_mode):
+            for _ in range(3):
+                halves = _weight() / 2
+                _standin.refuse(0, 0, int(refuse), "")
+                found.append(torch.bernoulli(halves))
+                refused += refuse - _standin.refusals_left()
+            return torch.stack(found), refused
+
+    answers: dict[str, Any] = {}
+    for name, grad_mode in (("recorded", True), ("unrecorded", False)):
+        wanted, _ = draw(grad_mode=grad_mode, refuse=False)
+        with _budget():
+            got, refused = draw(grad_mode=grad_mode, refuse=True)
+        answers[name] = {"refused": refused, "equal": torch.equal(got, wanted)}
+    return answers
+
+
+_calls: list[int] = []
+
+
+@torch.library.custom_op("standin::add_one_to_each", mutates_args=["rows"], device_types="cuda")
+def _add_one_to_each(rows: list[Tensor]) -> None:
+    """Fails once it has written."""
+    _calls.append(len(rows))
+    for row in rows:
+        row.add_(1)
+    raise torch.OutOfMemoryError("a stand-in has no memory")
+
+
+def _written() -> dict[str, Any]:
+    """What becomes of a list of which an operator had written a part when it failed."""
+    rows = [torch.ones(3, device="cuda"), torch.ones(4, device="cuda")]
+    _calls.clear()
+    found: dict[str, Any] = {}
+    with _budget():
+        try:
+            _add_one_to_each(rows)
+        except torch.OutOfMemoryError as error:
+            found["raised"] = str(error)
+    once = all(bool((row == 2).all()) for row in rows)
+    return found | {"calls": len(_calls), "once": once}
+
+
+FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "allocator": _refused,
+    "cublas": lambda: _refused("CUBLAS_STATUS_ALLOC_FAILED"),
+    "driver": lambda: _refused("CUDA error: out of memory"),
+    "held": _held,
+    "hoarded": _hoarded,
+    "drawn": _drawn,
+    "written": _written,
+}
