@@ -46,6 +46,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!e) return;
     auto mark = static_cast<Event*>(e)->mark;
     auto* q = queue_of(s);
+    TORCH_CHECK(!capturing || mark->queue == q, "a stream waits for another while a graph is captured");
     if (mark->queue != q) q->push([mark] { mark->wait(); });
   }
   bool queryEvent(void* e) const override {

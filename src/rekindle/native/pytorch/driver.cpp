@@ -193,6 +193,9 @@ void Driver::clear(Bytes wanted) {
         if (engine.memory > most && forget_sources()) {
             perform([&] { engine.shrink(most); });
         }
+        if (swapper) {
+            swapper->wait_for(wanted + engine.in_flight);
+        }
     });
 }
 

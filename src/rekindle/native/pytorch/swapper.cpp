@@ -65,9 +65,6 @@ void Swapper::go_on() {
 
 bool Swapper::has_room(Bytes nbytes) {
     wait_for(nbytes);
-    if (!amid_) {
-        count(in_flight());
-    }
     return engine_.budget == UNLIMITED || engine_.memory + nbytes <= engine_.budget;
 }
 
@@ -75,15 +72,17 @@ void Swapper::wait_for(Bytes nbytes) {
     while (!leaving_.empty() && copies.ended(leaving_.front().record->id)) {
         arrive(*leaving_.front().record);
     }
-    if (engine_.budget == UNLIMITED) {
-        return;
+    if (engine_.budget != UNLIMITED) {
+        const Bytes most = engine_.budget - (engine_.memory - counted_) - nbytes;
+        while (!coming_.empty() && in_flight() > most) {
+            give_up(*coming_.back().record);
+        }
+        while (!leaving_.empty() && in_flight() > most) {
+            arrive(*leaving_.front().record);
+        }
     }
-    const Bytes most = engine_.budget - (engine_.memory - counted_) - nbytes;
-    while (!coming_.empty() && in_flight() > most) {
-        give_up(*coming_.back().record);
-    }
-    while (!leaving_.empty() && in_flight() > most) {
-        arrive(*leaving_.front().record);
+    if (!amid_) {
+        count(in_flight());
     }
 }
 

@@ -83,8 +83,6 @@ class Swapper:
     def has_room(self, nbytes: Bytes) -> bool:
         """Whether the room that the engine has for `nbytes` more is there; waits for it, first."""
         self.wait_for(nbytes)
-        if not self._amid:
-            self._count(self._in_flight())
         return self._engine.memory + nbytes <= self._engine.budget
 
     def wait_for(self, nbytes: Bytes) -> None:
@@ -96,6 +94,8 @@ class Swapper:
             self._give_up(next(reversed(self._coming)))
         while self._leaving and self._in_flight() > most:
             self._arrive(next(iter(self._leaving)))
+        if not self._amid:
+            self._count(self._in_flight())
 
     def wait_for_all(self) -> None:
         """Until nothing is under way."""

@@ -54,6 +54,10 @@ class SwappingDriver(Driver):
             super().make_room(needed, who)
         self.perform(self.engine.ahead())
 
+    def clear(self, wanted: Bytes) -> None:
+        super().clear(wanted)
+        self.swapper.wait_for(wanted)
+
     def rescue(self, again: Callable[[], Result], out: RuntimeError, needed: Bytes) -> Result:
         def when_written() -> Result:
             self.swapper.wait_for_all()
