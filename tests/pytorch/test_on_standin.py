@@ -216,7 +216,7 @@ def test_a_plan_trains_the_same(extension: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["online", "native"])
+@pytest.mark.parametrize("mode", ["online", "native, same price"])
 def test_there_is_room_for_what_operators_take_inside_themselves(
     extension: Path, mode: str
 ) -> None:

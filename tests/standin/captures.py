@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import rekindle
+from rekindle.pytorch.native import core as native_core
 
 ROWS = 1 << 16
 DEPTH = 24
@@ -44,12 +45,15 @@ def capturing(side: Any) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(side)
 
 
-def _step_amid_copies(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+Evict = Callable[[], None]
+Scene = Callable[[Tensor, Tensor, Any, Evict], list[Tensor]]
+
+
+def _step_amid_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
     """Captures a backward pass and an optimizer's step.
 
     Copies to the host are under way then, and values die that have some.
     """
-    weight, small = vector(), vector()
     optimizer = torch.optim.SGD([small], 0.1)
     found: list[Tensor] = []
     for _ in range(3):
@@ -66,9 +70,8 @@ def _step_amid_copies(side: Any, evict: Callable[[], None]) -> list[Tensor]:
     return [*found, small.detach()]
 
 
-def _evicted_input(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
     """Captures the backward pass of what was evicted."""
-    weight = vector()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         loss = deep(weight)
@@ -77,10 +80,9 @@ def _evicted_input(side: Any, evict: Callable[[], None]) -> list[Tensor]:
 
 
 def _of_evicted(
-    side: Any, evict: Callable[[], None], read: Callable[[Tensor], object]
+    weight: Tensor, side: Any, evict: Evict, read: Callable[[Tensor], object]
 ) -> list[Tensor]:
     """Captures `read` of what a variable holds, and may have been evicted."""
-    weight = vector()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -92,17 +94,16 @@ def _of_evicted(
     return [held.detach()]
 
 
-def _address_of_evicted(side: Any, evict: Callable[[], None]) -> list[Tensor]:
-    return _of_evicted(side, evict, Tensor.data_ptr)
+def _address_of_evicted(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
+    return _of_evicted(weight, side, evict, Tensor.data_ptr)
 
 
-def _operator_of_evicted(side: Any, evict: Callable[[], None]) -> list[Tensor]:
-    return _of_evicted(side, evict, torch.sin)
+def _operator_of_evicted(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
+    return _of_evicted(weight, side, evict, torch.sin)
 
 
-def _evicted_afterwards(side: Any, evict: Callable[[], None]) -> list[Tensor]:
+def _evicted_afterwards(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
     """Captures an operator of what variables hold: a graph has their addresses from then on."""
-    weight = vector()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -112,7 +113,7 @@ def _evicted_afterwards(side: Any, evict: Callable[[], None]) -> list[Tensor]:
     return [held.detach(), both.detach()]
 
 
-SCENES: dict[str, Callable[[Any, Callable[[], None]], list[Tensor]]] = {
+SCENES: dict[str, Scene] = {
     "step amid copies": _step_amid_copies,
     "evicted input": _evicted_input,
     "address of evicted": _address_of_evicted,
@@ -126,9 +127,12 @@ def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
 
     "of variables": how many storages of the program were evicted when all were that may be.
     """
-    side = torch.cuda.Stream()
-    expected = [each.cpu() for each in SCENES[scene](side, lambda: None)]
-    expected_later = deep(vector()).item()
+    core: Any = native_core()
+    core.fix_costs(1_000)
+    side, weight = torch.cuda.Stream(), vector()
+    expected = [each.cpu() for each in SCENES[scene](weight, vector(), side, lambda: None)]
+    small = vector()
+    expected_later = deep(weight).item()
     torch.cuda.synchronize()
     amount = torch.cuda.memory_allocated() + 16 * 4 * ROWS
     found: dict[str, Any] = {}
@@ -140,11 +144,11 @@ def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
 
     with rekindle.budget(amount, device="cuda", core="native", learn=False, **options) as run:
         try:
-            got = [each.cpu() for each in SCENES[scene](side, evict)]
+            got = [each.cpu() for each in SCENES[scene](weight, small, side, evict)]
             found["equal"] = all(map(torch.equal, got, expected))
         except Exception as error:
             found["raised"] = f"{type(error).__name__}: {error}"
-        found["later"] = deep(vector()).item() == expected_later
+        found["later"] = deep(weight).item() == expected_later
         run._driver.engine.check()  # type: ignore[union-attr]
     found["evictions"] = run.evictions
     found["swapped"] = getattr(run.report().swapped, "out", 0)
