@@ -382,19 +382,40 @@ bool Engine::may_consume(const Frame& frame) const {
     return true;
 }
 
-void Engine::run(const Frame& frame, bool held) {
-    Call& call = *frame.call;
-    const bool in_place = call.n_overwrites != 0 && (!call.ran || may_consume(frame));
+// What `call` takes while it runs, beside what is in memory.
+Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     Bytes taken_over = 0;
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {
             taken_over += pair.source->storage->nbytes;
         }
     }
+    return call.nbytes - taken_over + workspace_of(call);
+}
+
+// Whether the call, which ran before, is still to be run, and its inputs are there. Others may have
+// come since they were gathered.
+bool Engine::can_run(const Frame& frame) {
+    const Call& call = *frame.call;
+    const bool wanted = frame.wanted == nullptr || is_missing(*frame.wanted);
+    return wanted && call.replayable && call.linked &&
+           std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
+}
+
+void Engine::run(const Frame& frame, bool held) {
+    Call& call = *frame.call;
+    const bool overwrites = call.n_overwrites != 0;
+    bool in_place = overwrites && (!call.ran || may_consume(frame));
     const std::uint64_t visits = visits_;
-    make_room(call.nbytes - taken_over + workspace_of(call), &call);
-    if (visits != visits_ && call.ran) {  // it may be there by now, and others may read its inputs
-        return;
+    make_room(bytes_beside(call, in_place), &call);
+    if (visits != visits_ && call.ran) {
+        if (in_place && !may_consume(frame)) {  // others may ask for what it would overwrite
+            in_place = false;
+            make_room(bytes_beside(call, in_place), &call);
+        }
+        if (!can_run(frame)) {
+            return;
+        }
     }
     note(Entry::Kind::compute, call.id, 0, in_place ? 1 : 0);
     lent_ = false;

@@ -144,6 +144,8 @@ private:
     std::vector<Storage*> open_anew(std::size_t at);
     bool give_up(std::size_t first);
     bool may_consume(const Frame& frame) const;
+    static bool can_run(const Frame& frame);
+    Bytes bytes_beside(const Call& call, bool in_place) const;
     Bytes take_over(const Overwrite& overwrite);
     template <class F>
     void outputs_but_last(Call& call, const Value* wanted, F&& visit);

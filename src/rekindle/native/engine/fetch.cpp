@@ -54,7 +54,8 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
 void Engine::swap_in(Storage& storage) {
     const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
-    if (visits != visits_) {  // it may be there by now, or gone for good
+    const bool comes = storage.on_host && !storage.resident && !storage.dissolved;
+    if (visits != visits_ && !comes) {  // others saw to that
         return;
     }
     note(Entry::Kind::swap_in, storage.id);

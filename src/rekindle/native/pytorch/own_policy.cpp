@@ -258,9 +258,14 @@ void PythonChooser::tell_now() {
     tell_all();
 }
 
-// With the GIL, without the lock.
+// With the GIL, without the lock. Of what there is now: others may go on to do more meanwhile.
 void PythonChooser::tell_all() {
-    for (const char* method = nullptr;;) {
+    std::size_t left = 0;
+    {
+        const Looking looking;
+        left = news_.size();
+    }
+    for (const char* method = nullptr; left > 0; --left) {
         PyObject* view = next_news(method);
         if (view == nullptr) {
             return;
@@ -274,7 +279,6 @@ void PythonChooser::tell_all() {
 PyObject* PythonChooser::next_news(const char*& method) {
     const Looking looking;
     if (news_.empty()) {
-        any_news_.store(false, std::memory_order_relaxed);
         return nullptr;
     }
     PyObject* view = view_of(*news_.front().storage);
@@ -282,6 +286,7 @@ PyObject* PythonChooser::next_news(const char*& method) {
     method = news_.front().method;
     Py_INCREF(view);
     news_.pop_front();
+    any_news_.store(!news_.empty(), std::memory_order_relaxed);
     return view;
 }
 
