@@ -39,13 +39,13 @@ HEAD = """# Benchmarks
 
 ![Time of a step against activation memory: a small GPT, several tools](images/peers_gpt.png)
 
-A small GPT on two CPU cores: each point is a setting of a tool. Further left takes less memory, further
-down takes less time; the star is plain PyTorch. Solid lines are Rekindle's methods, dashed lines other
-tools ([more models](#beside-other-tools)).
+A small GPT on two CPU cores: each point is a setting of a tool. Further left takes less memory,
+further down takes less time; the star is plain PyTorch. Solid lines are Rekindle's methods,
+dashed lines other tools ([more models](#beside-other-tools)).
 
-A file holds every figure on this page, with the command that measured it, the machine, the versions and
-the commit. Both sides of a ratio are measured in one run. `benchmarks/README.md` in the repository says
-what each claim is and how it is measured.
+A file holds every figure on this page, with the command that measured it, the machine, the
+versions and the commit. Both sides of a ratio are measured in one run. `benchmarks/README.md` in
+the repository says what each claim is and how it is measured.
 """
 
 
