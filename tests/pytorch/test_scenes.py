@@ -56,6 +56,13 @@ def test_a_program_that_needs_more_is_a_complaint(monkeypatch: pytest.MonkeyPatc
     assert "bytes or more, and gets" in complaint
 
 
+@pytest.mark.parametrize("seed", [147, 377])
+def test_program_whose_results_become_weights_is_the_same(seed: int) -> None:
+    """The first tensor of a value dies, and another one, a weight, tells of its version."""
+    outcome = judge(seed, only=("anything, tight",))
+    assert outcome.complaint == "", outcome
+
+
 def test_scenes_draw_from_many_kinds() -> None:
     assert len(SCENES) >= 30
     assert len(LAYERS) >= 60

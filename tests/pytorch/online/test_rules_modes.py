@@ -73,6 +73,32 @@ def test_a_mode_inside_acts_once(mode: Callable[[], Any], evict: Evict) -> None:
     harshest(program, evict=evict)
 
 
+class Lists(TorchDispatchMode):
+    """Lists the operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_mode_inside_sees_no_aliases_of_new_leaves() -> None:
+    """Autograd takes a new tensor as it is only if nobody else has its version counter."""
+
+    def seen() -> list[str]:
+        with Lists() as mode:
+            leaf = torch.rand(10, requires_grad=True)
+            leaf.mul(2).div(3).sum().backward()
+        return mode.seen
+
+    plain = seen()
+    with rekindle.budget(None, core="native"):
+        assert seen() == plain
+
+
 @evict_modes
 def test_a_mode_around_acts_on_what_is_recomputed_as_on_the_first_time(evict: Evict) -> None:
     """Also if it is over when the backward pass comes."""

@@ -429,3 +429,14 @@ def test_a_backward_pass_that_writes_what_another_one_saved(
     budget = rekindle.budget(ROOMY, evict=evict)
     with letting_go_of_everything(), budget, pytest.raises(RuntimeError, match=NOTICED):
         step()
+
+
+def test_alias_of_dead_result_written_unseen_is_noticed() -> None:
+    """The tensor that reads a value tells of its version, if the first one is gone."""
+    weight = vector(requires_grad=True)
+    with letting_go_of_everything(), rekindle.budget("1GiB", core="native"):
+        alias = torch.rand(WIDTH).detach()
+        loss = (weight * alias).sin().sum()
+        torch.autograd.graph.increment_version(alias)
+        with pytest.raises(RuntimeError, match="aten::rand that recomputation needs is at version"):
+            loss.backward()

@@ -74,6 +74,7 @@ bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     hold(static_cast<Storage&>(*record));
     record_ = record;
     driver.note_if_it_strays(tensor);
+    record->find_version_counter(tensor);
     if (record->version.expected < 0) {
         record->version.look();
     }

@@ -175,6 +175,7 @@ void Driver::arrive(Record& record, const Home& home, const Home& husk) {
         record.owned = husk;  // the program may drop it before anybody reads it
     } else {                  // the program's tensor is elsewhere, if there is any
         record.version = Version();
+        record.unwatched = false;
         record.origin = no_tensor();
         record.owned = home;
     }

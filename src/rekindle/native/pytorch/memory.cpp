@@ -28,6 +28,36 @@ bool Record::is_held() const noexcept {
     return owned.use_count() > ours + 1 || !python.has_unique_reference();
 }
 
+at::Tensor borrowed(const c10::TensorImpl& tensor) {
+    return at::Tensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
+}
+
+void Record::find_version_counter(const c10::TensorImpl& reader) {
+    if (!unwatched) {
+        return;
+    }
+    unwatched = false;
+    if (const auto tensor = origin.lock()) {
+        version.counter = tensor->version_counter();
+    } else {  // the reader may have another counter, and later other memory
+        follow(reader);
+    }
+}
+
+void Record::follow(const c10::TensorImpl& reader) {
+    const at::Tensor alias = borrowed(reader);
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
+    const bool of_whole = view != nullptr && view->has_bw_view();
+    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
+    origin = weak(*whole.unsafeGetTensorImpl());
+    version.counter = reader.version_counter();
+    version.look();
+}
+
 bool Record::origin_is_at(const Home& there) const {
     const auto tensor = origin.lock();
     return !tensor || !tensor->has_storage() ||

@@ -44,9 +44,11 @@ struct Version final {
     c10::VariableVersion counter{c10::VariableVersion::DISABLED};
     std::int64_t expected = -1;  // negative: not known, or there is no counter
 
-    std::int64_t now() const {
+    static std::int64_t told_by(const c10::VariableVersion& counter) {
         return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
     }
+
+    std::int64_t now() const { return told_by(counter); }
 
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
 
@@ -83,6 +85,7 @@ struct Record final : Storage {
     bool leaving : 1 = false;          // on its way to the host
     bool husk : 1 = false;             // evicted while the program holds it: `home` is empty
     bool strays : 1 = false;           // its version counter tells of other memory as well
+    bool unwatched : 1 = false;        // it has a version counter, which nobody asked for yet
     std::unique_ptr<Foreign> foreign;  // null: nobody but PyTorch writes there
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
@@ -92,6 +95,10 @@ struct Record final : Storage {
 
     // Whether the program keeps the memory beside the runtime.
     bool is_held() const noexcept;
+    // A recipe, or autograd, is to read `reader`, which has this value: its version matters now.
+    void find_version_counter(const c10::TensorImpl& reader);
+    // `reader` tells of its version from now on.
+    void follow(const c10::TensorImpl& reader);
     // Whether the version counter tells of `there`: not after `x.data = y`.
     bool origin_is_at(const Home& there) const;
 };
@@ -112,6 +119,8 @@ inline const void* address_of(const c10::StorageImpl& home) noexcept {
     return data.device().is_cpu() ? data.get() : &home;
 }
 
+// `tensor`, for functions that ask for a reference of their own.
+at::Tensor borrowed(const c10::TensorImpl& tensor);
 // The bytes of `home` as a tensor.
 at::Tensor whole_of(const Home& home);
 // So many bytes of `where`, of which nobody knows what they are.

@@ -33,9 +33,10 @@ void Operation::know_inputs() {
         inputs_.push_back(Ref<Storage>(record));
         if (record == nullptr) {  // it has no memory: nothing is known of it
             recording_ = false;
-        } else if (record->foreign) {
-            foreign_ = true;
+            continue;
         }
+        record->find_version_counter(*tensor);  // when it has run, nobody may have the tensor
+        foreign_ = foreign_ || record->foreign;
     }
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
         if (inputs_[i] && input(i)->flags != 0) {

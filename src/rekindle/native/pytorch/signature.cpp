@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
@@ -285,6 +286,7 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device
     torch::jit::Stack stack;
     arguments(stack, metas, extras);
     on_meta(facts, op, stack);
+    const at::DisableRecordFunctionGuard unseen;  // the program's profiler is to see what it runs
     op.callBoxed(stack);
     Bytes total = 0;
     Bytes element = 0;  // of a result

@@ -15,14 +15,6 @@ namespace rekindle {
 
 namespace {
 
-at::Tensor borrowed(const c10::TensorImpl& tensor) {
-    return at::Tensor(
-        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-            const_cast<c10::TensorImpl*>(&tensor)
-        )
-    );
-}
-
 Home home_of(const c10::TensorImpl& tensor) {
     return Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl());
 }
@@ -205,20 +197,16 @@ Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
 }
 
 void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
-    const at::Tensor alias = borrowed(tensor);
-    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
-    const bool of_whole = view != nullptr && view->has_bw_view();
-    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
-    record.origin = weak(*whole.unsafeGetTensorImpl());
-    record.version.counter = tensor.version_counter();
-    record.version.look();
+    record.follow(tensor);
+    const at::Tensor whole(record.origin.lock());
     record.parameter = whole.requires_grad() && whole.is_leaf();
 }
 
+// Not the version counter: autograd takes a new result as it is only if nobody else has that.
 void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
     record.origin = weak(tensor);
-    record.version.counter = tensor.version_counter();
-    record.version.look();
+    record.version.expected = Version::told_by(tensor.version_counter());
+    record.unwatched = true;
 }
 
 // What is known to live at `address` keeps the number of its allocation.
@@ -292,6 +280,7 @@ Record& Driver::write_over(Call& call, Record& before) {
     Record& after = new_storage(call, before.nbytes);
     after.origin = before.origin;
     after.version.counter = before.version.counter;
+    after.unwatched = before.unwatched;
     after.parameter = before.parameter;
     after.returnable = before.returnable;
     after.strays = before.strays;
