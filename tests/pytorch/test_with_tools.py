@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rekindle
 from rekindle.pytorch import budget
+from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import differing, everything, harshest
 
 Step = Callable[[], object]
@@ -76,6 +77,37 @@ def test_tools(name: str, inside: bool) -> None:
     else:
         with tool():
             harshest(program)
+
+
+def test_profiler_inside_sees_operators_of_plain_program() -> None:
+    """Sizes of results are asked of the same operators, on the meta device."""
+
+    def seen() -> list[str]:
+        with torch.profiler.profile() as profile:
+            x = torch.randn(7, 3, requires_grad=True)
+            (x.sin() + x).sum(dim=None).backward()
+        return sorted(event.name for event in profile.events() if "::" in event.name)
+
+    with budget(None, core="native"):
+        inside = seen()
+    assert inside == seen()
+
+
+@pytest.mark.parametrize("evict", ["saved", "auto"])
+def test_profiler_of_shapes_needs_evict_saved(evict: Literal["saved", "auto"]) -> None:
+    """It reads the address of each tensor of a list before the operator is seen."""
+
+    def profile() -> None:
+        with torch.profiler.profile(record_shapes=True):
+            weight = torch.ones(100, requires_grad=True)
+            x, y = weight * 2, weight * 3
+            z = torch.cat([x, y])
+            torch.cat([x, z]).sum().backward()
+
+    fails = pytest.raises(RuntimeError, match="please report a bug to PyTorch")
+    with letting_go_of_everything(), budget("1GiB", evict=evict, core="native"):
+        with nullcontext() if evict == "saved" else fails:
+            profile()
 
 
 def test_what_is_saved_on_the_cpu_is_not_the_budget_s() -> None:
