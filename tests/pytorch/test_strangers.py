@@ -38,6 +38,11 @@ class TestSome(unittest.TestCase):
 
     def test_runs_behind_it(self):
         pass
+
+    def test_runs_each_operator_once(self):
+        with torch.autograd.profiler.profile() as profile:
+            torch.ones(100, requires_grad=True).exp().sin().sum().backward()
+        assert [event.name for event in profile.function_events].count("aten::exp") == 1
 """
 
 
@@ -59,13 +64,19 @@ def _sweep(*words: object) -> Result:
 def test_sweep_names_what_a_budget_breaks(suite: Path) -> None:
     done = _sweep(suite, "--way", "within", "--write")
     assert done.exit_code == 1, done.output
-    assert "4 of 5 tests pass plainly" in done.output
+    assert "5 of 6 tests pass plainly" in done.output
     assert "test_some::test_ends_within, within: ended, the process ended with 7" in done.output
     assert "test_some::test_fails_within, within: failed" in done.output
     assert "passes" not in done.output.partition("plainly")[2].replace("'passed'", "")
     assert [*strangers.expected_failures("test_some")] == ["test_ends_within", "test_fails_within"]
     again = _sweep(suite, "--way", "within")  # as expected
     assert again.exit_code == 0, again.output
+
+
+@pytest.mark.slow
+def test_sweep_evicts_before_every_operator(suite: Path) -> None:
+    done = _sweep(suite, "--way", "evicted", "-k", "once")
+    assert "test_some::test_runs_each_operator_once, evicted: failed" in done.output
 
 
 @pytest.mark.slow

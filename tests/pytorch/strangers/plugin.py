@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rekindle
+from tests.pytorch import cores
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.strangers.ways import SHARE, Found, Way
 
@@ -29,12 +31,17 @@ _peaks: dict[str, int] = {}
 
 
 def _budget(test: str) -> AbstractContextManager[Any] | None:
-    """The budget of a test; None: it runs plainly."""
-    if _WAY is Way.PLAIN:
+    """The budget of a test; None: it runs without one."""
+    if _WAY in (Way.PLAIN, Way.HOOKED):
         return None
     if _WAY is Way.TIGHT:
         return rekindle.budget(max(int(SHARE * _PEAKS.get(test, 0)), _LEAST))
     return rekindle.budget(None if _WAY is Way.WITHIN else "64GiB")
+
+
+def _same(value: Any) -> Any:
+    """Pack and unpack a saved tensor as it is."""
+    return value
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,8 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     context = _budget(item.name)
     if context is None:
-        return (yield)
+        hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+        with hooks if _WAY is Way.HOOKED else nullcontext():
+            return (yield)
     with ExitStack() as stack:
+        stack.enter_context(cores.taken("native"))
         if _WAY is Way.EVICTED:
             stack.enter_context(letting_go_of_everything())
         run = stack.enter_context(context)

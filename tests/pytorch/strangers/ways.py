@@ -11,6 +11,7 @@ SHARE: Final = 0.6  # of a test's own peak: what a tight budget gives it
 
 class Way(Enum):
     PLAIN = "plain"
+    HOOKED = "hooked"  # no budget, but saved-tensor hooks that do nothing
     WITHIN = "within"  # a budget without a limit
     EVICTED = "evicted"  # everything that may be evicted is, before every operator
     TIGHT = "tight"  # `SHARE` of the peak that WITHIN measured
