@@ -86,7 +86,8 @@ def test_profiler_inside_sees_operators_of_plain_program() -> None:
         with torch.profiler.profile() as profile:
             x = torch.randn(7, 3, requires_grad=True)
             (x.sin() + x).sum(dim=None).backward()
-        return sorted(event.name for event in profile.events() if "::" in event.name)
+        events: Any = profile.events()
+        return sorted(event.name for event in events if "::" in event.name)
 
     with budget(None, core="native"):
         inside = seen()
