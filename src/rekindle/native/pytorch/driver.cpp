@@ -447,19 +447,45 @@ void Driver::free(Storage& storage) {
     }
 }
 
+namespace {
+
+void check_that_it_is_still_there(const Facts& facts) {
+    TORCH_CHECK(
+        !was_removed(facts),
+        "a result of the operator ",
+        facts.name,
+        " has to be recomputed, but the operator was removed or defined anew since. Run the "
+        "backward pass before that, or write rekindle.never_recompute() around the operator"
+    );
+}
+
+// Runs `attempt`, and if the device has no room for it once more, where that is possible.
+template <class F>
+void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt) {
+    try {
+        attempt();
+    } catch (const std::exception& error) {
+        if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
+            throw;
+        }
+        const std::uint64_t visits = driver.engine.visits();
+        driver.rescue(recipe.nbytes, error, [&] {
+            if (in_place && visits != driver.engine.visits()) {  // others may read what it writes
+                throw Full(said_by(error));
+            }
+            attempt();
+        });
+    }
+}
+
+}  // namespace
+
 void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
     refuse_for_tests(recipe.name());
-    TORCH_CHECK(
-        !was_removed(*recipe.facts),
-        "a result of the operator ",
-        recipe.facts->name,
-        " has to be recomputed, but the operator was removed or defined anew since. Run the "
-        "backward "
-        "pass before that, or write rekindle.never_recompute() around the operator"
-    );
+    check_that_it_is_still_there(*recipe.facts);
     const auto call = [&](std::span<const Home> operands, Kernel kernel) {
         Recomputing recomputing(*this, recipe, in_place, operands);
         try {
@@ -479,23 +505,10 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
             }
         });
     };
-    if (!device.queues()) {
-        homes = run_again(recipe, in_place, call);
+    if (device.queues()) {
+        or_rescue(*this, recipe, in_place, run_in_order);
     } else {
-        try {
-            run_in_order();
-        } catch (const std::exception& error) {
-            if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
-                throw;
-            }
-            const std::uint64_t visits = engine.visits();
-            rescue(recipe.nbytes, error, [&] {
-                if (in_place && visits != engine.visits()) {  // others may read what it writes
-                    throw Full(said_by(error));
-                }
-                run_in_order();
-            });
-        }
+        homes = run_again(recipe, in_place, call);
     }
     TORCH_CHECK(!now, "interrupted after a replay");
 }

@@ -105,6 +105,24 @@ void Handle::keep_as_it_is(const at::Tensor& tensor) {
     dtype_ = tensor.dtype();
 }
 
+namespace {
+
+// What autograd saved is there, and stays while the node reads it.
+void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
+    if (record.resident) {
+        driver.use(record);
+    } else if (driver.device.is_capturing()) {
+        throw InAGraph(record.site());
+    } else {
+        or_lending(driver, lock, [&] { driver.use(record); });
+    }
+    if (driver.any_time) {
+        driver.any_time->stays(record);
+    }
+}
+
+}  // namespace
+
 at::Tensor Handle::call_unpack_hook() {
     if (record_ == nullptr) {
         check_version("a tensor");
@@ -113,8 +131,7 @@ at::Tensor Handle::call_unpack_hook() {
     at::Tensor found = in_words(*driver_, [&] {
         Locked lock;
         Driver& driver = *driver_;
-        const bool capturing = driver.device.is_capturing();
-        if (!capturing) {
+        if (!driver.device.is_capturing()) {
             driver.settle_if_needed();
             if (driver.let_go_of_everything) {
                 driver.let_go_now();
@@ -126,17 +143,7 @@ at::Tensor Handle::call_unpack_hook() {
             return elsewhere;
         }
         if (Record& record = current(*record_); record.replayable || !record.held) {
-            if (!record.resident && capturing) {
-                throw InAGraph(record.site());
-            }
-            if (record.resident) {
-                driver.use(record);
-            } else {
-                or_lending(driver, lock, [&] { driver.use(record); });
-            }
-            if (driver.any_time) {
-                driver.any_time->stays(record);
-            }
+            bring_back_saved(driver, lock, record);
         }
         if (kept_.defined()) {
             return kept_;

@@ -374,6 +374,7 @@ void PythonChooser::ask_losses(Nanoseconds now) {
         return;
     }
     std::vector<Ref<Storage>> asked;
+    asked.reserve(candidates_.size());
     for (Storage* candidate : candidates_) {
         asked.emplace_back(candidate);
     }
