@@ -23,6 +23,9 @@ NEVER = 1 << 40
 ROOMY = 1 << 30
 SAMPLE = ("batch_norm", "checkpoint", "penalty")
 STEP = 1 if WHOLE else 5  # every operator by `scripts/sweep tests`
+#: Their steps are undone from copies outside of the budget. A storage that is put back is beside
+#: its copy for a moment, above the budget if need be.
+UNDONE = ("lbfgs", "sparse")
 
 
 class Run:
@@ -44,6 +47,7 @@ class Run:
             gc.collect()
             self.memory, self.peak = run.memory, run.peak
         assert behind(before) == []
+        self.largest = max(getattr(each, "nbytes", 0) for each in program.trained().values())
         self.state = program.trained() | program.rest() | program.gradients()
         self.state |= {f"loss {number}": loss for number, loss in enumerate(self.losses)}
 
@@ -87,7 +91,8 @@ def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int
         failures += again.failed_in is not None
         assert differing(again.state, whole.state) == [], refused
         assert again.memory == whole.memory, refused
-        assert again.peak <= budget, refused
+        most = budget + (again.largest if name in UNDONE else 0)
+        assert again.peak <= most, refused
     gc.unfreeze()
     return failures
 

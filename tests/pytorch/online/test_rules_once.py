@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-)
 
 import rekindle
 from rekindle.pytorch.operators import generator_of, generators_of
-from rekindle.pytorch.operators._operators import operator
 from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 
 Step = Callable[[], object]
@@ -348,46 +341,3 @@ def test_kept_when_it_must_not_be_recomputed() -> None:
         loss.backward()
     assert run.recomputations > 0
     assert watch.operators["atan"] == 4
-
-
-@pytest.mark.python_core("an operator of that core is made slow")
-def test_an_operator_of_another_thread_while_this_one_recomputes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It waits, and is seen: what it writes over is saved first (R4)."""
-    torch.manual_seed(0)
-    weight, factor = vector(requires_grad=True), vector()
-    recomputing, written = threading.Event(), threading.Event()
-    tanh = operator(torch.ops.aten.tanh.default)
-
-    def slow(*args: Any) -> Any:
-        if "loss" in graph and not recomputing.is_set():
-            recomputing.set()
-            written.wait(0.2)  # long enough, were it not for the lock
-        return torch.ops.aten.tanh.default._op(*args)
-
-    def forward() -> Tensor:
-        x: Tensor = weight
-        for _ in range(8):
-            x = torch.tanh(x * weight + factor)
-        return x.sum()
-
-    def write(mode: TorchDispatchMode) -> None:
-        recomputing.wait(10)
-        with mode, suppress(rekindle.OutOfBudget):  # not all of that may fit
-            factor.mul_(3)
-        written.set()
-
-    graph: dict[str, Tensor] = {}
-    (wanted,) = torch.autograd.grad(forward(), [weight])
-    monkeypatch.setattr(tanh, "func", slow)
-    with rekindle.budget(10 * 4 * WIDTH) as run:
-        graph["loss"] = forward()
-        (mode,) = _get_current_dispatch_mode_stack()
-        other = threading.Thread(target=write, args=(mode,))
-        other.start()
-        (gradient,) = torch.autograd.grad(graph["loss"], [weight])
-        other.join()
-    assert recomputing.is_set()
-    assert run.recomputations > 0
-    assert torch.equal(gradient, wanted)

@@ -377,6 +377,12 @@ public:
 
     // Whether memory is gone, of which `collect` heard and the engine has not.
     bool any_gone() const noexcept { return !gone_.empty(); }
+    // Likewise, and something that is locked was there.
+    bool any_locked_is_gone() const noexcept {
+        return std::ranges::any_of(gone_, [](const Ref<Storage>& each) {
+            return each->locks != 0;
+        });
+    }
 
     // An operator of the program is about to run.
     void about_to_run() {

@@ -56,7 +56,7 @@ Recomputing::~Recomputing() {
         --driver_.reading_anything;
     }
     driver_.collect();
-    const bool dropped = driver_.any_gone();  // by the program, and this may have looked it up
+    const bool dropped = driver_.any_locked_is_gone();  // by the program, and this needs it
     if (dropped) {
         without_throwing([&] { driver_.settle(); });
     }

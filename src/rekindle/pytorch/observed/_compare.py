@@ -48,16 +48,20 @@ def _within(
     while True:
         try:
             with budget_context(budget):
-                return _outcome(step, before, names)
+                result = _run(step, before)
+            return left_behind(result, before, names)  # what was evicted is back
         except OutOfBudget as error:
             budget = max(error.rehearse(), budget + 1)
         before.restore()
 
 
 def _outcome(step: Callable[[], object], before: Before, names: Names) -> dict[Key, object]:
+    return left_behind(_run(step, before), before, names)
+
+
+def _run(step: Callable[[], object], before: Before) -> object:
     with _Onlooker(before):
-        result = step()
-    return left_behind(result, before, names)
+        return step()
 
 
 @final
