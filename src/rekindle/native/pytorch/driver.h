@@ -377,6 +377,7 @@ public:
 
     // Whether memory is gone, of which `collect` heard and the engine has not.
     bool any_gone() const noexcept { return !gone_.empty(); }
+
     // Likewise, and something that is locked was there.
     bool any_locked_is_gone() const noexcept {
         return std::ranges::any_of(gone_, [](const Ref<Storage>& each) {
