@@ -22,7 +22,7 @@ def examples(most: int) -> settings:
     return settings(
         max_examples=max(1, round(most * share)),
         deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
 
