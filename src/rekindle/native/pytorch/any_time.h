@@ -69,12 +69,9 @@ public:
     // Runs `step`, and if there is no room for it once more, without such sources.
     template <class Step>
     void attempt(Step&& step) {
-        std::optional<Shortage> shortage;
-        try {
-            step();
+        std::optional<Shortage> shortage = shortage_of(step);
+        if (!shortage) {
             return;
-        } catch (const Shortage& error) {
-            shortage = error;
         }
         if (!open || !give_up_sources()) {
             throw Shortage(*std::move(shortage));

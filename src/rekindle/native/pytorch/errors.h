@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -47,6 +48,17 @@ struct Shortage final : Error {
     Bytes budget;
     std::string who;
 };
+
+// Runs `step`. Nothing: there was room for it.
+template <class Step>
+std::optional<Shortage> shortage_of(Step&& step) {
+    try {
+        step();
+        return {};
+    } catch (const Shortage& error) {
+        return error;
+    }
+}
 
 // The device has no more memory, and nothing is left to evict; what it said.
 struct Full final : Error {

@@ -85,12 +85,9 @@ bool lending(Driver& driver, Locked& lock, Step&& step) {
 // an optimizer can be undone: they go out of the budget. Gives the lock back for that.
 template <class Step>
 void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
-    std::optional<Shortage> shortage;
-    try {
-        step();
+    std::optional<Shortage> shortage = shortage_of(step);
+    if (!shortage) {
         return;
-    } catch (const Shortage& error) {
-        shortage = error;
     }
     bool moved = false;
     if (driver.tell_ranges) {  // amid such a step
@@ -114,12 +111,9 @@ void or_lending(Driver& driver, Locked& lock, Step&& step) {
             driver.any_time->attempt(step);
             return;
         }
-        std::optional<Shortage> shortage;
-        try {
-            step();
+        std::optional<Shortage> shortage = shortage_of(step);
+        if (!shortage) {
             return;
-        } catch (const Shortage& error) {
-            shortage = error;
         }
         if (!lending(driver, lock, step)) {
             throw Shortage(*std::move(shortage));
