@@ -13,16 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 
+from rekindle.pytorch.native import core as rekindle_core
+from rekindle.pytorch.native import why_not
 from tests.on_device.page import failed, page
 from tests.on_device.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
-ALLOCATORS = ("", "expandable_segments:True", "backend:cudaMallocAsync")
 
 
 def found_by(name: str, arguments: argparse.Namespace, seconds: float, setting: str = "") -> Any:
@@ -47,9 +49,41 @@ def found_by(name: str, arguments: argparse.Namespace, seconds: float, setting: 
         lines = [_parsed(line) for line in out.read().splitlines() if line.startswith("{")]
         said = err.read()[-4000:] if ended else ""
     took = round(time.perf_counter() - began, 1)
-    core = os.environ.get("REKINDLE_TEST_CORE", "auto")
-    return {"stage": name, "core": core, "setting": setting, "ended": ended, "seconds": took,
+    return {"stage": name, "setting": setting, "ended": ended, "seconds": took,
             "lines": lines, "stderr": said}  # fmt: skip
+
+
+def _has_something(name: str, arguments: argparse.Namespace) -> bool:
+    return STAGES[name].on_cpu or arguments.device == "cuda"
+
+
+def _jobs(name: str, arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
+    """What `found_by` is asked for a stage: once for each setting of the allocator."""
+    stage = STAGES[name]
+    settings = stage.settings if arguments.device == "cuda" else ("",)
+    limit = stage.seconds * arguments.slower
+    return [(name, arguments, limit, setting) for setting in settings]
+
+
+@final
+class _Findings:
+    """What all stages found so far, written down after each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.all: list[dict[str, Any]] = []
+        self._folder = folder
+
+    def add(self, found: dict[str, Any]) -> None:
+        self.all.append(found)
+        text = json.dumps({"stages": self.all, "failed": failed(self.all)}, indent=1)
+        (self._folder / "on_device.json").write_text(text + "\n", encoding="utf-8")
+        (self._folder / "on_device.html").write_text(page(self.all), encoding="utf-8")
+        checks = [line for line in found["lines"] if "check" in line]
+        good = sum(line["ok"] for line in checks)
+        say(
+            f"{found['stage']} {found['setting']}: {good} of {len(checks)} checks hold, "
+            f"{found['ended'] or 'done'}, {found['seconds']} s"
+        )
 
 
 def _parsed(line: str) -> dict[str, Any]:
@@ -68,32 +102,28 @@ def main() -> int:
     parser = argparse.ArgumentParser("scripts/on_device", description=__doc__)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small programs: a rehearsal")
-    parser.add_argument("--seconds", type=float, default=570, help="for all stages together")
+    parser.add_argument("--slower", type=float, default=1.0, help="times the limits of stages")
+    parser.add_argument("--jobs", type=int, default=1, help="stages at once, of those not timed")
     parser.add_argument("--out", type=Path, default=Path("on_device"), help="a folder")
     parser.add_argument("--stage", action="append", choices=[*STAGES], help="only this one")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; for a rehearsal: --device cpu --tiny")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    findings: list[dict[str, Any]] = []
-    share = arguments.seconds / sum(limit for _, limit in STAGES.values())
-    left = 0.0  # by the stages before: who starts slowly, or beside others, gets it
-    for name in arguments.stage or STAGES:
-        settings = ALLOCATORS if name == "memory" and arguments.device == "cuda" else ("",)
-        for setting in settings:
-            limit = share * STAGES[name][1] / len(settings) + left
-            findings.append(found_by(name, arguments, limit, setting))
-            left = max(0.0, limit - findings[-1]["seconds"])
-            text = json.dumps({"stages": findings, "failed": failed(findings)}, indent=1)
-            (arguments.out / "on_device.json").write_text(text + "\n", encoding="utf-8")
-            (arguments.out / "on_device.html").write_text(page(findings), encoding="utf-8")
-            checks = [line for line in findings[-1]["lines"] if "check" in line]
-            good = sum(line["ok"] for line in checks)
-            ended = findings[-1]["ended"] or "done"
-            say(f"{name} {setting}: {good} of {len(checks)} checks hold, {ended}")
-    for each in failed(findings):
+    if rekindle_core() is None:  # compiled before any clock starts
+        parser.error(f"there is no native core: {why_not()}")
+    findings = _Findings(arguments.out)
+    names = [name for name in arguments.stage or STAGES if _has_something(name, arguments)]
+    together = [each for name in names if not STAGES[name].timed for each in _jobs(name, arguments)]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for found in pool.map(lambda job: found_by(*job), together):
+            findings.add(found)
+    for name in names:
+        for job in _jobs(name, arguments) if STAGES[name].timed else ():
+            findings.add(found_by(*job))
+    for each in failed(findings.all):
         say(f"FAILED {each}")
-    return 1 if failed(findings) else 0
+    return 1 if failed(findings.all) else 0
 
 
 if __name__ == "__main__":

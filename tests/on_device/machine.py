@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor
 
 import rekindle
+
+Line = dict[str, Any]
 
 #: Makes a model, and one step of its training.
 Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]
@@ -55,7 +56,7 @@ class Machine:
     ) -> Took:
         """`steps` steps of `program`, within a budget if there is an amount."""
         torch.manual_seed(0)
-        self._start_anew()
+        self.start_anew()
         model, step = program(self)
         watch = nullcontext() if self.is_cuda and amount is None else self._context(amount, options)
         with watch as run:
@@ -94,10 +95,9 @@ class Machine:
         return times, host / sum(times)
 
     def _context(self, amount: int | None, options: dict[str, Any]) -> Any:
-        core: Any = os.environ.get("REKINDLE_TEST_CORE", "auto")
-        return rekindle.budget(amount, device=self.kind, **{"core": core, **options})
+        return rekindle.budget(amount, device=self.kind, **options)
 
-    def _start_anew(self) -> None:
+    def start_anew(self) -> None:
         gc.collect()
         if self.is_cuda:
             torch.cuda.synchronize()
@@ -109,6 +109,18 @@ class Machine:
             return run.peak
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
+
+
+def check(name: str, ok: bool, **more: Any) -> Line:
+    """A line that says whether something that must hold does."""
+    return {"check": name, "ok": bool(ok), **more}
+
+
+def refusal(error: BaseException | None) -> rekindle.Unsupported | None:
+    """What a program is told, loud and with what to do instead, on its own or by a compiler."""
+    while error is not None and not isinstance(error, rekindle.Unsupported):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,39 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from tests.on_device import kernels
+from tests.on_device.blocks import batch, blocks, training
 from tests.on_device.machine import Machine, Program
-
-
-def training(
-    model: nn.Module, loss: Callable[[], Tensor], optimizer: Any = None, scaler: Any = None
-) -> tuple[nn.Module, Callable[[], None]]:
-    """A model, and one step of it."""
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        if scaler is None:
-            loss().backward()
-            optimizer.step()
-            return
-        scaler.scale(loss()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    return model, step
-
-
-def blocks(machine: Machine, *, dropout: float = 0.1) -> nn.Sequential:
-    width = machine.size(512, 32)
-    layers = (
-        nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Dropout(dropout))
-        for _ in range(6)
-    )
-    return nn.Sequential(*layers).to(machine.kind)
-
-
-def batch(machine: Machine, device: str | None = None) -> Tensor:
-    return torch.randn(machine.size(2048, 64), machine.size(512, 32), device=device or machine.kind)
 
 
 def _mlp(machine: Machine, **optimizer: Any) -> Any:
@@ -225,7 +195,6 @@ def _compiled(machine: Machine, **options: Any) -> Any:
 
 
 def _captured(machine: Machine) -> Any:
-    """A graph that was captured inside of the budget, replayed in each step."""
     model, inside = blocks(machine), blocks(machine, dropout=0.0)
     graph: dict[str, Any] = {}
 
@@ -275,13 +244,31 @@ def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
     yield "scatter_add, deterministic", _settled
     yield "checkpoint inside", _checkpointed
     yield "gradients of gradients", _twice
+    yield "custom operators that take addresses", kernels.by_address
     if machine.is_cuda:
         yield "mlp, Adam capturable", partial(_mlp, capturable=True)
         yield "float16 and a scaler", partial(_autocast, dtype=torch.float16)
         yield "TF32", _precise
-        yield "a graph captured inside", _captured
-        yield "compiled blocks", _compiled
-        yield "compiled, reduce-overhead", partial(_compiled, mode="reduce-overhead")
+
+
+def compiled(machine: Machine) -> Program:
+    """Blocks that Inductor compiles."""
+    return _compiled(machine)
+
+
+def reduced_overhead(machine: Machine) -> Program:
+    """Compiled blocks that ask to be captured as CUDA graphs."""
+    return _compiled(machine, mode="reduce-overhead")
+
+
+def captured(machine: Machine) -> Program:
+    """A CUDA graph that the program captures inside of the budget."""
+    return _captured(machine)
+
+
+def triton(machine: Machine) -> Program:
+    """Kernels in Triton: in a custom operator, and in an `autograd.Function`."""
+    return kernels.in_triton(machine)
 
 
 _BACKENDS = (

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -22,15 +23,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rekindle
-from tests.on_device import programs, workloads
-from tests.on_device.machine import Machine, same, switched
+from tests.on_device import programs, timing, workloads
+from tests.on_device.machine import Line, Machine, Program, check, refusal, same, switched
 
-Line = dict[str, Any]
 MIB = 2**20
-
-
-def check(name: str, ok: bool, **more: Any) -> Line:
-    return {"check": name, "ok": bool(ok), **more}
 
 
 def facts(machine: Machine) -> Iterator[Line]:
@@ -56,24 +52,31 @@ def facts(machine: Machine) -> Iterator[Line]:
         yield {"matmul": str(dtype)[6:], "TFLOP/s": round(2 * size**3 / min(times) / 1e9, 2)}
 
 
-def bits(machine: Machine) -> Iterator[Line]:
+def bits(machine: Machine, part: slice = slice(None)) -> Iterator[Line]:
     """Each program plainly, twice, and within budgets: equal wherever plain equals plain."""
-    for name, program in programs.programs(machine):
-        try:
-            yield from _bits(machine, name, program)
-        except Exception as error:
-            refused = _refused(error)
-            told = refused or error
-            yield check(
-                f"bits: {name}", refused is not None, error=f"{type(told).__name__}: {told}"[:300]
-            )
+    for name, program in [*programs.programs(machine)][part]:
+        yield from _each(machine, name, program)
 
 
-def _refused(error: BaseException | None) -> rekindle.Unsupported | None:
-    """What a program is told, loud and with what to do instead, on its own or by a compiler."""
-    while error is not None and not isinstance(error, rekindle.Unsupported):
-        error = error.__cause__ or error.__context__
-    return error
+def alone(machine: Machine, name: str, program: Program) -> Iterator[Line]:
+    """The same for one program, which must have recomputed something unless it was refused."""
+    found: list[Line] = []
+    for line in _each(machine, name, program):
+        found.append(line)
+        yield line
+    if machine.is_cuda and "recomputations" in found[-1]:
+        most = max(line.get("recomputations", 0) for line in found)
+        yield check(f"bits: {name} recomputes", most > 0, recomputations=most)
+
+
+def _each(machine: Machine, name: str, program: Program) -> Iterator[Line]:
+    try:
+        yield from _bits(machine, name, program)
+    except Exception as error:
+        refused = refusal(error)
+        told = f"{type(refused or error).__name__}: {refused or error}"[:300]
+        where = "".join(traceback.format_exception(error))[-2500:]
+        yield check(f"bits: {name}", refused is not None, error=told, traceback=where)
 
 
 def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
@@ -91,6 +94,22 @@ def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
             budget=amount,
             recomputations=took.run.recomputations,
         )
+
+
+def in_place(machine: Machine) -> Iterator[Line]:
+    """A softmax's gradient may be written over the gradient that it reads, with the same bits."""
+    rows, words = machine.size(8192, 64), machine.size(50257, 100)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(rows, words, device=machine.kind, dtype=dtype)
+        grad = torch.randn_like(x)
+        for name in ("_log_softmax", "_softmax"):
+            y = getattr(torch.ops.aten, name)(x, -1, False)
+            backward = getattr(torch.ops.aten, f"{name}_backward_data")
+            wanted, over = backward(grad, y, -1, dtype), grad.clone()
+            out = "out" if name == "_log_softmax" else "grad_input"
+            backward.out(over, y, -1, dtype, **{out: over})
+            yield check(f"in place: {name}, {str(dtype)[6:]}", torch.equal(over, wanted))
+            del y, wanted, over
 
 
 def races(machine: Machine) -> Iterator[Line]:
@@ -161,65 +180,6 @@ def _seen(machine: Machine, program: Any) -> Any:
     return type(took)(took.values, took.run.peak, took.constant, took.run)
 
 
-def speed(machine: Machine) -> Iterator[Line]:
-    """Rows a second in the memory that plain PyTorch takes for the smaller batch."""
-    warm, count = machine.size(3, 1), machine.size(10, 2)
-    for bf16 in (False,) if machine.tiny else (False, True):
-        for name, (make, how, rows, sequence, times) in workloads.SPEED.items():
-            rows = machine.size(rows, 2)
-            build = lambda n, bf16=bf16, make=make, how=how, sequence=sequence: partial(  # noqa: E731
-                workloads.language, machine, make(machine, **how), n, sequence, bf16=bf16
-            )
-            most = machine.trained(lambda _, b=build, n=rows: b(n)(), 2).peak
-            for method, n, context in _methods(machine, most, rows, times, all_of_them=bf16):
-                label = {"model": name, "bf16": bf16, "method": method, "rows": n}
-                try:
-                    yield label | _measured(machine, build(n), n, context, warm, count)
-                    if context is not None:
-                        yield check(f"speed: {name}, bf16 {bf16}, {method} completes", True)
-                except Exception as error:
-                    told = f"{type(error).__name__}: {error}"[:300]
-                    refused = _refused(error) is not None
-                    yield label | {"error": told}
-                    yield check(f"speed: {name}, bf16 {bf16}, {method} completes", refused)
-
-
-def _methods(
-    machine: Machine, most: int, rows: int, times: int, *, all_of_them: bool
-) -> Iterator[tuple[str, int, Any]]:
-    within = partial(rekindle.budget, most, device=machine.kind)
-    yield "plain", rows, None
-    yield "plain, beyond the memory", times * rows, None
-    yield "online, Python", times * rows, partial(within, core="python")
-    yield "online, native", times * rows, partial(within, core="native")
-    if all_of_them or machine.tiny:
-        yield "learned", times * rows, partial(within, learn="wait")
-        yield "swap", times * rows, partial(within, swap="32GiB")
-
-
-def _measured(
-    machine: Machine, build: Callable[[], Any], rows: int, context: Any, warm: int, count: int
-) -> Line:
-    machine._start_anew()
-    torch.manual_seed(0)
-    model, step = build()
-    with nullcontext() if context is None else context() as run:
-        for _ in range(warm):
-            step()
-        before = 0 if run is None else run.recomputations
-        took, host = machine.timed(step, count)
-    del model
-    median = statistics.median(took)
-    again = 0 if run is None else (run.recomputations - before) // count
-    return {
-        "ms": round(median, 2),
-        "rows/s": round(1e3 * rows / median, 2),
-        "host share": round(host, 3),
-        "peak MiB": (torch.cuda.max_memory_allocated() if machine.is_cuda else 0) // MIB,
-        "recomputed": again,
-    }
-
-
 def swap(machine: Machine) -> Iterator[Line]:
     """Half of the activations, by swapping too: the same bits, and what was waited for."""
     for program in (workloads.bert_base, workloads.resnet):
@@ -269,7 +229,7 @@ def faults(machine: Machine) -> Iterator[Line]:
 def _full(machine: Machine, program: Any, plain: Any) -> Iterator[Line]:
     """The device has less than the budget says."""
     total = torch.cuda.get_device_properties(0).total_memory
-    machine._start_anew()
+    machine.start_anew()
     room = plain.budget(0.4) + 32 * MIB
     torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
     try:
@@ -311,8 +271,12 @@ def world_of_one(machine: Machine) -> Iterator[Line]:
     }
     for name, program in kinds.items():
         plain = machine.trained(program)
-        took, amount = machine.within(program, plain.budget(0.7))
-        yield check(f"world of one: {name}", _equal(took.values, plain.values), budget=amount)
+        try:
+            took, amount = machine.within(program, plain.budget(0.7))
+        except rekindle.Unsupported as error:  # loud, with what to do instead
+            yield check(f"world of one: {name}", True, error=str(error)[:300])
+        else:
+            yield check(f"world of one: {name}", _equal(took.values, plain.values), budget=amount)
     dist.destroy_process_group()
 
 
@@ -334,17 +298,51 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
 #: Stages whose bits are compared although their programs' operators add up in any order by default.
 _SETTLED = ("memory", "swap")
 
-#: By name, with seconds on a device. Memory runs once for each setting of the allocator.
-STAGES: dict[str, tuple[Callable[[Machine], Iterator[Line]], int]] = {
-    "facts": (facts, 50),
-    "bits": (bits, 100),
-    "races": (races, 50),
-    "no_waiting": (no_waiting, 20),
-    "memory": (memory, 80),
-    "speed": (speed, 160),
-    "swap": (swap, 40),
-    "faults": (faults, 30),
-    "world_of_one": (world_of_one, 40),
+
+@final
+@dataclass(frozen=True)
+class Stage:
+    """What a process of its own runs.
+
+    seconds: its share of the time on a device. timed: nothing else may run meanwhile. settings: of
+    the allocator; a process for each. on_cpu: it has something to show without a device.
+    """
+
+    run: Callable[[Machine], Iterator[Line]]
+    seconds: int
+    timed: bool = False
+    settings: tuple[str, ...] = ("",)
+    on_cpu: bool = True
+
+
+def _alone(name: str, program: Program) -> Stage:
+    """A program whose failure may damage what comes after it."""
+    return Stage(partial(alone, name=name, program=program), 100, on_cpu=False)
+
+
+_SEGMENTS = ("", "expandable_segments:True")
+_ALL = (*_SEGMENTS, "backend:cudaMallocAsync")
+
+#: By name. First those that may run beside each other.
+STAGES: dict[str, Stage] = {
+    "bits, first half": Stage(partial(bits, part=slice(0, None, 2)), 150),
+    "bits, second half": Stage(partial(bits, part=slice(1, None, 2)), 150),
+    "captured": _alone("a graph captured inside", programs.captured),
+    "compiled": _alone("compiled blocks", programs.compiled),
+    "reduced overhead": _alone("compiled, reduce-overhead", programs.reduced_overhead),
+    "triton": _alone("kernels in Triton", programs.triton),
+    "in place": Stage(in_place, 60),
+    "races": Stage(races, 100),
+    "no_waiting": Stage(no_waiting, 60),
+    "memory": Stage(memory, 100, settings=_ALL),
+    "swap": Stage(swap, 100),
+    "faults": Stage(faults, 60),
+    "world_of_one": Stage(world_of_one, 100),
+    "facts": Stage(facts, 25, timed=True),
+    "calls": Stage(timing.calls, 25, timed=True),
+    "hosts": Stage(timing.models, 40, timed=True),
+    "speed, float32": Stage(partial(timing.speed, bf16=False), 130, timed=True, settings=_SEGMENTS),
+    "speed, bfloat16": Stage(partial(timing.speed, bf16=True), 90, timed=True, settings=_SEGMENTS),
 }
 
 
@@ -361,7 +359,7 @@ def main() -> None:
         sdpa_kernel(SDPBackend.MATH) if name in _SETTLED else nullcontext(),
     ):
         torch.use_deterministic_algorithms(name in _SETTLED, warn_only=True)
-        for line in STAGES[name][0](machine):
+        for line in STAGES[name].run(machine):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
     sys.stdout.write(json.dumps({"seconds": round(time.perf_counter() - began, 1)}) + "\n")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.on_device.blocks import training
 from tests.on_device.machine import Machine
-from tests.on_device.programs import training
 from tests.pytorch import networks
 
 

@@ -1,0 +1,21 @@
+"""One kernel in Triton, which only a PyTorch for CUDA has."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _kernel(x, out, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    value = tl.load(x + at, mask=inside)
+    tl.store(out + at, value + value, mask=inside)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    """Twice `x`, by a kernel."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), block=1024)
+    return out
