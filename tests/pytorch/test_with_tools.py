@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
 import pytest
@@ -95,21 +95,43 @@ def test_profiler_inside_sees_operators_of_plain_program() -> None:
     assert inside == seen()
 
 
-@pytest.mark.parametrize("evict", ["saved", "auto"])
-def test_profiler_of_shapes_needs_evict_saved(evict: Literal["saved", "auto"]) -> None:
-    """It reads the address of each tensor of a list before the operator is seen."""
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("evict", ["saved", "auto", "anything"])
+def test_profiler_records_shapes_of_evicted_tensors(
+    evict: Literal["saved", "auto", "anything"], inside: bool
+) -> None:
+    """It reads the address of each operand before the operator is seen, in lists as well."""
+    weight = torch.ones(10, 30, requires_grad=True)
 
-    def profile() -> None:
-        with torch.profiler.profile(record_shapes=True):
-            weight = torch.ones(100, requires_grad=True)
+    def profiled(*around: AbstractContextManager[Any]) -> set[tuple[str, str]]:
+        profile = torch.profiler.profile(record_shapes=True, profile_memory=True)
+        with ExitStack() as stack:
+            for context in (*around, profile) if inside else (profile, *around):
+                stack.enter_context(context)
             x, y = weight * 2, weight * 3
             z = torch.cat([x, y])
-            torch.cat([x, z]).sum().backward()
+            torch.cat([z, x, z.view(20, 30).sin()]).sum().backward()
+        events: Any = profile.events()
+        names = ("aten::mul", "aten::cat", "aten::sin", "aten::cos")
+        return {(each.name, str(each.input_shapes)) for each in events if each.name in names}
 
-    fails = pytest.raises(RuntimeError, match="please report a bug to PyTorch")
-    expected = nullcontext() if evict == "saved" else fails
-    with letting_go_of_everything(), budget("1GiB", evict=evict, core="native"), expected:
-        profile()
+    wanted = profiled()
+    assert len(wanted) >= 5
+    limited = budget("1GiB", evict=evict, core="native")
+    assert profiled(letting_go_of_everything(), limited) == wanted
+
+
+def test_evicted_tensor_under_a_profiler_is_not_readable() -> None:
+    """Only the profiler reads its address; an unseen kernel is refused."""
+    with letting_go_of_everything(), budget("1GiB", evict="anything", core="native"):
+        with torch.profiler.profile(record_shapes=True):
+            x = torch.ones(100, requires_grad=True) * 2
+            y = torch.cat([x, x]) * 3
+            torch.ones(1)  # before it, the others are evicted
+            for evicted in (x, y):
+                with pytest.raises(RuntimeError, match="was evicted"):
+                    torch._C.TensorBase.data_ptr(evicted)
+        assert (x.sum() + y.sum()).item() == 200 + 1200
 
 
 def test_what_is_saved_on_the_cpu_is_not_the_budget_s() -> None:

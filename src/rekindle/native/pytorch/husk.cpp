@@ -61,6 +61,20 @@ bool is_husk(const c10::StorageImpl& home) noexcept {
     return token_of(const_cast<c10::StorageImpl&>(home)._mutable_data_ptr_no_checks()) != nullptr;
 }
 
+bool allow_reading(c10::StorageImpl& home) {
+    const bool husk = is_husk(home);
+    if (husk) {
+        allow(home);
+    }
+    return husk;
+}
+
+void refuse_reading(c10::StorageImpl& home) {
+    if (is_husk(home)) {
+        refuse(home);
+    }
+}
+
 const void* token_of(const c10::DataPtr& data) noexcept {
     return data.get_deleter() == &tell_and_forget_token ? data.get_context() : nullptr;
 }

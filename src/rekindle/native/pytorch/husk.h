@@ -16,8 +16,12 @@ bool there_are_husks() noexcept;
 void become_husk(c10::StorageImpl& home);
 // What is in `from`, which has nothing then, is in `home`.
 void fill_husk(c10::StorageImpl& home, c10::StorageImpl& from);
-// What it is.
+// Whether it is one.
 bool is_husk(const c10::StorageImpl& home) noexcept;
+// From now on it reads as memory at a null address. Returns false if it is no husk.
+bool allow_reading(c10::StorageImpl& home);
+// The inverse, unless it is no husk by now.
+void refuse_reading(c10::StorageImpl& home);
 // What is nobody else's as long as `home` is a husk; null: it is none.
 const void* token_of(const c10::DataPtr& data) noexcept;
 

@@ -19,6 +19,7 @@
 #include "kernel_operands.h"
 #include "learning.h"
 #include "own_policy.h"
+#include "profiled.h"
 #include "proxy.h"
 #include "py_snapshot.h"
 #include "python.h"
@@ -516,6 +517,9 @@ PyMethodDef methods[] = {
     method<rekindle::record_without_grad>("record_without_grad"),
     method<rekindle::lock_there>("lock_there"),
     method<rekindle::unlock_there>("unlock_there"),
+    method<rekindle::profiler_starts>("profiler_starts"),
+    method<rekindle::profiler_stops>("profiler_stops"),
+    method<rekindle::profilers_are_over>("profilers_are_over"),
     method<rekindle::forget_sources>("forget_sources"),
     method<rekindle::teach>("teach"),
     method<rekindle::know>("know"),

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from torch import Tensor, UntypedStorage
 
 from rekindle.pytorch.held._escapes import escapes_seen
+from rekindle.pytorch.held._profilers import profilers_seen
 from rekindle.pytorch.held._threads import Threads
 from rekindle.pytorch.online import hand_out
 from rekindle.pytorch.operators import is_plain
@@ -22,6 +23,7 @@ from rekindle.pytorch.operators import is_plain
 class NativeLender(Protocol):
     """The driver."""
 
+    core: Any
     lending: Natively | None
 
     def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
@@ -106,7 +108,7 @@ def lending_natively(driver: NativeLender) -> Iterator[None]:
     """Inside, the driver, which may evict what variables hold, sees what gets around the
     dispatcher."""
     driver.lending = natively = Natively(driver)
-    with escapes_seen(natively):
+    with escapes_seen(natively), profilers_seen(driver.core):
         yield
 
 
