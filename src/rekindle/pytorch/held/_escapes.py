@@ -27,6 +27,26 @@ _LOOK = ("__repr__", "tolist")
 #: Read one number, by an operator that is seen, but where `torch.tensor([loss, loss])` asks.
 _NUMBERS = ("__bool__", "__complex__", "__float__", "__index__", "__int__")
 
+#: Functions of `torch` whose kernels read elements, although they are no operators of their own but
+#: composed of operators. (`max_pool1d` only where no gradient is needed.)
+_KERNELS = (
+    "_rowwise_prune",
+    "_saturate_weight_to_fp16",
+    "choose_qparams_optimized",
+    "fbgemm_linear_fp16_weight",
+    "fbgemm_linear_fp16_weight_fp32_activation",
+    "fbgemm_linear_int8_weight",
+    "fbgemm_linear_int8_weight_fp32_activation",
+    "fbgemm_linear_quantize_weight",
+    "fbgemm_pack_gemm_matrix_fp16",
+    "fbgemm_pack_quantized_matrix",
+    "max_pool1d",
+    "quantized_gru_cell",
+    "quantized_lstm_cell",
+    "quantized_rnn_relu_cell",
+    "quantized_rnn_tanh_cell",
+)
+
 Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
 
@@ -104,6 +124,15 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
 
         return looked_at
 
+    def compute(original: Any) -> Any:
+        present = look(original)
+
+        @functools.wraps(original)
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            return (original if torch.compiler.is_compiling() else present)(*args, **kwargs)
+
+        return computed
+
     def read(original: Any) -> Any:
         @functools.wraps(original)
         def number(tensor: Tensor) -> Any:
@@ -133,6 +162,9 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
             replace(stack, Tensor, name, look)
         for name in _NUMBERS:
             replace(stack, Tensor, name, read)
+        for name in _KERNELS:
+            if hasattr(torch, name):
+                replace(stack, torch, name, compute)
         for module, names in CAPSULES.items():
             for name in names:
                 if hasattr(module, name):
