@@ -340,9 +340,9 @@ STAGES: dict[str, Stage] = {
     "world_of_one": Stage(world_of_one, 100),
     "facts": Stage(facts, 25, timed=True),
     "calls": Stage(timing.calls, 25, timed=True),
-    "hosts": Stage(timing.models, 40, timed=True),
-    "speed, float32": Stage(partial(timing.speed, bf16=False), 130, timed=True, settings=_SEGMENTS),
-    "speed, bfloat16": Stage(partial(timing.speed, bf16=True), 90, timed=True, settings=_SEGMENTS),
+    "hosts": Stage(timing.models, 60, timed=True),
+    "speed, float32": Stage(partial(timing.speed, bf16=False), 100, timed=True, settings=_SEGMENTS),
+    "speed, bfloat16": Stage(partial(timing.speed, bf16=True), 60, timed=True, settings=_SEGMENTS),
 }
 
 

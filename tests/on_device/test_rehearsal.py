@@ -19,20 +19,20 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_rehearsal(tmp_path: Path) -> None:
-    command = ["scripts/on_device", "--device", "cpu", "--tiny", "--seconds", "3000"]
+    command = ["scripts/on_device", "--device", "cpu", "--tiny", "--slower", "20", "--jobs", "2"]
     command += ["--out", str(tmp_path)]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    environment.pop("REKINDLE_TEST_CORE", None)  # there it names one core, here also "both"
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads((tmp_path / "on_device.json").read_text())
-    assert [each["stage"] for each in found["stages"]] == [*STAGES]
+    here = [name for name, stage in STAGES.items() if stage.on_cpu]
+    assert [each["stage"] for each in found["stages"]] == here
     assert found["failed"] == []
     for each in found["stages"]:
-        if each["stage"] not in ("facts", "speed"):
+        if each["stage"] not in ("facts", "calls", "hosts"):
             assert any(line.get("ok") for line in each["lines"]), each["stage"]
     html = (tmp_path / "on_device.html").read_text()
-    assert all(f"<h2>{name}" in html for name in STAGES)
+    assert all(f"<h2>{name}" in html for name in here)
 
 
 def test_where_there_is_no_device_it_says_so() -> None:
@@ -58,4 +58,7 @@ def test_what_does_not_hold_or_end_is_told() -> None:
 
 
 def test_the_stages_fit_into_ten_minutes() -> None:
-    assert sum(limit for _, limit in STAGES.values()) <= 570
+    """Those of one kind beside each other, with a process for each setting of the allocator."""
+    beside = max(stage.seconds for stage in STAGES.values() if not stage.timed)
+    timed = sum(stage.seconds * len(stage.settings) for stage in STAGES.values() if stage.timed)
+    assert beside + timed <= 600
