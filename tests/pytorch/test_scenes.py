@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import rekindle
 from rekindle.pytorch.native import core as native_core
 from tests.pytorch.scenes import play as playing
 from tests.pytorch.scenes.__main__ import main
@@ -104,8 +106,26 @@ def test_memory_above_the_budget_is_a_complaint(monkeypatch: pytest.MonkeyPatch)
     seed = next(seed for seed in range(50) if play(seed, None).drawn[0] == "all")
     monkeypatch.setattr(playing, "ROOMY", 1 << 20)
     monkeypatch.setattr(playing, "CAP", 0.0)
-    monkeypatch.setattr(playing, "CAP_BYTES", 0)
     assert "the allocator gave out" in judge(seed, 1, ("roomy",)).complaint
+
+
+def test_tally_counts_what_threads_make_and_free() -> None:
+    """Also while the first call of an operator is watched for what it takes inside itself."""
+    tally, there = playing.Tally(), []
+    with tally.counting(), ThreadPoolExecutor(1) as pool, rekindle.budget("1GiB"):
+        with tally.of_a_budget():
+            for _ in range(3):
+                there.append(torch.ones(5000))
+                pool.submit(there.clear).result()
+                pool.submit(lambda: there.append(torch.rand(5000).cumsum(0))).result()
+                there.clear()
+        assert tally.within == 2 * 20_000
+        kept = torch.ones(1000)
+        with tally.of_a_budget():
+            torch.ones(1000).sort()
+        assert tally.within == 2 * 20_000
+    assert tally.peak >= 2 * 20_000
+    del kept
 
 
 def test_a_process_that_ends_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:

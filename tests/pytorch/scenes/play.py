@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Literal
-
-from torch.profiler import ProfilerActivity, profile
 
 import rekindle
 from rekindle.pytorch.native import core as native_core
@@ -34,9 +31,8 @@ SLACK_BYTES: Final = 160 << 10
 PEAK_SHARE: Final = 1.03
 NUMPY_BYTES: Final = 32 << 10
 
-#: Above the budget: the clocks of the program and of the allocator's events are two.
-CAP: Final = 1.02
-CAP_BYTES: Final = 32 << 10
+#: Of the budget: what the allocator may give out.
+CAP: Final = 1.0
 
 #: Layers whose operators take memory inside themselves. Their first calls tell how much, so that
 #: those may pass the budget.
@@ -76,8 +72,8 @@ class Played:
 
     left: dict[str, str]
     drawn: list[str]
-    peak: int  # by the allocator, of the whole program
-    within: int  # by the allocator's events, made while a budget was active
+    peak: int  # given out by the allocator at once
+    within: int  # of that, the most within a budget
 
 
 @dataclass
@@ -98,19 +94,15 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
     Raises:
         rekindle.OutOfBudget: the amount is too small.
     """
-    windows: list[list[int]] = []
+    tally = Tally()
 
     @contextmanager
     def budget() -> Iterator[Any]:
         if mode is None:
             yield None
             return
-        with rekindle.budget(amount, core="native", **mode.arguments) as run:
-            windows.append([time.time_ns()])
-            try:
-                yield run
-            finally:  # afterwards evicted tensors that the program holds come back
-                windows[-1].append(time.time_ns())
+        with rekindle.budget(amount, core="native", **mode.arguments) as run, tally.of_a_budget():
+            yield run  # afterwards evicted tensors that the program holds come back
 
     def change(run: Any, share: float) -> None:
         if mode is not None and mode.amount == "tight":
@@ -133,50 +125,49 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
 
     taken = cores.taken("native") if mode is not None else nullcontext()
     everything = letting_go_of_everything() if mode and mode.everything else nullcontext()
-    counted = [0]
-    watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    counting = nullcontext() if mode is not None else _counted(counted)
-    with taken, cores.fixed_prices(), everything, counting, watched as observed:
+    with taken, cores.fixed_prices(), everything, tally.counting():
         program()
     left = world.left()
     error.clear()
-    peak, within = _peaks(observed, windows)
-    return Played(left, [world.place, *world.drawn], max(peak, *counted), within)
+    return Played(left, [world.place, *world.drawn], tally.peak, tally.within)
 
 
-@contextmanager
-def _counted(most: list[int]) -> Iterator[None]:
-    """Note the most that is allocated at once inside, where no budget may be.
+class Tally:
+    """What the CPU's allocator gave out, to all threads."""
 
-    The profiler has no events of threads that a program starts, nor this the memory of storages
-    that no operator makes.
-    """
-    core: Any = native_core()
-    assert core.count_allocations()
-    assert core.watch()
-    try:
-        yield
-    finally:
-        most[:] = [core.watched()[1]]
+    def __init__(self) -> None:
+        self.peak = 0  #: the most at once
+        self.within = 0  #: within a budget, above what was there when it began
+        self._core: Any = native_core()
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count inside."""
+        self._core.count_allocations()
+        self._core.tally(True)
+        try:
+            yield
+        finally:
+            self._look()
+            self._core.tally(False)
 
-def _peaks(observed: profile, windows: list[list[int]]) -> tuple[int, int]:
-    """Return the most memory at once by the allocator's events: in all, and made within `windows`.
+    @contextmanager
+    def of_a_budget(self) -> Iterator[None]:
+        """Count what is given out inside as that of a budget.
 
-    Memory from before a budget counts within it once it is seen, which no event tells.
-    """
-    events = [e for e in observed.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = peak = within = 0
-    before = dict.fromkeys(range(len(windows)), 0)
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-        for number, (begin, end) in enumerate(windows):
-            if event.start_ns() < begin:
-                before[number] = alive
-            elif event.start_ns() <= end:
-                within = max(within, alive - before[number])
-    return peak, within
+        Memory from before counts within it once it is seen, which the allocator cannot tell.
+        """
+        before, _ = self._look()
+        try:
+            yield
+        finally:
+            _, most = self._look()
+            self.within = max(self.within, most - before)
+
+    def _look(self) -> tuple[int, int]:
+        now, most = self._core.tallied()
+        self.peak = max(self.peak, most)
+        return now, most
 
 
 def scene_of(seed: int) -> str:
@@ -237,7 +228,7 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
             )
             return f"within {amount} bytes {len(names)} of {len(plain.left)} differ: {shown}"
         capped = got.drawn[0] in ("all", "until the last") and LEARNED.isdisjoint(got.drawn)
-        if capped and got.within > amount * CAP + CAP_BYTES:
+        if capped and got.within > amount * CAP:
             return f"the allocator gave out {got.within} bytes within a budget of {amount}"
         return ""
     return f"still too little after {MOST_ATTEMPTS} attempts, at {amount} bytes"

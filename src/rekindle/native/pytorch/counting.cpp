@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -20,25 +21,57 @@ namespace {
 // What was asked for since somebody watches, piece by piece: sizes as the allocator rounds them
 // differ from call to call.
 struct Watch final {
+    struct Piece final {
+        Bytes bytes;
+        std::uint64_t during;  // which operator; 0: none that is watched
+    };
+
     std::atomic<bool> on{false};
     SpinLock& mutex = leaf(Leaf::allocations);
-    std::unordered_map<const void*, Bytes> pieces;
-    GivenOutInside given;
+    std::unordered_map<const void*, Piece> pieces;
+    std::uint64_t operators = 0;  // that were watched so far
+    bool watching = false;        // one just now
+    bool tallying = false;
+    GivenOutInside given;  // to that one
+    GivenOutInside tally;  // to everybody, since somebody tallies
 
     void takes(const void* piece, Bytes bytes) {
         const std::scoped_lock guard(mutex);
-        pieces[piece] = bytes;
-        given.now += bytes;
-        given.most = std::max(given.most, given.now);
+        pieces[piece] = {bytes, watching ? operators : 0};
+        if (watching) {
+            add(given, bytes);
+        }
+        if (tallying) {
+            add(tally, bytes);
+        }
     }
 
     void gives_back(const void* piece) {
         const std::scoped_lock guard(mutex);
         const auto found = pieces.find(piece);
-        if (found != pieces.end()) {  // what is older counts for nobody
-            given.now -= found->second;
-            pieces.erase(found);
+        if (found == pieces.end()) {
+            return;  // what is older counts for nobody
         }
+        if (watching && found->second.during == operators) {
+            given.now -= found->second.bytes;
+        }
+        if (tallying) {
+            tally.now -= found->second.bytes;
+        }
+        pieces.erase(found);
+    }
+
+    // Which of the two there are from now on.
+    void set(bool watches, bool tallies) {
+        watching = watches;
+        tallying = tallies;
+        on.store(watches || tallies, std::memory_order_relaxed);
+    }
+
+private:
+    static void add(GivenOutInside& to, Bytes bytes) {
+        to.now += bytes;
+        to.most = std::max(to.most, to.now);
     }
 };
 
@@ -124,16 +157,35 @@ c10::DeleterFnPtr counting_ones_own() noexcept {
 void watch_allocations() {
     Watch& watch = the_watch();
     const std::scoped_lock guard(watch.mutex);
-    watch.pieces.clear();
+    if (!watch.tallying) {
+        watch.pieces.clear();
+    }
+    ++watch.operators;
     watch.given = {};
-    watch.on.store(true, std::memory_order_relaxed);
+    watch.set(true, watch.tallying);
 }
 
 GivenOutInside watched_allocations() noexcept {
     Watch& watch = the_watch();
     const std::scoped_lock guard(watch.mutex);
-    watch.on.store(false, std::memory_order_relaxed);
+    watch.set(false, watch.tallying);
     return watch.given;
+}
+
+void tally_allocations(bool tallies) {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    watch.pieces.clear();
+    watch.tally = {};
+    watch.set(watch.watching, tallies);
+}
+
+GivenOutInside tallied_allocations() noexcept {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    const GivenOutInside found = watch.tally;
+    watch.tally.most = watch.tally.now;
+    return found;
 }
 
 }  // namespace rekindle

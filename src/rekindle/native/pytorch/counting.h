@@ -27,5 +27,9 @@ c10::DeleterFnPtr counting_ones_own() noexcept;
 void watch_allocations();
 // It ended. What it was given.
 GivenOutInside watched_allocations() noexcept;
+// For tests: from now on somebody adds up all that is given out, also while operators are watched.
+void tally_allocations(bool tallies);
+// So far; the most at once since this was last asked.
+GivenOutInside tallied_allocations() noexcept;
 
 }  // namespace rekindle

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "counting.h"
 #include "held.h"
 #include "learner.h"
 #include "mutex.h"
@@ -221,6 +222,21 @@ PyObject* places_in(PyObject* arguments) {
         must(PyList_Append(list.get(), number.get()) == 0);
     }
     return list.give();
+}
+
+PyObject* tally(PyObject* arguments) {
+    int tallies = 0;
+    parse(arguments, "p", &tallies);
+    TORCH_CHECK(allocations_are_counted(), "write count_allocations() before tally(True)");
+    tally_allocations(tallies != 0);
+    return nothing();
+}
+
+PyObject* tallied(PyObject* /*arguments*/) {
+    const GivenOutInside given = tallied_allocations();
+    return Py_BuildValue(
+        "LL", static_cast<long long>(given.now), static_cast<long long>(given.most)
+    );
 }
 
 }  // namespace rekindle

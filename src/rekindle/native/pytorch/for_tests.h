@@ -45,6 +45,10 @@ PyObject* journal(PyObject* arguments);
 PyObject* remembered(PyObject* arguments);
 // remember_at_most(driver, operators)
 PyObject* remember_at_most(PyObject* arguments);
+// tally(whether): from now on all that the CPU's allocator gives out is added up
+PyObject* tally(PyObject* arguments);
+// tallied() -> bytes that were not returned so far, and the most at once since this was last asked
+PyObject* tallied(PyObject* arguments);
 // places_in(shape, step) -> which operators of the shape those of the step are, or None
 PyObject* places_in(PyObject* arguments);
 

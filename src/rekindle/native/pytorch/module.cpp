@@ -558,6 +558,8 @@ PyMethodDef methods[] = {
     method<rekindle::journal>("journal"),
     method<rekindle::remembered>("remembered"),
     method<rekindle::remember_at_most>("remember_at_most"),
+    method<rekindle::tally>("tally"),
+    method<rekindle::tallied>("tallied"),
     method<rekindle::places_in>("places_in"),
     method<count_allocations>("count_allocations"),
     method<watch>("watch"),
