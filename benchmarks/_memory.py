@@ -20,7 +20,7 @@ def breakdown() -> str:
         return ""
     parts = ("bookkeeping", "recomputation", "choosing", "other")
     rows = [
-        [row["model"], row["core"], cell(row["time"]), *(f"{row[part]:+.3f}" for part in parts)]
+        [row["model"], cell(row["time"]), *(f"{row[part]:+.3f}" for part in parts)]
         for row in found["rows"]
         if "time" in row
     ]
@@ -28,35 +28,33 @@ def breakdown() -> str:
         f"At {found['fraction']:.0%} of the activations, in times of the plain step: what watching "
         "adds without a limit, the operators that ran again, choosing what to let go, and the rest."
     )
-    heads = ["model", "core", "time over plain", *parts]
+    heads = ["model", "time over plain", *parts]
     return section("Where the time of a step goes", found, text, table_of(heads, rows))
 
 
 def native() -> str:
-    """The two cores side by side, and what the books take."""
+    """What recording adds to operators, and what the books take."""
     found = load("native")
     if not found:
         return ""
-    cores = ("native", "python")
     rows = [
         [
             row["case"],
             "no limit" if row["fraction"] is None else f"{row['fraction']:.0%}",
             row["operators_per_step"],
             cell(1e3 * row["plain_ms"]["median"] / row["operators_per_step"]),
-            *(cell(row[core]["added_us_per_operator"]["median"]) for core in cores),
-            *(cell(row[core]["ratio"]["median"]) for core in cores),
+            cell(row["native"]["added_us_per_operator"]["median"]),
+            cell(row["native"]["ratio"]["median"]),
         ]
         for row in found["rows"]
     ]
     text = (
-        "Microseconds of plain PyTorch for an operator, those that a core adds to it, with what is "
-        "computed again, and the time of a step over that of plain PyTorch. What is added for "
+        "Microseconds of plain PyTorch for an operator, those that a budget adds to it, with what "
+        "is computed again, and the time of a step over that of plain PyTorch. What is added for "
         "watching does not depend on how large an operator is: the smaller they are, the more it "
         "is of the step."
     )
-    heads = ["model", "activations", "operators", "plain, us", "native, us", "python, us",
-             "native", "python"]  # fmt: skip
+    heads = ["model", "activations", "operators", "plain, us", "added, us", "time over plain"]
     books = [
         [row["case"], row["operators"], row["bytes_per_operator"], f"{row['share_of_memory']:.1%}"]
         for row in found["bookkeeping"]
@@ -66,7 +64,7 @@ def native() -> str:
         "share of the peak of what is counted:"
     )
     about = ["model", "operators", "bytes an operator", "share"]
-    parts = ["## The two cores", "", said(found), "", text, "", *table_of(heads, rows)]
+    parts = ["## What recording adds", "", said(found), "", text, "", *table_of(heads, rows)]
     return "\n".join([*parts, "", after, "", *table_of(about, books)]) + "\n"
 
 
@@ -124,8 +122,8 @@ def threads() -> str:
         for row in found["rows"]
     ]
     text = (
-        "Threads of Python's, each with a model of its own, all within one budget of the native "
-        "core: the time over that of as many threads of plain PyTorch, by the clock and by the "
+        "Threads of Python's, each with a model of its own, all within one budget: "
+        "the time over that of as many threads of plain PyTorch, by the clock and by the "
         "processor, and the highest peak over the budget. On a CPU autograd has no threads of its "
         "own."
     )

@@ -2,7 +2,7 @@
 
     scripts/bench breakdown [--models gpt bert ...] [--fraction 0.5] [--rounds 5]
 
-For each model and both cores, over the plain step:
+For each model, over the plain step:
 
 `bookkeeping`: what a step takes more that is only watched, without a limit.
 `recomputation`: what the operators that ran again took, by the prices that decide.
@@ -38,8 +38,7 @@ from restarts import MODELS
 import rekindle
 
 RESULTS = ROOT / "benchmarks" / "results"
-KEY = ("model", "core")
-CORES = ("native", "python")
+KEY = ("model",)
 PARTS = ("bookkeeping", "recomputation", "choosing", "other")
 SECONDS = 0.6  # of a block
 MOST_SECONDS = 590.0  # of a point
@@ -68,22 +67,22 @@ def timed(
     return taken, again / count / 1e9
 
 
-def choosing(trainer: Trainer, budget: int, core: Any, rounds: int) -> float:
+def choosing(trainer: Trainer, budget: int, rounds: int) -> float:
     """Seconds that the engine takes to choose in one step."""
     with rekindle.budget.unlimited():
         for _ in range(WARM_UP):
             trainer.step()
     trace = rekindle.capture(trainer.step)
-    rekindle.simulate(trace, budget=budget, core=core)
+    rekindle.simulate(trace, budget=budget, core="native")
     least = [
-        min(seconds(lambda: rekindle.simulate(trace, budget=amount, core=core))  # noqa: B023
+        min(seconds(lambda: rekindle.simulate(trace, budget=amount, core="native"))  # noqa: B023
             for _ in range(rounds))
         for amount in (budget, None)
     ]  # fmt: skip
     return max(0.0, least[0] - least[1])
 
 
-def measure(name: str, core: Any, fraction: float, rounds: int) -> dict[str, Any]:
+def measure(name: str, fraction: float, rounds: int) -> dict[str, Any]:
     trainer = Trainer(WORKLOADS[name], "cpu")
     for _ in range(2):
         trainer.step()
@@ -91,8 +90,8 @@ def measure(name: str, core: Any, fraction: float, rounds: int) -> dict[str, Any
     budget = constants + int(fraction * activations(trainer, "cpu"))
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "plain": nullcontext,
-        "watched": lambda: rekindle.budget.unlimited(core=core),
-        "limited": lambda: rekindle.budget(budget, core=core, learn=False),
+        "watched": rekindle.budget.unlimited,
+        "limited": lambda: rekindle.budget(budget, learn=False),
     }
     count = max(2, int(SECONDS / seconds(trainer.step)))
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
@@ -101,7 +100,7 @@ def measure(name: str, core: Any, fraction: float, rounds: int) -> dict[str, Any
             taken[way].append(timed(trainer, within, count))
     plain, watched, limited = (statistics.median(each for each, _ in taken[way]) for way in ways)
     again = statistics.median(each for _, each in taken["limited"])
-    chose = choosing(trainer, budget, core, rounds)
+    chose = choosing(trainer, budget, rounds)
     found = {
         "bookkeeping": watched - plain,
         "recomputation": again,
@@ -113,24 +112,22 @@ def measure(name: str, core: Any, fraction: float, rounds: int) -> dict[str, Any
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A pair of bars a model: the native core, and the one in Python."""
+    """A bar a model."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(CORES), figsize=(11, 4.2), layout="constrained")
-    for axis, core in zip(axes, CORES, strict=True):
-        own = [row for row in rows if row["core"] == core and "time" in row]
-        names = [row["model"] for row in own]
-        above = [1.0] * len(own)
-        axis.bar(names, above, color="#c8c8c8", label="operators")
-        for part, color in zip(PARTS, ("#4c78a8", "#f58518", "#e45756", "#72b7b2"), strict=True):
-            heights = [max(0.0, row[part]) for row in own]
-            axis.bar(names, heights, bottom=above, color=color, label=part)
-            above = [low + height for low, height in zip(above, heights, strict=True)]
-        axis.set_title(f"{core} core")
-        axis.set_ylabel("time of a step, over plain")
-        axis.tick_params(axis="x", rotation=40)
-    axes[0].legend(frameon=False)
+    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    own = [row for row in rows if "time" in row]
+    names = [row["model"] for row in own]
+    above = [1.0] * len(own)
+    axis.bar(names, above, color="#c8c8c8", label="operators")
+    for part, color in zip(PARTS, ("#4c78a8", "#f58518", "#e45756", "#72b7b2"), strict=True):
+        heights = [max(0.0, row[part]) for row in own]
+        axis.bar(names, heights, bottom=above, color=color, label=part)
+        above = [low + height for low, height in zip(above, heights, strict=True)]
+    axis.set_ylabel("time of a step, over plain")
+    axis.tick_params(axis="x", rotation=40)
+    axis.legend(frameon=False)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
@@ -138,30 +135,27 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=[*MODELS])
-    parser.add_argument("--cores", nargs="+", choices=CORES, default=[*CORES])
     parser.add_argument("--fraction", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "breakdown.json")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         torch.set_num_threads(1)
         try:
-            print(json.dumps(measure(*options.worker, options.fraction, options.rounds)))
+            print(json.dumps(measure(options.worker, options.fraction, options.rounds)))
         except rekindle.OutOfBudget as error:
             print(json.dumps({"infeasible": str(error).splitlines()[0]}))
         return
     now = conditions() | {"fraction": options.fraction}
     rows = earlier_by(options.out, KEY)
     for name in options.models:
-        for core in options.cores:
-            settings = ["--fraction", str(options.fraction), "--rounds", str(options.rounds)]
-            command = [sys.executable, __file__, "--worker", name, core, *settings]
-            *_, told = answers(command, MOST_SECONDS)
-            rows[name, core] = {"model": name, "core": core} | told | {"commit": now["commit"]}
-            print({key: value for key, value in rows[name, core].items() if key != "commit"},
-                  flush=True)  # fmt: skip
-            write("breakdown", now | {"rows": [*rows.values()]}, options.out)
+        settings = ["--fraction", str(options.fraction), "--rounds", str(options.rounds)]
+        command = [sys.executable, __file__, "--worker", name, *settings]
+        *_, told = answers(command, MOST_SECONDS)
+        rows[(name,)] = {"model": name} | told | {"commit": now["commit"]}
+        print({key: value for key, value in rows[(name,)].items() if key != "commit"}, flush=True)
+        write("breakdown", now | {"rows": [*rows.values()]}, options.out)
     draw([*rows.values()], options.out.with_suffix(".png"))
 
 

@@ -90,12 +90,12 @@ def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
     step, modules = training(workload)
 
     def each() -> None:
-        with rekindle.budget(AMOUNT, core="native"):
+        with rekindle.budget(AMOUNT):
             step()
 
     def empty() -> None:
         for _ in range(EMPTY):
-            with rekindle.budget(AMOUNT, core="native"):
+            with rekindle.budget(AMOUNT):
                 pass
 
     for work in (step, each, each):
@@ -105,7 +105,7 @@ def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         plain = seconds(step)
         found["each"].append(seconds(each) / plain)
-        with rekindle.budget(AMOUNT, core="native"):
+        with rekindle.budget(AMOUNT):
             found["first"].append(seconds(step) / plain)
             for _ in range(8):
                 step()

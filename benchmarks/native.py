@@ -1,8 +1,8 @@
-"""What the two cores cost, side by side. benchmarks/README.md has the claims.
+"""What a budget costs beside plain PyTorch. benchmarks/README.md has the claims.
 
-Plain PyTorch, the native core and the core in Python alternate, block by block, in one process. A
-block is some training steps after two that are not timed; ratios are taken within a round. Time is
-that of the process, on one thread.
+Plain PyTorch and the native core alternate, block by block, in one process. A block is some
+training steps after two that are not timed; ratios are taken within a round. Time is that of the
+process, on one thread.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from _common import conditions, spread, write
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 import rekindle
 
-Core = Literal["native", "python"]
 FRACTIONS = (None, 0.5)  # of the activations; None: no limit
 
 
@@ -66,34 +65,32 @@ DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # whose pages are full of book
 def budget_of(case: Case, fraction: float) -> int:
     """The constants and so much of the activations, as a budget counts them."""
     workload = case.build()
-    with rekindle.budget.unlimited(core="native") as run:
+    with rekindle.budget.unlimited() as run:
         for _ in range(2):
             workload.step(0)
         constants = run.memory
     return constants + int(fraction * (run.peak - constants))
 
 
-def context(core: Core | None, budget: int | None) -> AbstractContextManager[Any]:
-    """Of plain PyTorch, if no core is named; without a limit, if no budget is."""
-    if core is None:
-        return nullcontext()
+def context(budget: int | None) -> rekindle.budget:
+    """Without a limit, if no budget is."""
     if budget is None:
-        return rekindle.budget.unlimited(core=core)
-    return rekindle.budget(budget, core=core, learn=False)
+        return rekindle.budget.unlimited()
+    return rekindle.budget(budget, learn=False)
 
 
 class Clock:
-    """Trains on, in blocks, plainly or with one of the cores."""
+    """Trains on, in blocks, plainly or within a budget."""
 
     def __init__(self, case: Case, steps: int) -> None:
         self.workload = case.build()
         self.steps = steps
 
-    def block(self, core: Core | None, budget: int | None) -> tuple[float, Any]:
+    def block(self, within: rekindle.budget | None) -> tuple[float, Any]:
         """Seconds of a step, the median of the block, and the run."""
         gc.collect()
         seconds = []
-        with context(core, budget) as run:
+        with nullcontext() if within is None else within as run:
             for _ in range(2):
                 self.workload.step(0)
             for _ in range(self.steps):
@@ -110,7 +107,7 @@ def bookkeeping(case: Case) -> dict[str, Any]:
     batch = workload.data(0)
     with Count() as count:
         phase.losses(workload.model, batch)
-    with context("native", None) as run:
+    with context(None) as run:
         loss = phase.losses(workload.model, batch)
         nbytes = run._driver.engine.now().bookkeeping
         del loss
@@ -128,29 +125,28 @@ def side_by_side(case: Case, fraction: float | None, rounds: int, steps: int) ->
     count = operators(case, 0)
     clock = Clock(case, steps)
     plain: list[float] = []
-    found: dict[Core, dict[str, Any]] = {}
-    ratios: dict[Core, list[float]] = {"native": [], "python": []}
-    added: dict[Core, list[float]] = {"native": [], "python": []}
+    found: dict[str, Any] = {}
+    ratios: list[float] = []
+    added: list[float] = []
     for _ in range(rounds):
-        base, _ = clock.block(None, None)
+        base, _ = clock.block(None)
         plain.append(base)
-        for core in ratios:
-            seconds, run = clock.block(core, budget)
-            ratios[core].append(seconds / base)
-            added[core].append((seconds - base) / count * 1e6)
-            found[core] = {
-                "ratio": spread(ratios[core], 3),
-                "added_us_per_operator": spread(added[core], 2),
-                "evictions_per_step": round(run.evictions / (steps + 2), 1),
-                "recomputations_per_step": round(run.recomputations / (steps + 2), 1),
-            }
+        seconds, run = clock.block(context(budget))
+        ratios.append(seconds / base)
+        added.append((seconds - base) / count * 1e6)
+        found = {
+            "ratio": spread(ratios, 3),
+            "added_us_per_operator": spread(added, 2),
+            "evictions_per_step": round(run.evictions / (steps + 2), 1),
+            "recomputations_per_step": round(run.recomputations / (steps + 2), 1),
+        }
     return {
         "case": case.name,
         "fraction": fraction,
         "budget": budget,
         "operators_per_step": count,
         "plain_ms": spread([1e3 * each for each in plain], 3),
-        **found,
+        "native": found,
     }
 
 
@@ -166,8 +162,7 @@ def main() -> None:
         for fraction in FRACTIONS:
             row = side_by_side(case, fraction, options.rounds, options.steps)
             rows.append(row)
-            native, python = (row[core]["ratio"]["median"] for core in ("native", "python"))
-            print(f"{case.name} {fraction}: native {native}, python {python} times plain")
+            print(f"{case.name} {fraction}: {row['native']['ratio']['median']} times plain")
     books = [bookkeeping(case) for case in (*CASES, DEEP)]
     for row in books:
         print(f"{row['case']}: {row['bytes_per_operator']} bytes of books an operator")

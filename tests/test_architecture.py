@@ -67,16 +67,15 @@ ROOMS = {
         "operators": {"devices", "tensors"},
         "online": {"devices", "tensors", "operators"},
         "held": {"tensors", "operators", "online"},
-        "swap": {"devices", "tensors", "operators", "online"},
+        "swap": {"devices", "tensors"},
         "native": {"devices", "tensors", "operators", "online"},
-        "learned": {"devices", "operators", "online", "native"},  # it learns from what that wrote
+        "learned": {"devices", "native"},  # it learns from what that wrote
         "planned": {"devices", "operators"},
         "chains": {"tensors"},
         "rehearsed": {"devices", "tensors", "operators", "online"},
         "context": {
             "devices",
             "tensors",
-            "operators",
             "online",
             "held",
             "swap",
@@ -104,7 +103,6 @@ THIRD_PARTIES = {
     "planners._milp": {"numpy", "highspy"},
     "native._build": {"torch"},
     "pytorch": {"torch"},
-    "pytorch.operators._positions": {"torch", "numpy"},  # its generator has the same recurrence
     "report._plot": {"matplotlib"},
     "integrations.huggingface": {"transformers"},
     "integrations.lightning": {"lightning"},

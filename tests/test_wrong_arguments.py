@@ -94,7 +94,6 @@ OTHER_LOSS = (
         (budget(record="yes"), r"record='yes'\): wanted True or False; write .*record=True\)"),
         (budget(record=1), r"record=1\): wanted True or False"),
         (budget(cache="no"), r"cache='no'\): .*write .*cache=True\) or .*cache=False\)"),
-        (budget(core="c++"), r'wanted one of "auto", "native", "python"; write .*core="auto"\)'),
         (budget(swap="1GiB", swap_directory=5), "got int, wanted the path of a folder; write"),
         (lambda: rekindle.budget("1GiB")("train"), r"got str, wanted a function; write"),
         (lambda: DTR("all"), r'wanted one of "exact", "classes", "local"; write .*DTR\("exact"\)'),

@@ -83,7 +83,7 @@ def profile(
     points = curve(
         seen.trace, policy, watch=lambda done, of: watch(f"simulating budget {done + 1} of {of}")
     )
-    again = prices(device).again
+    again = prices().again
 
     def choice(point: Point) -> Choice:
         ns = seen.kept_ns + point.recompute_ns + again * point.recomputations
@@ -223,7 +223,7 @@ def max_batch(
             watch(f"simulating a batch of {batch}{_so_far(price)}")
             record = fits(at_batch(two, four, batch), limit, policy)
             if record is not None:
-                again = record.recompute_ns + prices(device).again * record.recomputations
+                again = record.recompute_ns + prices().again * record.recomputations
                 if 1 + again / max(1, record.compute_ns) <= most:
                     price[batch] = 1 + again / max(1, record.compute_ns)
             return batch in price

@@ -6,7 +6,7 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
-from rekindle.pytorch.native import core as native_core
 from tests.distributed.leaving import leave
 
-Core = Literal["python", "native"]
 WIDTH, ROWS, STEPS = 32, (16, 512), 6
 """The second rank has more to do, and evicts where the first does not."""
 
@@ -46,15 +44,15 @@ class _Trainer:
         return [parameter.detach() for parameter in self.model.parameters()]
 
 
-def _growing(rank: int, core: Core) -> dict[str, Any]:
+def _growing(rank: int) -> dict[str, Any]:
     """From a budget at which the second rank recomputes, up to one at which it does not."""
     expected = _Trainer(rank, collective=True)
-    with rekindle.budget.unlimited(core=core) as run:
+    with rekindle.budget.unlimited() as run:
         for _ in range(STEPS):
             expected.step()
     (most,) = _from(1, run.peak)
     trainer, budgets, evictions, said = _Trainer(rank, collective=True), [], [], []
-    with rekindle.budget(int(0.6 * most), core=core, learn="wait") as run:
+    with rekindle.budget(int(0.6 * most), learn="wait") as run:
         for _ in range(STEPS):
             trainer.step()
             before = run.memory, run.evictions
@@ -82,10 +80,10 @@ def _from(rank: int, number: int) -> tuple[int]:
     return (found[0],)
 
 
-def _repeated(rank: int, core: Core) -> dict[str, Any]:
+def _repeated(rank: int) -> dict[str, Any]:
     """A step without collectives for which the second rank has no room; both make it again."""
     trainer, failures = _Trainer(rank, collective=False), 0
-    with rekindle.budget(200_000, core=core, evict="saved") as run:
+    with rekindle.budget(200_000, evict="saved") as run:
         while True:
             failed = None
             try:
@@ -99,9 +97,9 @@ def _repeated(rank: int, core: Core) -> dict[str, Any]:
     return {"budget": budget, "own": run.budget, "failures": failures}
 
 
-def _beyond(rank: int, core: Core) -> str:
+def _beyond(rank: int) -> str:
     trainer, failed = _Trainer(rank, collective=False), None
-    with rekindle.budget(200_000, core=core, evict="saved") as run:
+    with rekindle.budget(200_000, evict="saved") as run:
         try:
             trainer.step()
         except rekindle.OutOfBudget as error:
@@ -112,14 +110,14 @@ def _beyond(rank: int, core: Core) -> str:
     return str(caught.value)
 
 
-def _work(rank: int, port: int, folder: str, core: Core) -> None:
+def _work(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     found = {
-        "growing": _growing(rank, core),
-        "repeated": _repeated(rank, core),
-        "beyond": _beyond(rank, core),
+        "growing": _growing(rank),
+        "repeated": _repeated(rank),
+        "beyond": _beyond(rank),
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     leave()
@@ -127,14 +125,11 @@ def _work(rank: int, port: int, folder: str, core: Core) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("core", ["python", "native"])
-def test_two_ranks_agree_on_more(tmp_path: Path, core: Core) -> None:
-    if core == "native" and native_core() is None:
-        pytest.skip("the native core is not there")
+def test_two_ranks_agree_on_more(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = (port, str(tmp_path), core)
+    arguments = (port, str(tmp_path))
     mp.start_processes(_work, args=arguments, nprocs=2, start_method="spawn")
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
 

@@ -16,7 +16,7 @@ PROGRAM = """
 import torch, rekindle
 from rekindle import native
 x = torch.rand(64, 64, requires_grad=True)
-with rekindle.budget("1MiB", core="native"):
+with rekindle.budget("1MiB"):
     (x.sin().cos() @ x).sum().backward()
 print(rekindle.__file__)
 print(native.engine().__file__)

@@ -36,7 +36,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rekindle
 from tests.distributed.leaving import leave
-from tests.pytorch import cores
 from tests.pytorch.harsh import Watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -234,12 +233,12 @@ class Trained:
     recomputations: int = 0
 
 
-def train(name: str, budget: int | None, core: cores.Name = "python") -> Trained:
+def train(name: str, budget: int | None) -> Trained:
     network = SCENARIOS[name][0]()
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
     torch.manual_seed(100 + dist.get_rank())
     losses = []
-    within = nullcontext() if budget is None else rekindle.budget(budget, core=core)
+    within = nullcontext() if budget is None else rekindle.budget(budget)
     with Watch() as watch, within as run:
         for number in range(2):
             optimizer.zero_grad()
@@ -269,14 +268,14 @@ def train(name: str, budget: int | None, core: cores.Name = "python") -> Trained
     )
 
 
-def judged(name: str, core: cores.Name) -> dict[str, Any]:
+def judged(name: str) -> dict[str, Any]:
     """What one rank finds."""
     plain = train(name, None)
     low, high = plain.tracked.alive, plain.tracked.peak
     budget: int | None = int(low + SCENARIOS[name][1] * (high - low))
     if name.endswith("one rank") and dist.get_rank():
         budget = None
-    got = train(name, budget, core)
+    got = train(name, budget)
     return {
         "the same": got.losses == plain.losses
         and all(torch.equal(a, b) for a, b in zip(got.weights, plain.weights, strict=True)),
@@ -286,14 +285,14 @@ def judged(name: str, core: cores.Name) -> dict[str, Any]:
     }
 
 
-def work(rank: int, ranks: int, port: int, folder: str, names: list[str], core: cores.Name) -> None:
+def work(rank: int, ranks: int, port: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     found = {}
     for name in names:
         try:
-            found[name] = judged(name, core)
+            found[name] = judged(name)
         except Exception as error:  # the others wait for this rank: their time runs out as well
             found[name] = {"error": repr(error)}
             break
@@ -301,32 +300,23 @@ def work(rank: int, ranks: int, port: int, folder: str, names: list[str], core: 
     leave()
 
 
-def _found(ranks: int, folder: Path, names: list[str], core: cores.Name) -> list[dict[str, Any]]:
+def _found(ranks: int, folder: Path, names: list[str]) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = (ranks, port, str(folder), names, core)
+    arguments = (ranks, port, str(folder), names)
     mp.start_processes(work, args=arguments, nprocs=ranks, start_method="spawn")
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module", params=cores.BOTH)
-def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    return _found(2, tmp_path_factory.mktemp("two"), ON_TWO, _built(request.param))
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return _found(2, tmp_path_factory.mktemp("two"), ON_TWO)
 
 
-@pytest.fixture(scope="module", params=cores.chosen())
-def four(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    return _found(4, tmp_path_factory.mktemp("four"), ON_FOUR, _built(request.param))
-
-
-def _built(core: cores.Name) -> cores.Name:
-    with cores.taken(core):  # or the test is skipped
-        return core
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return _found(4, tmp_path_factory.mktemp("four"), ON_FOUR)
 
 
 def check(name: str, by_rank: list[dict[str, Any]]) -> None:

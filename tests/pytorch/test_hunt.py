@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-from rekindle.pytorch.native import core as native_core
-from rekindle.pytorch.online import _driver
-from rekindle.pytorch.online._runtime import Runtime
+from rekindle.pytorch.native import NativeDriver
 from tests.helpers import WHOLE
 from tests.pytorch import cores
 from tests.pytorch.hunt.__main__ import main
@@ -27,6 +25,7 @@ from tests.pytorch.hunt.loop import LOSSES, Loop
 from tests.pytorch.hunt.modes import MODES
 from tests.pytorch.hunt.pinned import PINNED
 from tests.pytorch.hunt.shrink import complaint_of, report, shrunk
+from tests.pytorch.planted import wrong_again
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of all that random programs do
 
@@ -49,37 +48,20 @@ LONG = Loop(
 )
 
 
-#: Ten loops each; one hundred on both by `scripts/sweep tests`.
-TENS = [
-    *(("native", tens) for tens in range(10 if WHOLE else 4)),
-    *(("python", tens) for tens in range(10 if WHOLE else 1)),
-]
-NATIVE = tuple(name for name, mode in MODES.items() if mode.native)
+#: Ten loops each; one hundred by `scripts/sweep tests`.
+TENS = range(10 if WHOLE else 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("its_core", "tens"), TENS)
-def test_drawn_loops_are_the_same_in_a_drawn_mode(its_core: cores.Name, tens: int) -> None:
+@pytest.mark.parametrize("tens", TENS)
+def test_drawn_loops_are_the_same_in_a_drawn_mode(tens: int) -> None:
     """`scripts/sweep hunt` draws as many as one likes."""
-    only = NATIVE if its_core == "native" else ()
-    if only and native_core() is None:
-        pytest.skip("no native core")
     for seed in range(10 * tens, 10 * tens + 10):
-        outcome = hunted(seed, 1, only)
+        outcome = hunted(seed, 1)
         if outcome.kind == "different":
             assert outcome.mode is not None
             told = report(outcome.loop, outcome.mode, outcome.tightness, grows=outcome.grows)
             pytest.fail(f"seed {seed}: {told}")
-
-
-@pytest.mark.slow
-def test_some_loops_on_the_native_core() -> None:
-    with cores.taken("native"):  # or skips
-        only = [mode.name for mode in MODES.values() if mode.native]
-        outcomes = [hunted(seed, 1, only) for seed in range(20)]
-    different = [(seed, each) for seed, each in enumerate(outcomes) if each.kind == "different"]
-    assert different == []
-    assert sum(each.modes.total() for each in outcomes) > 10
 
 
 @pytest.mark.parametrize("name", PINNED)
@@ -96,7 +78,7 @@ def test_a_long_loop_is_the_same_in_every_mode() -> None:
     assert plain.error == ""
     assert plain.peak > plain.constants
     for mode in MODES.values():
-        if not (mode.planned or mode.native):
+        if not mode.planned:
             assert complaint(LONG.source(), plain, mode, 1.0) is None
 
 
@@ -106,83 +88,47 @@ def _is_found() -> bool:
     return any(outcome.kind == "different" for outcome in outcomes)
 
 
-def _draws_anew(call: Any, **options: Any) -> list[torch.Tensor]:
-    call.payload.random = None
-    return _run_again(call, **options)
-
-
-_run_again = _driver.run_again
-
-DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "versions are not checked": lambda patch: patch.setattr(
-        Runtime, "_check_version", lambda *_: None
-    ),
-    "random numbers are drawn anew": lambda patch: patch.setattr(_driver, "run_again", _draws_anew),
-    "recipes read what is there now": lambda patch: patch.setattr(
-        _driver.Driver, "forget", lambda *_: None
-    ),
-    "a recomputation is off by the last bit": lambda patch: patch.setattr(
-        _driver,
-        "run_again",
-        lambda call, **options: [
-            each.nextafter(each + 1) if each.is_floating_point() else each
-            for each in _run_again(call, **options)
-        ],
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    DEFECTS[name](monkeypatch)
-    assert _is_found()
+def test_a_planted_defect_is_found() -> None:
+    """A recomputation that is off by the last bit."""
+    with wrong_again():
+        assert _is_found()
 
 
 def test_memory_above_the_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = MODES["tight"]
     assert complaint_of(LONG, mode, 1.0) is None
-    monkeypatch.setattr(_driver.Driver, "make_room", lambda *_: None)
+    make = NativeDriver.__init__
+
+    def unlimited(driver: NativeDriver, *args: Any) -> None:
+        make(driver, *args)
+        driver.core.set_budget(driver.handle, -1)
+
+    monkeypatch.setattr(NativeDriver, "__init__", unlimited)
     found = complaint_of(LONG, mode, 1.0)
     assert found is not None
     assert "peak" in found.text
 
 
-def test_bookkeeping_that_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    mode = MODES["unlimited"]
-    loop = Loop(("tanh",))
+def test_what_hangs_on_the_last_step_does_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are copies of those of the step before, which no optimizer writes; and that it
+    would be found if it did."""
+    loop, mode = Loop((), habits=("state assigned",)), MODES["unlimited"]
     assert growth(loop, mode) is None
-    kept, pack = [], Runtime.pack
-
-    def keeping(self: Runtime, tensor: torch.Tensor) -> Any:
-        kept.append(pack(self, tensor))
-        return kept[-1]
-
-    monkeypatch.setattr(Runtime, "pack", keeping)
+    monkeypatch.setattr(cores, "short_memory", lambda longest: nullcontext())
     found = growth(loop, mode)
-    kept.clear()
     assert found is not None
     assert found.text.startswith("storages grow")
 
 
-@pytest.mark.parametrize("mode", ["unlimited", "native, unlimited"])
-def test_what_hangs_on_the_last_step_does_not_for_ever(mode: str) -> None:
-    """Weights that are copies of those of the step before, which no optimizer writes."""
-    loop = Loop((), habits=("state assigned",))
-    if MODES[mode].native and native_core() is None:
-        pytest.skip("no native core")
-    assert growth(loop, MODES[mode]) is None
-
-
-def test_a_wrong_loop_is_made_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_driver, "run_again", _draws_anew)
-
+def test_a_wrong_loop_is_made_short() -> None:
     def wrong(loop: Loop) -> bool:
         return complaint_of(loop, EVERYTHING, 1.0) is not None
 
-    assert wrong(LONG)
-    short = shrunk(LONG, wrong)
-    assert short == Loop(("dropout",), loss=short.loss, steps=1)
+    with wrong_again():
+        assert wrong(LONG)
+        short = shrunk(LONG, wrong)
+    assert short == Loop(("tanh",), loss=short.loss, steps=1)
     assert "with budget():" in short.source()
 
 
@@ -194,7 +140,7 @@ def test_an_interrupted_loop_goes_on_in_the_same_way() -> None:
         assert complaint(loop.source(), plain, MODES[mode], 1.0) is None
 
 
-def test_a_step_that_the_budget_does_not_see_is_interrupted_as_well() -> None:
+def test_an_optimizers_step_is_interrupted_as_well() -> None:
     loop = Loop(("tanh",), optimizer="Adagrad(parameters(net), 0.02)", interrupted=True)
     loop = replace(loop, trip=("aten.addcmul_.default", 3))  # in the second step
     plain = Plain(loop.source())
@@ -221,7 +167,7 @@ def test_what_any_mode_changes_is_no_complaint() -> None:
     found = complaint(source, Plain(source), EVERYTHING, 1.0)
     assert found is not None
     assert found.excepted
-    ours = "type(_get_current_dispatch_mode()).__module__.startswith('rekindle')"
+    ours = "__import__('rekindle').budget._active is None"
     source = ASKS.format(ours)
     found = complaint(source, Plain(source), EVERYTHING, 1.0)
     assert found is not None

@@ -18,7 +18,6 @@ from torch import Tensor
 import rekindle
 from rekindle.policies import Policy
 from tests.helpers import ALL_POLICIES, combined, name_of, others_slow
-from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 from tests.pytorch.models import ALL_CASES, Case, Workload
 from tests.pytorch.tracker import Measured, Tracker, measure
@@ -101,9 +100,7 @@ class Within:
     refused: tuple[int, ...]
 
 
-def within(
-    case: Case, budget: int, policy: Policy | None = None, core: cores.Name = "python"
-) -> Within:
+def within(case: Case, budget: int, policy: Policy | None = None) -> Within:
     """Train within the budget, or the smallest feasible one: the cap holds in every attempt."""
     refused: list[int] = []
     while len(refused) < MOST_ATTEMPTS:
@@ -143,10 +140,9 @@ def test_trains_the_same_within_a_budget(
     case: Case,
     fraction: float,
     record_property: Callable[[str, object], None],
-    core: cores.Name,
 ) -> None:
     plain = plainly(case)
-    trained = within(case, plain.measured.budget(fraction), core=core)
+    trained = within(case, plain.measured.budget(fraction))
     assert differing(trained.outcome, plain.outcome) == []
     record_property("refused", trained.refused)
     record_property("budget", trained.budget)
@@ -161,21 +157,21 @@ def with_workspaces(case: Case) -> int:
 
 
 @each_case
-def test_with_room_for_everything_nothing_is_let_go(case: Case, core: cores.Name) -> None:
+def test_with_room_for_everything_nothing_is_let_go(case: Case) -> None:
     # One percent more than plain PyTorch: recipes keep a constant, such as a zero that a sum
     # starts from, a little longer than autograd does.
     room = max(plainly(case).measured.budget(1.01), int(1.01 * with_workspaces(case)))
-    within(case, room, core=core)  # operators show what they take inside themselves: no more guess
-    trained = within(case, room, core=core)
+    within(case, room)  # operators show what they take inside themselves: no more guess
+    trained = within(case, room)
     assert (trained.refused, trained.evictions, trained.recomputations) == ((), 0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "policy"), combined(ALL_CASES, ALL_POLICIES), ids=name_of)
-def test_every_policy_trains_the_same(case: Case, policy: Policy, core: cores.Name) -> None:
+def test_every_policy_trains_the_same(case: Case, policy: Policy) -> None:
     plain = plainly(case)
     # At half, largest-first spends minutes on the LSTM: all its values are alike.
-    trained = within(case, plain.measured.budget(0.7), policy, core)
+    trained = within(case, plain.measured.budget(0.7), policy)
     assert differing(trained.outcome, plain.outcome) == []
 
 

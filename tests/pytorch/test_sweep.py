@@ -15,8 +15,8 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-from rekindle.pytorch.online import _driver
 from tests.helpers import WHOLE
+from tests.pytorch.planted import wrong_again
 from tests.pytorch.sweep import _exceptions
 from tests.pytorch.sweep.__main__ import DATABASES, entries_of, main
 from tests.pytorch.sweep._sample import Program, Sample, anew
@@ -71,26 +71,19 @@ def test_a_sample_that_stays_the_same() -> None:
     assert verdict.again["sin"] > 0
 
 
-@pytest.mark.python_core("a part of the runtime is put out of action")
-def test_a_recomputation_that_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_again = _driver.run_again
-
-    def wrong(*args: Any, **kwargs: Any) -> list[Tensor]:
-        return [2 * tensor for tensor in run_again(*args, **kwargs)]
-
-    monkeypatch.setattr(_driver, "run_again", wrong)
-    verdict = _sample(torch.exp, torch.rand(5, requires_grad=True)).judge()
+def test_a_recomputation_that_goes_wrong() -> None:
+    with wrong_again():
+        verdict = _sample(torch.tanh, torch.rand(5, requires_grad=True)).judge()
     assert verdict.kind == "different"
     assert "gradient 1" in verdict.detail
 
 
-@pytest.mark.python_core("a part of the runtime is put out of action")
-def test_a_recomputation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any, **kwargs: Any) -> list[Tensor]:
+def test_a_recomputation_that_fails() -> None:
+    def fails(result: Tensor) -> Tensor:
         raise ValueError("no")
 
-    monkeypatch.setattr(_driver, "run_again", fails)
-    verdict = _sample(torch.sin, torch.rand(5, requires_grad=True)).judge()
+    with wrong_again(fails):
+        verdict = _sample(torch.tanh, torch.rand(5, requires_grad=True)).judge()
     assert verdict == Verdict("different", "ValueError: no")
 
 

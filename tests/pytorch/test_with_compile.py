@@ -15,14 +15,11 @@ from torch._higher_order_ops.wrap import wrap
 from torch.nn.attention.flex_attention import flex_attention
 
 import rekindle
-from rekindle.engine import Call
 from rekindle.pytorch import Run
 from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.native._higher import shown_name
-from rekindle.pytorch.online import _driver
-from rekindle.pytorch.operators import _operators, _regions, regions_shown
+from rekindle.pytorch.operators import REGION, _operators, _regions, regions_shown
 from rekindle.pytorch.operators._regions import Region
-from rekindle.pytorch.operators._replay import run_again
 from tests.pytorch import cores
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
@@ -30,7 +27,6 @@ from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 
 Compile = Callable[[nn.Sequential], Callable[[Tensor], Tensor]]
-REGION = Region.name
 
 
 @pytest.fixture(autouse=True)
@@ -82,16 +78,9 @@ def trained(compiler: Compile, amount: str | None) -> tuple[dict[str, object], R
 def names_of_recomputed() -> Iterator[set[str]]:
     """The operators that run again inside."""
     names: set[str] = set()
-
-    def noting(call: Call, *, in_place: bool) -> list[Tensor]:
-        names.add(call.name)
-        return run_again(call, in_place=in_place)
-
     native: list[Any] = []
     cores.tune(native.append)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_driver, "run_again", noting)
-        yield names
+    yield names
     for driver in native:
         names.update(map(shown_name, driver.core.again(driver.handle)))
 
@@ -241,6 +230,24 @@ def test_a_region_that_decides_runs_once() -> None:
     with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
         got = torch.autograd.grad(routed(weight.exp()).sum(), weight)
     assert torch.equal(got[0], wanted[0])
+    assert again == {"aten::exp"}
+
+
+@pytest.mark.slow
+def test_a_region_that_may_differ_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that adds up by atomics on a device."""
+    graph = fx.Graph()
+    x, index = graph.placeholder("primals_1"), graph.placeholder("primals_2")
+    add = torch.ops.aten.index_add.default
+    graph.output((graph.call_function(add, (x, 0, index, x)),))
+    region = Region(lambda arguments: arguments, fx.GraphModule({}, graph))
+    assert region.may_differ([torch.ones(1, device="meta")])
+    assert not region.may_differ([torch.ones(1)])
+    torch._dynamo.reset()
+    monkeypatch.setattr(Region, "may_differ", lambda *_: True)
+    weight = vector(True)
+    with names_of_recomputed() as again, letting_go_of_everything(), rekindle.budget("1MiB"):
+        torch.compile(lambda x: x.sin().exp())(weight.exp()).sum().backward()
     assert again == {"aten::exp"}
 
 

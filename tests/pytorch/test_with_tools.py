@@ -9,12 +9,12 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import rekindle
 from rekindle.pytorch import budget
+from rekindle.pytorch.native import is_seen
 from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import differing, everything, harshest
 
@@ -90,7 +90,7 @@ def test_profiler_inside_sees_operators_of_plain_program() -> None:
         names = [event.name for event in events]
         return sorted(name for name in names if name.endswith(("::sin", "::add", "::sum")))
 
-    with budget(None, core="native"):
+    with budget(None):
         inside = seen()
     assert inside == seen()
 
@@ -117,13 +117,13 @@ def test_profiler_records_shapes_of_evicted_tensors(
 
     wanted = profiled()
     assert len(wanted) >= 5
-    limited = budget("1GiB", evict=evict, core="native")
+    limited = budget("1GiB", evict=evict)
     assert profiled(letting_go_of_everything(), limited) == wanted
 
 
 def test_evicted_tensor_under_a_profiler_is_not_readable() -> None:
     """Only the profiler reads its address; an unseen kernel is refused."""
-    with letting_go_of_everything(), budget("1GiB", evict="anything", core="native"):
+    with letting_go_of_everything(), budget("1GiB", evict="anything"):
         with torch.profiler.profile(record_shapes=True):
             x = torch.ones(100, requires_grad=True) * 2
             y = torch.cat([x, x]) * 3
@@ -161,11 +161,9 @@ class Inside(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         tight = torch.rand(1_000, requires_grad=True).sin().sum()
         tight.backward()
-        modes = _get_current_dispatch_mode_stack()
-        return torch.tensor([budget._active is not None, len(modes) > 0])
+        return torch.tensor([budget._active is not None, is_seen()])
 
 
-@pytest.mark.python_core("looks for its dispatch mode")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where cores are few
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_are_outside(workers: int) -> None:
@@ -174,7 +172,7 @@ def test_workers_are_outside(workers: int) -> None:
     with rekindle.budget("20KB"):
         inside = torch.cat(list(loader))
         assert budget._active is not None
-        assert len(_get_current_dispatch_mode_stack()) == 1
+        assert is_seen()
     assert inside.all() if workers == 0 else not inside.any()
 
 

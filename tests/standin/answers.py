@@ -1,7 +1,7 @@
 """`python -m tests.standin.answers EXTENSION QUESTION...`: asks the stand-in, answers in JSON.
 
-A question is a program, a mode, and how the streams run: "mlp, online, late". Behind them may stand
-what is taken out of Rekindle, to see that it is missed: "mlp, swap, side first, wait_on".
+A question is a program, a mode, and how the streams run: "mlp, native, late". Behind them may stand
+what is taken out of Rekindle: "mlp, native, swap, side first, streams told".
 """
 
 from __future__ import annotations
@@ -27,17 +27,10 @@ from rekindle.pytorch.context import _budget as budgets  # noqa: E402
 from rekindle.pytorch.context import available  # noqa: E402
 from rekindle.pytorch.native import NativeDriver  # noqa: E402
 from rekindle.pytorch.native import core as native_core  # noqa: E402
-from rekindle.pytorch.online import (  # noqa: E402
-    Runtime,
-    Streams,
-    Workspaces,
-    _undo,
-)
-from rekindle.pytorch.online import _driver as online_driver  # noqa: E402
-from rekindle.pytorch.online._shortfall import Shortfall  # noqa: E402
-from rekindle.pytorch.operators import Operator, Signature  # noqa: E402
+from rekindle.pytorch.online import _undo  # noqa: E402
 from rekindle.pytorch.swap import Copies, Transfers  # noqa: E402
 from rekindle.pytorch.swap._pinned_store import PinnedStore  # noqa: E402
+from rekindle.pytorch.swap._streams import Streams  # noqa: E402
 from tests.native.journals import HELD, KINDS, Replay  # noqa: E402
 from tests.pytorch.scenes.world import Own  # noqa: E402
 from tests.standin.captures import captured  # noqa: E402
@@ -45,37 +38,26 @@ from tests.standin.faults import FAULTS  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
-    "online": {"core": "python"},
-    "oldest": {
-        "core": "python",
-        "policy": rekindle.policies.LRU(),
-    },  # decides the same whatever operators took
-    "swap": {"core": "python", "swap": "1GiB"},
-    "learned": {"core": "python", "learn": "wait"},
-    "anything": {"core": "python", "evict": "anything"},
-    "native": {"core": "native"},
-    "native, learned": {"core": "native", "learn": "wait"},
-    "native, anything": {"core": "native", "evict": "anything"},
-    "native, swap": {"core": "native", "swap": "1GiB"},
+    "native": {},
+    "native, learned": {"learn": "wait"},
+    "native, anything": {"evict": "anything"},
+    "native, swap": {"swap": "1GiB"},
     # Whatever there is room for, whatever it takes:
-    "swapped": {"core": "python", "swap": rekindle.policies.Swap(only=True)},
-    "native, swapped": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
-    "native, full": {"core": "native"},  # the device has less than the budget says
-    "online, full": {"core": "python"},
-    "swapped, full": {"core": "python", "swap": rekindle.policies.Swap(only=True)},
-    "native, swapped, full": {"core": "native", "swap": rekindle.policies.Swap(only=True)},
-    "oldest, full": {"core": "python", "policy": rekindle.policies.LRU()},
-    "native, oldest, full": {"core": "native", "policy": rekindle.policies.LRU()},
-    "native, oldest": {"core": "native", "policy": rekindle.policies.LRU()},
-    "native, same price": {"core": "native"},  # of all operators, whatever they took
-    "native, harsh": {"core": "native"},  # whatever may go does, before every operator
+    "native, swapped": {"swap": rekindle.policies.Swap(only=True)},
+    "native, full": {},  # the device has less than the budget says
+    "native, swapped, full": {"swap": rekindle.policies.Swap(only=True)},
+    "native, oldest, full": {"policy": rekindle.policies.LRU()},
+    # Decides the same whatever operators took:
+    "native, oldest": {"policy": rekindle.policies.LRU()},
+    "native, same price": {},  # of all operators, whatever they took
+    "native, harsh": {},  # whatever may go does, before every operator
 }
 FRACTION = 0.6
 WIDTH = 1000
 #: Where the device alone is the limit.
-GIVEN = dict.fromkeys(("swapped, full", "native, swapped, full"))
+GIVEN: dict[str, int | None] = {"native, swapped, full": None}
 #: Of what is evicted there, gradients of convolutions are not: they may differ when they run again.
-MORE = {"convolutions, anything": 0.85, "convolutions, native, anything": 0.85}
+MORE = {"convolutions, native, anything": 0.85}
 
 #: For a graph that is captured.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -121,7 +103,7 @@ def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
 
 @contextmanager
 def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
-    """Inside, what is taken out of Rekindle is missing; native drivers may be `harsh`."""
+    """Inside, what is taken out of Rekindle is missing; drivers may be `harsh`."""
     make = NativeDriver.__init__
 
     def made(driver: NativeDriver, *args: Any) -> None:
@@ -133,8 +115,8 @@ def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(NativeDriver, "__init__", made))
         for name in missing:
-            where, attribute, instead = MUTANTS[name]
-            stack.enter_context(patch.object(where, attribute, instead))
+            for where, attribute, instead in MUTANTS.get(name, ()):
+                stack.enter_context(patch.object(where, attribute, instead))
         yield
 
 
@@ -163,11 +145,6 @@ def _going_on(*, out: bool) -> Any:
 
 def _none(*_: Any) -> None:
     """Does nothing."""
-
-
-@contextmanager
-def _nothing(*_: Any) -> Iterator[None]:
-    yield
 
 
 def _least() -> dict[str, Any]:
@@ -220,11 +197,7 @@ def _dropped(streams: str) -> dict[str, Any]:
     return {"equal": not other.any().item(), "same place": other.data_ptr() == address}
 
 
-def _only_counted(shortfall: Shortfall, _: int) -> None:
-    shortfall.times += 1
-
-
-def _auto(streams: str, core: str, *missing: str) -> dict[str, Any]:
+def _auto(streams: str, *missing: str) -> dict[str, Any]:
     """Budgets "auto" before and after two steps, amid the first of which another process takes
     memory of the device, or gives some back."""
     STANDIN.late(*SCHEDULES[streams])
@@ -235,7 +208,7 @@ def _auto(streams: str, core: str, *missing: str) -> dict[str, Any]:
         STANDIN.limit(0, 80 << 20)
         torch.manual_seed(0)
         model, step = PROGRAMS["large"]()
-        within = rekindle.budget("auto", device="cuda", core=core)  # type: ignore[arg-type]
+        within = rekindle.budget("auto", device="cuda")
         with ExitStack() as stack:
             for name in missing:
                 stack.enter_context(patch.object(budgets, name, lambda *_: None))
@@ -273,7 +246,7 @@ def _fails(streams: str) -> dict[str, Any]:
 
     expected = step(3)
     found: dict[str, Any] = {}
-    with rekindle.budget("64MiB", core="native", device="cuda", learn=False) as run:
+    with rekindle.budget("64MiB", device="cuda", learn=False) as run:
         step(3)
         torch.cuda.synchronize()
         STANDIN.fail_query(2)
@@ -296,7 +269,7 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     core.fix_costs(1_000)
     torch.manual_seed(0)
     _, step = PROGRAMS[name]()
-    with rekindle.budget(None, device="cuda", core="native") as roomy:
+    with rekindle.budget(None, device="cuda") as roomy:
         step()
     STANDIN.late(*SCHEDULES[streams])
     swap = rekindle.policies.Swap(1 << 30, out_bytes_per_s=10**10, in_bytes_per_s=10**10)
@@ -312,7 +285,7 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     words = [kinds.index("makes"), 0, outside, 0, 0, 0, kinds.index("admit"), 0, 0, HELD, 0, 0]
     with (
         patch.object(NativeDriver, "__init__", made),
-        rekindle.budget(amount, device="cuda", core="native", swap=swap, learn=False) as run,
+        rekindle.budget(amount, device="cuda", swap=swap, learn=False) as run,
     ):
         driver: Any = run._driver
         step()
@@ -328,20 +301,15 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     }
 
 
-#: Waits that order streams, and the like: where each stands, and what does nothing in its place.
-MUTANTS: dict[str, tuple[Any, str, Any]] = {
-    "in_order": (Streams, "in_order", _nothing),
-    "keep_until_read": (Streams, "keep_until_read", _none),
-    "waits of copies out": (PinnedStore, "_copy", _copying_at_once("_out")),
-    "waits of copies back": (PinnedStore, "_copy", _copying_at_once("_back")),
-    "waits for copies out": (Transfers, "wait", _going_on(out=True)),
-    "waits for copies back": (Transfers, "wait", _going_on(out=False)),
-    "streams told": (Copies, "see", _none),
-    "may_differ": (Operator, "may_differ", lambda *_: False),
-    "took": (Signature, "took", _none),
-    "guess": (Workspaces, "guess", lambda *_: 0),
-    "fitted": (Shortfall, "fitted", _only_counted),
-    "cheapest_neighbors": (online_driver, "cheapest_neighbors", lambda *_: []),
+#: Waits around copies: where each stands, and what does nothing in its place. What else can be
+#: taken out is the native core's (`take_out`).
+MUTANTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "keep_until_read": ((Streams, "keep_until_read", _none),),
+    "waits of copies out": ((PinnedStore, "_copy", _copying_at_once("_out")),),
+    "waits of copies back": ((PinnedStore, "_copy", _copying_at_once("_back")),),
+    "waits for copies out": ((Transfers, "wait", _going_on(out=True)),),
+    "waits for copies back": ((Transfers, "wait", _going_on(out=False)),),
+    "streams told": ((Copies, "see", _none),),
 }
 
 _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
@@ -373,47 +341,6 @@ def _planned(streams: str) -> dict[str, Any]:
     return {"equal": all(map(torch.equal, values, expected)), "peak over plain": peak / most}
 
 
-def _polls(streams: str, *missing: str) -> dict[str, Any]:
-    """How often the core in Python asks the allocator in a step, for how many operators: where
-    there is room for everything, and where there is not. "room": it asks before each operator."""
-    STANDIN.late(*SCHEDULES[streams])
-    _, step = PROGRAMS["mlp"]()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    least, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-    found: dict[str, Any] = {}
-    asked, allocated = [0], online_driver.accelerator.allocated
-
-    def counted(device: torch.device) -> int:
-        asked[0] += 1
-        return allocated(device)
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(online_driver.accelerator, "allocated", counted))
-        if "room" in missing:
-            run_one = Runtime.run
-
-            def polled(runtime: Runtime, *args: Any) -> Any:
-                runtime.driver.poll()
-                return run_one(runtime, *args)
-
-            stack.enter_context(patch.object(Runtime, "run", polled))
-        for what, amount in (("ample", 4 * most), ("tight", least + (most - least) // 2)):
-            with rekindle.budget(amount, device="cuda", core="python") as run:
-                step()
-                before, operators = asked[0], run._driver.operators_run
-                brought = run.evictions + run.recomputations
-                step()
-                found[what] = {
-                    "asked": asked[0] - before,
-                    "operators": run._driver.operators_run - operators,
-                    "brought": run.evictions + run.recomputations - brought,
-                }
-    return found
-
-
 def _small(*missing: str) -> dict[str, Any]:
     """How many results of next to nothing are made after pieces of a megabyte have filled a budget
     with what the program holds, and the allocator's peak over the budget."""
@@ -424,7 +351,7 @@ def _small(*missing: str) -> dict[str, Any]:
     amount = torch.cuda.memory_allocated() + (64 << 20)
     held: list[torch.Tensor] = []
     small: list[torch.Tensor] = []
-    with rekindle.budget(amount, device="cuda", evict="saved", core="native") as run:
+    with rekindle.budget(amount, device="cuda", evict="saved") as run:
         driver: Any = run._driver
         for name in missing:
             driver.core.take_out(driver.handle, name)
@@ -457,7 +384,7 @@ def _undone() -> dict[str, Any]:
     room = sum(weight.nbytes for weight in model.parameters())
     amount = torch.cuda.memory_allocated() + room // 2
     optimizer = Greedy(model.parameters(), 0.01)
-    budget = rekindle.budget(amount, core="native", learn=False)
+    budget = rekindle.budget(amount, learn=False)
     with suppress(rekindle.OutOfBudget), budget as run:
         optimizer.step()
     after = [weight.detach().cpu() for weight in model.parameters()]
@@ -471,7 +398,7 @@ def _undone() -> dict[str, Any]:
 
 #: What is no mode of a program.
 ALONE = (
-    "planned", "least", "dropped", "auto", "polls", "acts", "fails", "small", "captured",
+    "planned", "least", "dropped", "auto", "acts", "fails", "small", "captured",
     "refuses", "undone",
 )  # fmt: skip
 
@@ -501,8 +428,6 @@ def answer(question: str) -> dict[str, Any]:
         return captured(name, OPTIONS[missing[0]])
     if mode == "planned":
         return _planned(streams)
-    if mode == "polls":
-        return _polls(streams, *missing)
     if mode == "small":
         return _small(*missing)
     if mode == "auto":
@@ -528,8 +453,8 @@ def answer(question: str) -> dict[str, Any]:
         least, fraction = 0, FRACTIONS.get(f"{name}, {mode}", FRACTIONS[name])
     amount = least + int(fraction * (most - least))
     STANDIN.late(*SCHEDULES[streams])
-    if native_core() is not None:
-        native_core().fix_costs(1_000 if mode.endswith("same price") else -1)  # type: ignore[union-attr]
+    core: Any = native_core()
+    core.fix_costs(1_000 if mode.endswith("same price") else -1)
     if mode.endswith("full"):
         torch.cuda.empty_cache()
         STANDIN.limit(0, _at_most(name, amount))

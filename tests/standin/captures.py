@@ -142,7 +142,7 @@ def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
         driver.core.let_go_now(driver.handle)
         found["of variables"] = driver.core.husks(driver.handle)
 
-    with rekindle.budget(amount, device="cuda", core="native", learn=False, **options) as run:
+    with rekindle.budget(amount, device="cuda", learn=False, **options) as run:
         try:
             got = [each.cpu() for each in SCENES[scene](weight, small, side, evict)]
             found["equal"] = all(map(torch.equal, got, expected))

@@ -48,7 +48,7 @@ def _room_for(vectors: int, said: str = "") -> Iterator[list[int]]:
 
 def _budget() -> rekindle.budget:
     """Far more than the device has."""
-    return rekindle.budget(1400 * VECTOR, device="cuda", core="native", learn=False)
+    return rekindle.budget(1400 * VECTOR, device="cuda", learn=False)
 
 
 def _refused(said: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rekindle.cli._options import examples
         "rekindle build",
         "CXX=clang++ rekindle build",
         "rekindle build --into prebuilt",
-        exits="1: one of them cannot be built; the core in Python runs in its place.",
+        exits="1: one of them cannot be built.",
     )
 )
 @click.option(

@@ -83,16 +83,12 @@ def _torch() -> Iterator[Row]:
     for setting in found.settings:
         yield Row("setting", setting)
     if not found.core:
-        yield Row("native core", "compiled, runs by default")
+        refuses = f"; {found.refuses}" if found.refuses else ""
+        yield Row("native core", f"compiled{refuses}")
     elif "not been compiled" in found.core:
         yield Row("native core", found.core, "write `rekindle build`, which takes under a minute")
     else:
-        advice = (
-            "install a C++ compiler (Debian, Ubuntu: apt install g++; conda: conda install gxx)"
-        )
-        if "compiler" not in found.core:
-            advice = "budgets run on the slower core in Python"
-        yield Row("native core", f"not there: {found.core}", advice, needed=True)
+        yield Row("native core", f"not there: {found.core}", found.remedy, needed=True)
 
 
 def _native() -> Iterator[Row]:

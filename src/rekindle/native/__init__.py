@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from rekindle.native._build import compiler as compiler
 from rekindle.native._build import extension as extension
@@ -16,6 +17,13 @@ from rekindle.native._build import why_not as why_not
 
 ENGINE = "_engine"
 _SOURCES = ("engine/*.cpp", "replay/*.cpp")
+
+REMEDIES: Final = (
+    "Install a wheel that contains one, or a C++ compiler: `apt install g++` (Debian, Ubuntu), "
+    "`dnf install gcc-c++` (Fedora), `xcode-select --install` (macOS), or `conda install "
+    "cxx-compiler`"
+)
+"""The ways to have a native core where there is none."""
 
 
 def engine(*, build: bool = True) -> ModuleType | None:

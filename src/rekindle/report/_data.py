@@ -117,7 +117,6 @@ class Figures:
     swapped: Swapped | None = None  #: None without swapping
     advice: tuple[str, ...] = ()
     lost_ns: Nanoseconds | None = None  #: with the bookkeeping of it; None: not measured
-    core: str = ""  #: which one ran, and why; empty if that is not known
 
     @property
     def overhead(self) -> float:

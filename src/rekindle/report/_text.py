@@ -64,8 +64,6 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
         rows.append(f"smallest budget {format_bytes(report.smallest_budget):>11}{part}")
     if report.plain_ns is not None:
         rows.append(f"plain step      {format_ns(report.plain_ns):>11}   without Rekindle")
-    if report.core:
-        rows.append(f"core            {report.core}")
     return rows
 
 

@@ -7,18 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import rekindle
-from rekindle.engine import Engine
-from rekindle.policies import DTR, LRU
-from rekindle.pytorch.online import Driver
-from rekindle.pytorch.online._device import same_device
+from rekindle.policies import LRU
+from rekindle.pytorch.online import elsewhere, same_device
 from rekindle.pytorch.online._too_small import TooSmall
 from rekindle.trace import chain
 from rekindle.trace.formats import save
@@ -82,40 +78,30 @@ def test_the_device_is_that_in_use_when_it_is_entered(monkeypatch: pytest.Monkey
     assert len(asked) > before
 
 
-def counted(assumed: bool, *devices: str) -> Driver:
-    """A driver of the CPU that meets memory on other devices."""
-    driver = Driver(Engine(None, DTR()), torch.device("cpu"))
-    driver.assumed = assumed
-    for name in devices:
-        driver.counted(SimpleNamespace(device=torch.device(name), nbytes=lambda: 4))  # type: ignore[arg-type]
-    return driver
-
-
 def test_a_program_that_moves_to_another_device_is_stopped() -> None:
+    cpu = torch.device("cpu")
     with pytest.raises(rekindle.Unsupported, match=r'budget\(\.\.\., device="cuda"\)'):
-        counted(True, "cpu", "cuda:1")
+        same_device(cpu, torch.device("cuda", 1))
     with pytest.raises(rekindle.Unsupported, match=r'on cuda:1, and a budget .* device="cuda:0"'):
         same_device(torch.device("cuda", 0), torch.device("cuda", 1))
-    same_device(torch.device("cuda", 0), torch.device("cpu"))
-    counted(True, "cpu", "meta")
-    counted(False, "cpu", "cuda")  # who says "cpu" means it
+    same_device(torch.device("cuda", 0), cpu)
+    same_device(cpu, torch.device("meta"))
 
 
 def test_a_program_that_was_elsewhere_all_the_time_is_told_so() -> None:
-    told = counted(False, "cuda:1", "cuda:0").elsewhere()
+    cpu, cuda = torch.device("cpu"), [torch.device("cuda", index) for index in range(2)]
+    told = elsewhere(cpu, dict.fromkeys(cuda, False))
     assert told is not None
     assert 'all tensors were on cuda, without any limit. Write rekindle.budget(..., device="cuda")'\
         in told  # fmt: skip
-    assert counted(False, "cuda", "cpu").elsewhere() is None
-    assert counted(False).elsewhere() is None
+    assert elsewhere(cpu, {cuda[0]: False, cpu: True}) is None
+    assert elsewhere(cpu, {}) is None
 
 
 def test_what_variables_hold_stays_beside_swap() -> None:
     """It would have to come back by a copy."""
     with rekindle.budget("1GiB", evict="auto", swap="1MiB") as run:
-        driver: Any = run._driver
-        lent = driver.lending if run.core.native else (driver.table.shells or driver.resort)
-    assert lent is None
+        assert run._driver.lending is None
 
 
 def test_as_a_decorator_each_call_has_a_budget() -> None:

@@ -32,7 +32,7 @@ def test_time_lost_has_more_than_the_operators() -> None:
     """Operators that are measured as free lose time all the same."""
     weight = torch.ones(WIDTH, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
-    with cores.fixed_prices(alike=True), rekindle.budget(12 * VECTOR, learn=False) as run:
+    with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:
         chain(weight)
         optimizer.step()
     report, step = run.report(), run.last_step
@@ -41,20 +41,17 @@ def test_time_lost_has_more_than_the_operators() -> None:
     assert run.lost_ns == report.time_lost >= run.recompute_ns > 0
     assert report.overhead == run.lost_ns / run.compute_ns
     assert step.lost_ns <= run.lost_ns
-    if cores.native():
-        assert run.lost_ns > run.recompute_ns
+    assert run.lost_ns > run.recompute_ns
 
 
 def test_recomputation_that_takes_most_of_the_time_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not cores.native():
-        return
     monkeypatch.setattr(_driver, "MUCH_LOST", 0)
     weight = torch.ones(WIDTH, requires_grad=True)
 
     def thrash() -> None:
-        with cores.fixed_prices(alike=True), rekindle.budget(12 * VECTOR, learn=False) as run:
+        with cores.fixed_prices(), rekindle.budget(12 * VECTOR, learn=False) as run:
             while run.recomputations < 50_000:
                 chain(weight)
 

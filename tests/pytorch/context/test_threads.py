@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import rekindle
-from rekindle.pytorch.context import _budget
-from tests.pytorch import cores
+from rekindle.pytorch.native import is_seen
 from tests.pytorch.bits import differing
 from tests.pytorch.tracker import measure
 
@@ -126,13 +125,12 @@ def test_a_thread_from_before_is_outside() -> None:
     assert run.peak == 0
 
 
-@pytest.mark.python_core("looks for its dispatch mode")
 @pytest.mark.parametrize("evict", MODES)
 def test_what_it_starts_is_inside_too(evict: Evict) -> None:
     seen: list[bool] = []
 
     def look() -> None:
-        seen.append(any(type(m) is _budget.Mode for m in _get_current_dispatch_mode_stack()))
+        seen.append(is_seen())
 
     def twice() -> None:
         look()
@@ -171,7 +169,7 @@ def test_a_thread_that_outlives_the_budget_is_outside_from_then_on(evict: Evict)
     assert differing(ours.state(), plain.state()) == []
 
 
-def test_nor_is_it_within_the_next_budget(core: cores.Name) -> None:
+def test_nor_is_it_within_the_next_budget() -> None:
     with ThreadPoolExecutor(1) as pool:
         with rekindle.budget("1GiB"):
             pool.submit(lambda: torch.ones(10).exp()).result()
@@ -276,8 +274,6 @@ def test_out_of_budget_beside_another_thread_has_the_table() -> None:
 
 def test_report_after_training_in_a_thread_has_no_table() -> None:
     """Another thread may free gradients while the native core looks at them."""
-    if not cores.native():
-        return
     inside, outside = Program(), Program()
     with rekindle.budget(None) as run:
         assert in_a_thread(inside.steps) == []

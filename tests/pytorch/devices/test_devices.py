@@ -70,19 +70,6 @@ def test_whether_memory_is_pinned_is_asked_without_an_operator(
     assert 0 not in trace.storages
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has", 20 * 2**20 + 5243),
-        ("CUDA out of memory. Tried to allocate 1.25 GiB. GPU 0 has", 1347545990),
-        ("CUDA out of memory. Tried to allocate 512 bytes. GPU 0 has", 512),
-        ("CUDA error: out of memory", None),
-    ],
-)
-def test_an_error_says_what_was_asked_for(text: str, expected: int | None) -> None:
-    assert accelerator.asked_for(torch.OutOfMemoryError(text)) == expected
-
-
 def test_blocks_are_told_segment_by_segment_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def segment(device: int, *states: str) -> dict[str, object]:
         blocks = [{"address": n, "size": 512, "state": state} for n, state in enumerate(states)]

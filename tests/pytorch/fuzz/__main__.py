@@ -24,12 +24,9 @@ from tests.pytorch.sweep._results import RESULTS, results, write_results
 @click.option("--programs", default=10_000, show_default=True, help="How many.")
 @click.option("--seed", default=0, show_default=True, help="Of the first; the next has the next.")
 @click.option("--longest", default=40, show_default=True, help="Most lines of a program.")
-@click.option("--core", type=click.Choice(cores.BOTH), default="native", show_default=True)
 @click.option("--evict", type=click.Choice(get_args(Evict)), default="auto", show_default=True)
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
-def main(
-    programs: int, seed: int, longest: int, core: cores.Name, evict: Evict, save: bool
-) -> None:
+def main(programs: int, seed: int, longest: int, evict: Evict, save: bool) -> None:
     """Random programs, plainly and within budgets; prints a short one for each that differs."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -41,11 +38,11 @@ def main(
         rng = Random(number)
         program = random_program(rng, longest)
         tightness = rng.choice((1.0, 1.0, rng.random()))
-        with cores.taken(core):
+        with cores.counting():
             wrong = complaint(program, tightness, excepted, evict=evict)
         counts["wrong" if wrong else "passed"] += 1
         if wrong:
-            with cores.taken(core):
+            with cores.counting():
                 click.echo(f"\nseed {number}: {report(program, tightness, evict=evict)}")
         if sys.stderr.isatty() or (number + 1) % 100 == 0:
             took = time.monotonic() - started

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from rekindle import OutOfBudget, budget
 from rekindle.pytorch import Run
-from rekindle.pytorch.online._runtime import Runtime
 from tests.pytorch import cores
 from tests.pytorch.fuzz.program import Program, left_behind
 from tests.pytorch.fuzz.wanted import Wanted, alive
@@ -115,25 +114,11 @@ def _complaint_within(
 @contextmanager
 def letting_go_of_everything() -> Iterator[None]:
     """Before each operator, and before autograd gets a value back, all that may be let go is."""
-    run, unpack = Runtime.run, Runtime.unpack
-
-    def evicting(method: Callable[..., Any]) -> Callable[..., Any]:
-        def evict_first(self: Runtime, *args: Any) -> Any:
-            with self.driver.lock:
-                self.driver.settle()
-                self.driver.poll()
-                self.driver.perform(self.driver.engine.shrink(-1))
-            return method(self, *args)
-
-        return evict_first
-
-    Runtime.run, Runtime.unpack = evicting(run), evicting(unpack)  # type: ignore[method-assign]
     cores.tune(lambda driver: driver.core.let_go_of_everything(driver.handle, True))
     try:
         yield
     finally:
         cores.tune_no_more()
-        Runtime.run, Runtime.unpack = run, unpack  # type: ignore[method-assign]
 
 
 def shortened(program: Program, wrong: Callable[[Program], bool]) -> Program:

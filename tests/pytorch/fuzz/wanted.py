@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from rekindle.pytorch.tensors._memory import version_of
 from tests.pytorch.bits import differing
 from tests.pytorch.fuzz.program import NOTICED, Program, left_behind
 from tests.pytorch.tracker import Tracker
@@ -85,11 +84,11 @@ def _doing_nothing(*, check: bool) -> Iterator[None]:
     """A mode and hooks that keep what they are given. `check`: as autograd does without hooks."""
 
     def pack(tensor: Tensor) -> tuple[Tensor, int]:
-        return tensor.detach(), version_of(tensor)  # itself it would be a cycle
+        return tensor.detach(), _version_of(tensor)  # itself it would be a cycle
 
     def unpack(packed: tuple[Tensor, int]) -> Tensor:
         tensor, version = packed
-        if check and version_of(tensor) != version:
+        if check and _version_of(tensor) != version:
             raise RuntimeError(NOTICED)
         return tensor
 
@@ -102,3 +101,8 @@ def alive(tracker: Tracker) -> int:
     if tracker.alive:
         gc.collect()
     return tracker.alive
+
+
+def _version_of(tensor: Tensor) -> int:
+    """The version counter; negative for inference tensors, which have none."""
+    return -1 if tensor.is_inference() else tensor._version

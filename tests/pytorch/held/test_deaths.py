@@ -22,9 +22,9 @@ variables: list[Tensor] = []
 
 
 @pytest.fixture(autouse=True)
-def _prices(core: cores.Name) -> Iterator[None]:
+def _prices() -> Iterator[None]:
     """Fix the prices, which decide what is evicted."""
-    with cores.fixed_prices(alike=True):
+    with cores.fixed_prices():
         yield
     variables.clear()
     _Drops.wanted = _Drops.all = False

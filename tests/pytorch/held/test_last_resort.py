@@ -81,7 +81,7 @@ def test_lists_go_when_nothing_else_is_left() -> None:
 
 def test_skips_go_when_nothing_else_is_left() -> None:
     """What is left are the gradients of the skips, which wait for their turn."""
-    with cores.fixed_prices(alike=True):
+    with cores.fixed_prices():
         smallest = {evict: harshest(skips, evict=evict).budget for evict in ("saved", "auto")}
     assert smallest["auto"] <= smallest["saved"] - NBYTES
 
@@ -117,8 +117,6 @@ _QUICK_CASES = [case for case in ALL_CASES if case.name != "lstm"]
 @pytest.mark.parametrize("case", sampled(_QUICK_CASES, 3), ids=name_of)
 def test_models_train_the_same_with_everything_let_go(case: Case) -> None:
     workload = case.build()
-    if not cores.native():  # one step: each operator is preceded by a walk through everything
-        pytest.skip("the sweeps let everything go on the core in Python")
     with lending(1 << 40) as run:
         driver: Any = run._driver
         driver.core.let_go_of_everything(driver.handle, True)

@@ -44,8 +44,6 @@ def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = Fal
         outcome.kind = "undetermined"
         return outcome
     for mode in _drawn_modes(rng, modes, only):
-        if mode.native and loop.interrupted:
-            continue  # nobody tells its recomputations from the operators of the program
         outcome.mode, outcome.tightness = mode, rng.choice((1.0, 1.0, 0.9, rng.random()))
         outcome.modes[mode.name] += 1
         outcome.complaint = found = complaint(loop.source(), plain, mode, outcome.tightness)
@@ -56,8 +54,7 @@ def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = Fal
                 return outcome
             outcome.excepted[reason] += 1
     if seed % LOOKED_AT_FOR_GROWTH == 0 and loop.place == "loop" and not loop.interrupted:
-        native = all(MODES[name].native for name in only or ["unlimited"])
-        outcome.mode = MODES["native, unlimited" if native else "unlimited"]
+        outcome.mode = MODES["unlimited"]
         outcome.complaint = found = growth(loop, outcome.mode)
         if found is not None and (known or not why_known(loop, found)):
             outcome.kind = "different"
@@ -66,7 +63,7 @@ def hunted(seed: int, modes: int, only: Sequence[str] = (), *, known: bool = Fal
 
 
 def _drawn_modes(rng: Random, count: int, only: Sequence[str]) -> list[Mode]:
-    possible = [mode for mode in MODES.values() if mode.name in only or not (only or mode.native)]
+    possible = [mode for mode in MODES.values() if mode.name in only or not only]
     drawn: list[Mode] = []
     while possible and len(drawn) < count:
         (mode,) = rng.choices(possible, [mode.weight for mode in possible])

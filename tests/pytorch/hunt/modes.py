@@ -44,7 +44,6 @@ class Mode:
     amount: what is given: so much that nothing needs to be evicted, or as little as works.
     everything: all that may be evicted is, before each operator and before autograd gets a value.
     planned: the network is planned, for as little as works; no budget is entered.
-    native: by the native core, which may have to be built; drawn only if it is asked for.
     weight: how often it is drawn, against the others.
     """
 
@@ -53,7 +52,6 @@ class Mode:
     amount: Literal["roomy", "tight"] = "tight"
     everything: bool = False
     planned: bool = False
-    native: bool = False
     weight: float = 1.0
 
     @property
@@ -63,13 +61,11 @@ class Mode:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        taken = cores.taken("native" if self.native else "python")
         everything = letting_go_of_everything() if self.everything else nullcontext()
-        with taken, cores.fixed_prices(), everything:
+        with cores.counting(), cores.fixed_prices(), everything:
             yield
 
 
-_NATIVE = {"core": "native"}
 _SAVED = {"evict": "saved"}
 _ANYTHING = {"evict": "anything"}
 MODES = {
@@ -93,28 +89,7 @@ MODES = {
         Mode("anything, recorded", {**_ANYTHING, "record": True}, weight=0.5),
         Mode("anything, random", {**_ANYTHING, "policy": policies.Random()}, weight=0.5),
         Mode("planned", planned=True, weight=0.1),
-        Mode("native, unlimited", _NATIVE, "roomy", native=True, weight=0.5),
-        Mode(
-            "native, everything evicted", _NATIVE, "roomy", everything=True, native=True, weight=2
-        ),
-        Mode("native, tight", _NATIVE, native=True, weight=4),
-        Mode("native, saved, tight", {**_NATIVE, **_SAVED}, native=True, weight=2),
-        Mode("native, learned", {**_NATIVE, "learn": "wait"}, native=True, weight=1.5),
-        Mode(
-            "native, anything, everything evicted",
-            {**_NATIVE, **_ANYTHING},
-            "roomy",
-            everything=True,
-            native=True,
-            weight=2,
-        ),
-        Mode("native, anything, tight", {**_NATIVE, **_ANYTHING}, native=True, weight=3),
-        Mode(
-            "native, anything, learned",
-            {**_NATIVE, **_ANYTHING, "learn": "wait"},
-            native=True,
-            weight=0.7,
-        ),
+        Mode("anything, learned", {**_ANYTHING, "learn": "wait"}, weight=0.7),
     )
 }
 

@@ -147,7 +147,7 @@ with budget():
         note(loss)
         mark()
 """,
-        ("learned", "native, learned"),
+        ("learned",),
     ),
     "an address that another took a moment ago": Pinned(
         """\

@@ -23,11 +23,8 @@ from rekindle.pytorch.learned._lessons import (
     lessons_for,
 )
 from rekindle.pytorch.learned._walk import GRAPH
-from rekindle.pytorch.native import core as native_core
 from tests.pytorch.learned.conftest import AtOnce
 from tests.pytorch.learned.test_learned import Training, budget_of
-
-native = pytest.mark.skipif(native_core() is None, reason="only the native core does so")
 
 
 def trained(steps: int, budget: int | None, **options: Any) -> tuple[Training, Any]:
@@ -38,7 +35,6 @@ def trained(steps: int, budget: int | None, **options: Any) -> tuple[Training, A
     return training, run
 
 
-@native
 def test_a_program_that_goes_on_alike_is_planned() -> None:
     steps = PATIENCE + 8
     plain = Training()
@@ -51,7 +47,6 @@ def test_a_program_that_goes_on_alike_is_planned() -> None:
         assert torch.equal(one, other)
 
 
-@native
 def test_a_few_steps_are_not() -> None:
     _, run = trained(PATIENCE, budget_of())
     assert run.recomputations > 0
@@ -59,7 +54,6 @@ def test_a_few_steps_are_not() -> None:
     assert "steps planned" not in str(run.report())
 
 
-@native
 def test_without_evictions_no_step_is_looked_at() -> None:
     training = Training()
     with rekindle.budget(budget_of(1.5)) as run:
@@ -70,7 +64,6 @@ def test_without_evictions_no_step_is_looked_at() -> None:
             assert run._learner.remembered == 0
 
 
-@native
 def test_a_budget_around_each_step_is_known_by_its_lessons() -> None:
     training, followed = Training(), 0
     for number in range(PATIENCE + 8):
@@ -80,7 +73,6 @@ def test_a_budget_around_each_step_is_known_by_its_lessons() -> None:
     assert followed > 0
 
 
-@native
 def test_a_program_that_was_planned_before_follows_from_its_third_step_on() -> None:
     trained(PATIENCE + 6, budget_of())
     forget_lessons()  # as another process
@@ -89,10 +81,7 @@ def test_a_program_that_was_planned_before_follows_from_its_third_step_on() -> N
     assert run.steps_followed >= 4
 
 
-@native
-@pytest.mark.parametrize(
-    "options", [{"learn": False}, {"core": "python"}, {"record": True}, {"evict": "anything"}]
-)
+@pytest.mark.parametrize("options", [{"learn": False}, {"record": True}, {"evict": "anything"}])
 def test_where_it_is_not_meant_to_be(options: dict[str, Any]) -> None:
     _, run = trained(PATIENCE + 6, budget_of(), **options)
     assert run._learner is None

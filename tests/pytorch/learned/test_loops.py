@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rekindle
 from rekindle.pytorch import Run
-from rekindle.pytorch.learned import Learner
 from tests.pytorch.tracker import measure
 
 WIDTH, BATCH, BATCHES = 64, 256, 4
@@ -203,11 +201,7 @@ def test_without_an_optimizer_nothing_grows() -> None:
     with rekindle.budget(budget_of(), learn="wait") as run:
         learner = run._learner
         assert learner is not None
-        if isinstance(learner, Learner):
-            learner.LONGEST = 100
-        else:
-            driver: Any = run._driver
-            driver.core.remember_at_most(driver.handle, 100)
+        run._driver.core.remember_at_most(run._driver.handle, 100)
         for _ in range(10):
             loop.model(x).square().mean().backward()
         assert learner.remembered <= 100

@@ -1,10 +1,9 @@
-"""What the native core does of learning is what the core in Python does."""
+"""What the native core does of learning."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,13 @@ import rekindle
 from rekindle import native
 from rekindle.policies import Thrifty
 from rekindle.pytorch.learned._lesson import Lesson
-from rekindle.pytorch.learned._walk import BACKWARD, FAR, GRAPH, places
+from rekindle.pytorch.learned._walk import BACKWARD, FAR, GRAPH
 from rekindle.pytorch.native import core as native_core
-from rekindle.pytorch.native import why_not
 from rekindle.pytorch.native._transcript import KINDS
 from rekindle.simulator import replay
 from tests.pytorch import cores
 from tests.pytorch.learned.test_learned import Training, budget_of, six
-
-
-@pytest.fixture(autouse=True)
-def _native() -> Iterator[None]:
-    if native_core() is None:
-        pytest.skip(f"no native core: {why_not()}")
-    with cores.taken("native"):
-        yield
+from tests.pytorch.learned.test_walk import places
 
 
 def module() -> Any:
@@ -66,11 +57,6 @@ def test_kinds_of_entries_are_those_of_the_journal() -> None:
     text = (Path(native.__file__).parent / "engine" / "journal.h").read_text()
     body = text.partition("enum class Kind")[2].partition("};")[0].partition("{")[2]
     assert tuple(re.findall(r"^\s*(\w+),", body, re.MULTILINE)) == KINDS
-
-
-def test_the_core_runs_it() -> None:
-    with rekindle.budget(budget_of(), learn="wait") as run:
-        assert run.core.native
 
 
 def _written(run: rekindle.Run) -> list[Lesson]:

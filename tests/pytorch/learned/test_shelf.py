@@ -210,7 +210,7 @@ def test_who_waits_for_another_search_takes_what_it_found() -> None:
         training.step(0)
         training.step(1)
         (shape,) = learned(run).shapes
-        shelf = Shelf(_lessons.cache_folder(), budget, CPU, native=run.core.native)
+        shelf = Shelf(_lessons.cache_folder(), budget, CPU)
         claim = shelf.claim(shape)
         training.step(2)
         assert not run.wait_for_plan(0.1)

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
 
-from rekindle.pytorch.learned._walk import ASIDE, BACKWARD, FAR, GRAPH, LOST, Walk, is_of, places
-from rekindle.pytorch.operators import operator, signature_of
-from rekindle.pytorch.operators._signature import Invocation
+from rekindle.pytorch.learned._walk import ASIDE, BACKWARD, FAR, GRAPH, LOST, Walk, is_of
 
 
 def steps(words: str) -> list[int]:
@@ -20,6 +12,13 @@ def steps(words: str) -> list[int]:
     forward, _, backward = words.partition("|")
     met = [ord(word) << 2 | GRAPH * word.isupper() for word in forward]
     return met + [ord(word) << 2 | GRAPH | BACKWARD for word in backward]
+
+
+def places(shape: list[int], step: list[int]) -> list[int] | None:
+    """For each operator of `step` which one of `shape` it is, or `ASIDE`; None: some is neither."""
+    walk = Walk(shape)
+    found = [walk.meets(met) for met in step]
+    return None if LOST in found else found
 
 
 @pytest.mark.parametrize(
@@ -74,37 +73,3 @@ def test_the_next_operator_of_the_graph_is_found_however_many_beside_it_are_miss
 def test_a_lost_walk_stays_where_it_is() -> None:
     walk = Walk(steps("AB"))
     assert [walk.meets(met) for met in steps("AXB")] == [0, LOST, 1]
-
-
-NUMBERS = """
-import torch
-from tests.pytorch.learned.test_walk import numbers
-print(numbers())
-"""
-
-
-def numbers() -> list[int]:
-    """Of some signatures."""
-    x = torch.ones(3, 4)
-    addmm = operator(torch.ops.aten.addmm.default)
-    to = operator(torch.ops.aten._to_copy.default)
-    invocations = [
-        Invocation(addmm, (x[0], x, x.t()), {}),
-        Invocation(addmm, (x[0], x, x.t()), {"beta": 2}),
-        Invocation(addmm, (x[1], x, x.t()), {}),
-        Invocation(addmm, (x[1], x.double(), x.t()), {}),
-        Invocation(to, (x,), {"dtype": torch.bfloat16, "device": torch.device("cpu")}),
-        Invocation(to, (x,), {"dtype": torch.bfloat16, "copy": True}),
-        Invocation(to, (x,), {"dtype": torch.bfloat16, "copy": None}),
-    ]
-    return [signature_of(each.operator, each.key).number for each in invocations]
-
-
-def test_numbers_of_signatures_are_those_of_every_process() -> None:
-    ours = numbers()
-    assert len(set(ours)) == len(ours)
-    root = Path(__file__).resolve().parents[3]
-    environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": f"{root / 'src'}:{root}"}
-    command = [sys.executable, "-c", NUMBERS]
-    theirs = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert theirs.stdout.strip() == str(ours)

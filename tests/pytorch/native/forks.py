@@ -78,7 +78,7 @@ def main(count: int) -> int:
     warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)
     over = threading.Event()
     failed = 0
-    with rekindle.budget(200_000, core="native", cache=False) as run:
+    with rekindle.budget(200_000, cache=False) as run:
         threads = [
             threading.Thread(target=save_tensors, args=(over,)),
             threading.Thread(target=evict, args=(over, run)),

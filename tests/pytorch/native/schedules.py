@@ -284,7 +284,7 @@ def ran(seed: int, turns_seed: int, **how: Any) -> tuple[dict[str, Tensor], Any]
     run = None
     try:
         if how:
-            with rekindle.budget(core="native", learn=False, cache=False, **how) as run:
+            with rekindle.budget(learn=False, cache=False, **how) as run:
                 program.run()
         else:
             program.run()

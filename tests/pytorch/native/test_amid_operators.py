@@ -94,7 +94,7 @@ def _step(operator: Any, layers: int = 8) -> Tensor:
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_that_looks_at_its_operand_runs_again(name: str, evict: Any) -> None:
     plain = _step(OPERATORS[name])
-    with rekindle.budget(9 * 4 * N, core="native", evict=evict, learn=False) as run:
+    with rekindle.budget(9 * 4 * N, evict=evict, learn=False) as run:
         found = _step(OPERATORS[name])
         run._driver.engine.check()
     assert torch.equal(found, plain)
@@ -124,7 +124,7 @@ def test_a_pool_of_values_whose_operands_leave_is_computed_again(
     budget = 4000
     while True:
         try:
-            with rekindle.budget(budget, core="native", evict=evict, learn=False):
+            with rekindle.budget(budget, evict=evict, learn=False):
                 found = step()
         except rekindle.OutOfBudget as error:
             budget = max(budget + 64, error.smallest_budget)
@@ -156,7 +156,7 @@ def test_an_operator_that_waits_for_a_thread_runs_again(
     operator = _pooled(pool, lambda x: x * 2, f"pooled_{evict}")
     pool.append(ThreadPoolExecutor(1))
     plain = _step(operator)
-    with rekindle.budget(14 * 4 * N, core="native", evict=evict, learn=False) as run:
+    with rekindle.budget(14 * 4 * N, evict=evict, learn=False) as run:
         pool.append(ThreadPoolExecutor(1))
         pool[-1].submit(int).result()
         found = _step(operator, 8)
@@ -182,7 +182,7 @@ def test_a_thread_that_recomputes_while_another_one_does_gets_its_own(
     operator = _pooled(pool, work, "nested")
     pool.append(ThreadPoolExecutor(1))
     plain = _step(operator)
-    with rekindle.budget(16 * 4 * N, core="native", evict="saved", learn=False) as run:
+    with rekindle.budget(16 * 4 * N, evict="saved", learn=False) as run:
         pool.append(ThreadPoolExecutor(1))
         pool[-1].submit(int).result()
         found = _step(operator)
@@ -212,7 +212,7 @@ def test_an_operand_that_a_thread_always_hands_out_ends_with_an_error(
     ended: list[str] = []
     for vectors in range(6, 24):
         try:
-            with rekindle.budget(vectors * 4 * N, core="native", learn=False):
+            with rekindle.budget(vectors * 4 * N, learn=False):
                 pool.append(ThreadPoolExecutor(1))
                 pool[-1].submit(int).result()
                 found = step()
@@ -251,7 +251,7 @@ def test_two_threads_that_recompute_by_turns_get_their_bits(seed: int) -> None:
         return w.grad
 
     plain = [step(torch.ones(N), which) for which in range(2)]
-    with rekindle.budget(24 * 4 * N, core="native", evict="saved", learn=False) as run:
+    with rekindle.budget(24 * 4 * N, evict="saved", learn=False) as run:
         shared = torch.ones(N).mul(1.0)
         found: dict[int, Tensor] = {}
         failures: list[BaseException] = []
@@ -351,6 +351,6 @@ class _Keeps(torch.autograd.Function):
 @pytest.mark.parametrize("evict", EVICT)
 def test_a_saved_tensor_that_needs_no_gradient_is_itself(evict: Any) -> None:
     x = torch.ones(N, requires_grad=True)
-    with rekindle.budget(None, core="native", evict=evict):
+    with rekindle.budget(None, evict=evict):
         _Keeps.apply(x, torch.ones(N).mul(3)).sum().backward()
     assert _Keeps.same

@@ -49,7 +49,7 @@ def _compiled() -> Tensor:
 def test_compiled_autograd_within_a_budget_has_equal_bits(evict: Any) -> None:
     assert core() is not None
     plain = _compiled()
-    with rekindle.budget(10 * NBYTES, core="native", evict=evict, learn=False) as run:
+    with rekindle.budget(10 * NBYTES, evict=evict, learn=False) as run:
         found = _compiled()
         again = _compiled()
     assert torch.equal(found, plain)
@@ -59,7 +59,7 @@ def test_compiled_autograd_within_a_budget_has_equal_bits(evict: Any) -> None:
 
 
 def test_handles_that_compiled_autograd_took_are_let_go() -> None:
-    with rekindle.budget("1GiB", core="native", learn=False) as run:
+    with rekindle.budget("1GiB", learn=False) as run:
         for _ in range(3):
             _compiled()
         before = _memory(run)

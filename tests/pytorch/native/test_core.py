@@ -1,7 +1,4 @@
-"""What is the native core's own: which core runs, what it counts, errors in threads, no leaks.
-
-That it does the same as the core in Python is for the tests that run under both.
-"""
+"""What the native core counts, errors in threads, no leaks."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch.context import _cores
-from rekindle.pytorch.native import core, why_not
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 from tests.pytorch.harsh import WIDTH, deeper, vector
@@ -26,25 +21,16 @@ VECTOR = 4 * WIDTH
 TIGHT = 14 * VECTOR
 
 
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
-
-
 def within(amount: str | int) -> rekindle.budget:
-    return rekindle.budget(amount, core="native")
+    return rekindle.budget(amount)
 
 
 def unlimited() -> rekindle.budget:
-    return rekindle.budget.unlimited(core="native")
+    return rekindle.budget.unlimited()
 
 
 def numbers(run: Any) -> Any:
     return run._driver.engine.now()
-
-
-# -- which core -----------------------------------------------------------------------------------
 
 
 def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
@@ -66,23 +52,6 @@ def test_with_several_threads_nobody_looks_at_gradients_of_others() -> None:
             thread.join()
         assert run._driver.snapshot().memory == run.memory
     assert run.report().at_peak.categories == {}
-
-
-def test_other_devices() -> None:
-    with pytest.raises(rekindle.Unsupported, match=r"works on the CPU and on CUDA, and .* mps"):
-        _cores.chosen_core("native", torch.device("mps"))
-
-
-def test_no_such_core() -> None:
-    with pytest.raises(rekindle.InvalidArgument, match=r'write .*core="auto"'):
-        rekindle.budget("1GiB", core="rust")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["native", "python"])
-def test_the_report_says_which_core_ran(name: Any) -> None:
-    with rekindle.budget("1GiB", core=name) as run:
-        vector(True).sin().sum().backward()
-    assert f"{name}, as asked for" in str(run.report())
 
 
 # -- what it counts -------------------------------------------------------------------------------
@@ -143,7 +112,7 @@ def test_the_same_events_lead_to_the_same_decisions() -> None:
         assert run.recomputations > 0
         return found
 
-    with cores.taken("native"), cores.fixed_prices():
+    with cores.fixed_prices():
         journal()  # what signatures need is known from then on
         first = journal()
         assert len(first) > 500

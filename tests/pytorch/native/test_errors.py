@@ -14,16 +14,10 @@ import torch
 from torch import Tensor
 
 import rekindle
-from rekindle.pytorch.native import NativeDriver, core, why_not
+from rekindle.pytorch.native import NativeDriver
 from tests.pytorch import cores
 
 NUMBERS = 40_000
-
-
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
 
 
 # -- interrupts ------------------------------------------------------------------------------------
@@ -75,9 +69,7 @@ def test_interrupt_in_a_learned_step_reaches_the_program(when: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    with rekindle.budget(
-        14 * 4 * NUMBERS, core="native", learn="wait", cache=False, evict="saved"
-    ) as run:
+    with rekindle.budget(14 * 4 * NUMBERS, learn="wait", cache=False, evict="saved") as run:
         for _ in range(6):
             step()
         assert run.recomputations > 0
@@ -95,7 +87,7 @@ def test_interrupt_while_the_peak_is_looked_at_reaches_the_program(
         for _ in range(1_000):
             pass
 
-    with rekindle.budget.unlimited(core="native", record=True) as run:
+    with rekindle.budget.unlimited(record=True) as run:
         torch.ones(100)
         monkeypatch.setattr(type(run._driver.peak), "look", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -112,7 +104,7 @@ def test_interrupt_while_a_size_is_predicted_reaches_the_program() -> None:
         made = torch.library.custom_op("rekindle_sizes::sin", lambda x: x.sin(), mutates_args=(),
                                        schema="(Tensor x) -> Tensor")  # fmt: skip
         made.register_fake(fake)
-        with rekindle.budget("1GiB", core="native"), pytest.raises(KeyboardInterrupt):
+        with rekindle.budget("1GiB"), pytest.raises(KeyboardInterrupt):
             torch.ops.rekindle_sizes.sin(torch.ones(10))
 
 
@@ -138,7 +130,7 @@ def test_interrupt_while_all_comes_back_reaches_the_program() -> None:
         made.register_fake(torch.empty_like)
         made.register_autograd(lambda ctx, gradient: gradient, setup_context=_nothing)
         weight = torch.ones(1_000, requires_grad=True)
-        within = rekindle.budget("1GiB", core="native", evict="anything")
+        within = rekindle.budget("1GiB", evict="anything")
         run = within.__enter__()
         kept = [torch.ops.rekindle_back.sin(weight * n) for n in range(3)]
         cores.let_go_now(run._driver)
@@ -170,7 +162,7 @@ def test_error_of_the_program_is_not_replaced_at_the_end() -> None:
         made.register_autograd(lambda ctx, gradient: gradient, setup_context=_nothing)
         weight = torch.ones(1_000, requires_grad=True)
         error = KeyError("of the program")
-        within = rekindle.budget("1GiB", core="native", evict="anything")
+        within = rekindle.budget("1GiB", evict="anything")
         run = within.__enter__()
         kept = [torch.ops.rekindle_end.sin(weight * n) for n in range(3)]
         cores.let_go_now(run._driver)
@@ -190,7 +182,7 @@ parts = [torch.randn(3, 32), torch.randn(5, 32)]
 amount = 4000
 while True:
     try:
-        with rekindle.budget(amount, core="native", cache=False):
+        with rekindle.budget(amount, cache=False):
             nested = model(torch.nested.nested_tensor(parts))
             torch.nested.to_padded_tensor(nested, 0.0).sum().backward()
         break

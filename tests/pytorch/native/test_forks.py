@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from rekindle.pytorch.native import core, why_not
 from tests.helpers import WHOLE
 
 
@@ -17,8 +16,6 @@ from tests.helpers import WHOLE
     "count", [80, pytest.param(5_000 if WHOLE else 500, marks=pytest.mark.slow)]
 )
 def test_child_of_a_process_whose_threads_compute_ends_well(count: int) -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
     command = [sys.executable, "-m", "tests.pytorch.native.forks", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1_200)
     assert done.returncode == 0, done.stdout + done.stderr

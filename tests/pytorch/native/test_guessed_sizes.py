@@ -32,10 +32,10 @@ def selected(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("operator", [quantized, distinct, selected])
 def test_guess_never_refuses_what_fits(operator: Callable[[Tensor], Tensor]) -> None:
     x = torch.linspace(-1, 1, 12 * 6 * 16).reshape(12, 6, 16)
-    with cores.fixed_prices(), rekindle.budget(None, core="native") as plain:
+    with cores.fixed_prices(), rekindle.budget(None) as plain:
         wanted = operator(x)
     budget = plain.peak + 64
-    with cores.fixed_prices(), rekindle.budget(budget, core="native") as run:
+    with cores.fixed_prices(), rekindle.budget(budget) as run:
         made = operator(x)
     assert torch.equal(made, wanted)
     assert run.peak <= budget
@@ -43,7 +43,7 @@ def test_guess_never_refuses_what_fits(operator: Callable[[Tensor], Tensor]) -> 
 
 def test_guess_evicts_what_it_can() -> None:
     x = torch.linspace(-1, 1, 1_000, requires_grad=True)
-    with cores.fixed_prices(), rekindle.budget(32_000, core="native") as run:
+    with cores.fixed_prices(), rekindle.budget(32_000) as run:
         hidden = x.sin().sin().sin().sin().sin()
         assert not run._driver.evictions
         quantized(hidden.detach())
@@ -54,7 +54,7 @@ def test_guess_evicts_what_it_can() -> None:
 def test_result_that_is_too_large_is_refused_for_its_own_size() -> None:
     x = torch.zeros(12, 6, 16)
     told = pytest.raises(rekindle.OutOfBudget)
-    with cores.fixed_prices(), rekindle.budget(x.nbytes + 64, core="native"), told as caught:
+    with cores.fixed_prices(), rekindle.budget(x.nbytes + 64), told as caught:
         quantized(x)
     result = x.nbytes
     assert result - 64 <= caught.value.needed <= result + 64
@@ -70,7 +70,7 @@ def counted_and_repeated(x: Tensor, count: Tensor) -> Tensor:
 
 def test_result_of_an_operator_that_writes_is_made_good() -> None:
     x, count = torch.linspace(-1, 1, 1_000, requires_grad=True), torch.zeros(1)
-    with cores.fixed_prices(), rekindle.budget(96_000, core="native") as run:
+    with cores.fixed_prices(), rekindle.budget(96_000) as run:
         hidden = x
         for _ in range(8):
             hidden = hidden.sin()
@@ -84,7 +84,7 @@ def test_result_of_an_operator_that_writes_is_made_good() -> None:
 
 def test_result_of_an_operator_that_writes_refuses_the_next() -> None:
     x, count = torch.linspace(-1, 1, 1_000), torch.zeros(1)
-    with cores.fixed_prices(), rekindle.budget(40_000, core="native"):
+    with cores.fixed_prices(), rekindle.budget(40_000):
         made = counted_and_repeated(x, count)
         with pytest.raises(rekindle.OutOfBudget):
             made.sum()
@@ -97,7 +97,7 @@ def test_sparse_result_of_unknown_size_is_made_good() -> None:
     indices, values = torch.arange(50).reshape(1, 50), torch.ones(50, 10)
     mask = torch.sparse_coo_tensor(indices, values, (100, 10), check_invariants=True).coalesce()
     x = torch.linspace(-1, 1, 1_000, requires_grad=True)
-    with cores.fixed_prices(), rekindle.budget(24_000, core="native") as run:
+    with cores.fixed_prices(), rekindle.budget(24_000) as run:
         hidden = x.sin().sin().sin()
         made = [state.sparse_mask(mask) for _ in range(3)]
         assert run._driver.engine.memory <= run.budget  # type: ignore[operator]

@@ -37,7 +37,7 @@ Step = Callable[[], object]
 
 @pytest.fixture(autouse=True)
 def _fixed_prices() -> Iterator[None]:
-    with cores.taken("native"), cores.fixed_prices():
+    with cores.fixed_prices():
         yield
 
 
@@ -129,7 +129,7 @@ def _without_grad() -> Step:
 
 def _journal(step: Step, budget: int | None, **options: Any) -> tuple[list[int], rekindle.Run]:
     """What two steps were to the core, as numbers."""
-    with rekindle.budget(budget, core="native", **options) as run:
+    with rekindle.budget(budget, **options) as run:
         driver: Any = run._driver
         driver.core.open_journal(driver.handle, MOST)
         step()

@@ -13,7 +13,6 @@ import torch
 
 import rekindle
 from rekindle.policies import Candidate, Chooser
-from rekindle.pytorch.native import core, why_not
 from tests.pytorch.harsh import WIDTH, deeper, vector
 from tests.pytorch.native.own_policies import Cheapest, CheapestChooser, With
 
@@ -21,25 +20,19 @@ VECTOR = 4 * WIDTH
 TIGHT = 14 * VECTOR
 
 
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
-
-
 class MyError(Exception):
     """Raised by the program's own code."""
 
 
 def within(chooser: type[Chooser], amount: int | None = TIGHT) -> rekindle.budget:
-    return rekindle.budget(amount, policy=With(chooser), core="native")
+    return rekindle.budget(amount, policy=With(chooser))
 
 
 def test_own_policy_decides_and_bits_are_those_of_plain_pytorch() -> None:
     weight = vector(True)
     deeper(weight, 30).sum().backward()
     wanted, weight.grad = weight.grad, None
-    with rekindle.budget(TIGHT, policy=Cheapest(), core="native") as run:
+    with rekindle.budget(TIGHT, policy=Cheapest()) as run:
         deeper(weight, 30).sum().backward()
     assert wanted is not None
     assert weight.grad is not None
@@ -153,7 +146,7 @@ def test_threads_beside_a_policy_go_on() -> None:
         for _ in range(3):
             deeper(weight, 20).sum().backward()
 
-    with rekindle.budget(40 * VECTOR, policy=With(Slow), core="native") as run:
+    with rekindle.budget(40 * VECTOR, policy=With(Slow)) as run:
         threads = [threading.Thread(target=train, args=(weight,)) for weight in weights]
         for thread in threads:
             thread.start()
@@ -207,7 +200,7 @@ def test_policy_is_let_go_of_with_the_budget() -> None:
 def test_own_policy_is_followed_though_steps_repeat() -> None:
     """Nothing is planned by itself where the program said how to choose."""
     weight = vector(True)
-    with rekindle.budget(TIGHT, policy=Cheapest(), core="native") as run:
+    with rekindle.budget(TIGHT, policy=Cheapest()) as run:
         for _ in range(8):
             weight.grad = None
             deeper(weight, 30).sum().backward()
@@ -254,7 +247,7 @@ def test_policy_may_wait_for_another_thread_that_computes(layers: int) -> None:
                 missed.append(left[0])
 
     policy = With(lambda: Waits(wait))
-    with rekindle.budget(30 * VECTOR, policy=policy, core="native") as run:
+    with rekindle.budget(30 * VECTOR, policy=policy) as run:
         thread = threading.Thread(target=computes)
         thread.start()
         gradients = [_gradient(mine, 30) for _ in range(2)]

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import rekindle
 from rekindle.pytorch import Run
-from rekindle.pytorch.native import core, why_not
 from tests.pytorch import cores
 from tests.pytorch.allocations import allocated
 
@@ -27,8 +26,6 @@ BUDGET = 2 << 20
 
 @pytest.fixture(autouse=True)
 def _built() -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
     torch.manual_seed(0)
 
 
@@ -69,7 +66,7 @@ def test_random_states_kept_are_within_the_budget() -> None:
 
 
 def within(model: nn.Module, found: list[Tensor] | None = None) -> Run:
-    with rekindle.budget(BUDGET, core="native", learn=False) as run:
+    with rekindle.budget(BUDGET, learn=False) as run:
         states = step(model)
     if found is not None:
         found += states
@@ -77,7 +74,7 @@ def within(model: nn.Module, found: list[Tensor] | None = None) -> Run:
 
 
 def test_random_states_no_longer_kept_count_no_more() -> None:
-    with rekindle.budget(BUDGET, core="native", learn=False) as run:
+    with rekindle.budget(BUDGET, learn=False) as run:
         before = run._driver.engine.memory
         states = [torch.get_rng_state() for _ in range(10)]
         assert run._driver.engine.memory == before + 10 * STATE
@@ -88,7 +85,7 @@ def test_random_states_no_longer_kept_count_no_more() -> None:
 
 
 def test_random_state_without_room_is_refused() -> None:
-    with rekindle.budget(10 * STATE, core="native", learn=False):
+    with rekindle.budget(10 * STATE, learn=False):
         states = [torch.get_rng_state() for _ in range(10)]
         with pytest.raises(rekindle.OutOfBudget, match=r"Generator\.get_state"):
             torch.get_rng_state()
@@ -98,7 +95,7 @@ def test_random_state_without_room_is_refused() -> None:
 def test_random_states_of_own_generators_count_at_once() -> None:
     method = vars(torch.Generator)["get_state"]
     generator = torch.Generator().manual_seed(3)
-    with rekindle.budget(10 * STATE, core="native", learn=False) as run:
+    with rekindle.budget(10 * STATE, learn=False) as run:
         before = run._driver.engine.memory
         states = [generator.get_state() for _ in range(5)]
         assert run._driver.engine.memory == before + 5 * STATE
@@ -116,7 +113,7 @@ def test_random_states_of_own_generators_count_at_once() -> None:
 @pytest.mark.parametrize("evict", ["auto", "anything"])
 def test_random_state_that_was_evicted_can_be_set(evict: Evict) -> None:
     generator = torch.Generator().manual_seed(3)
-    with rekindle.budget("1MiB", core="native", evict=evict, learn=False) as run:
+    with rekindle.budget("1MiB", evict=evict, learn=False) as run:
         state = generator.get_state().clone()
         wanted = torch.rand(5, generator=generator)
         run._driver.core.let_go_now(run._driver.handle)
@@ -136,7 +133,7 @@ def test_random_state_of_another_thread_is_its_own_affair() -> None:
 
     thread = threading.Thread(target=take)
     thread.start()
-    with rekindle.budget(10 * STATE, core="native", learn=False):
+    with rekindle.budget(10 * STATE, learn=False):
         begin.set()
         thread.join()
     assert len(states) == 11
@@ -148,7 +145,7 @@ def test_random_states_of_checkpoints_are_within_the_budget() -> None:
     runs: list[Run] = []
 
     def blocks() -> None:
-        with rekindle.budget(budget, core="native", learn=False) as run:
+        with rekindle.budget(budget, learn=False) as run:
             x = torch.randn(128, 64, requires_grad=True)
             for _ in range(12):
                 x = checkpoint(block, x, use_reentrant=False)
@@ -195,7 +192,7 @@ def test_random_positions_with_equal_starts_share_them(draws: Draws) -> None:
     wanted = draws()
     torch.manual_seed(1)
     before = cores.bytes_of_positions()
-    with rekindle.budget("1GiB", core="native", learn=False) as run:
+    with rekindle.budget("1GiB", learn=False) as run:
         found = draws()
         positions = cores.bytes_of_positions() - before
         run._driver.core.let_go_now(run._driver.handle)

@@ -47,14 +47,14 @@ def _step(space: str) -> Tensor:
 def test_an_operator_that_writes_now_is_seen_to_write(number: int) -> None:
     space = f"rekindle_redefined_{number}"
     library = _define(space, "(Tensor x) -> ()", lambda x: None)
-    with rekindle.budget(16 * 4 * N, core="native"):
+    with rekindle.budget(16 * 4 * N):
         _step(space)
     library._destroy()
     del library
     gc.collect()
     library = _define(space, "(Tensor(a!) x) -> ()", _double)
     plain = _step(space)
-    with rekindle.budget(16 * 4 * N, core="native") as run:
+    with rekindle.budget(16 * 4 * N) as run:
         found = _step(space)
     library._destroy()
     assert torch.equal(found, plain)
@@ -65,7 +65,7 @@ def test_a_result_of_an_operator_that_was_removed_raises_in_words() -> None:
     space = "rekindle_removed"
     library = _define(space, "(Tensor x) -> Tensor", lambda x: x * 2)
     w = torch.full((N,), 0.01, requires_grad=True)
-    with rekindle.budget(8 * 4 * N, core="native", learn=False):
+    with rekindle.budget(8 * 4 * N, learn=False):
         with torch.no_grad():
             made = torch.ones(N) + 1
         y = w

@@ -37,7 +37,7 @@ class Run:
         self.failed_in: int | None = None
         self.losses: list[Any] = []
         before = settings()
-        with rekindle.budget(budget, core="native", learn=False, **how) as run:
+        with rekindle.budget(budget, learn=False, **how) as run:
             core, handle = run._driver.core, run._driver.handle
             core.refuse(handle, refuse_at)
             for number, phase in enumerate(program.phases):
@@ -99,7 +99,7 @@ def runs_as_if_nothing_was(name: str, budget: int, step: int, **how: Any) -> int
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_refused_step_is_tried_again_sample(name: str) -> None:
-    with cores.fixed_prices(alike=True):
+    with cores.fixed_prices():
         assert runs_as_if_nothing_was(name, ROOMY, 61) >= 2
 
 
@@ -108,7 +108,7 @@ def test_refused_step_is_tried_again_sample(name: str) -> None:
 @pytest.mark.parametrize("evict", ["auto", "anything"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_refused_step_is_tried_again(name: str, evict: Any) -> None:
-    with cores.fixed_prices(alike=True):
+    with cores.fixed_prices():
         assert runs_as_if_nothing_was(name, ROOMY, STEP, evict=evict) > 10 // STEP
 
 
@@ -118,5 +118,5 @@ def test_refused_step_is_tried_again(name: str, evict: Any) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_refused_step_is_tried_again_within_little(name: str, evict: Any) -> None:
     """Where values are evicted and recomputed meanwhile; recomputation is refused as well."""
-    with cores.fixed_prices(alike=True):
+    with cores.fixed_prices():
         runs_as_if_nothing_was(name, tight(name, evict=evict), 3 * STEP, evict=evict)

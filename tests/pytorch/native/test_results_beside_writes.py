@@ -29,7 +29,7 @@ def _batch_norm(budget: int, *, made: bool) -> Any:
         normal = F.batch_norm(F.linear(x, w), mean, variance, training=True)
         return F.softplus(F.linear(F.relu(normal), v)).square().mean()
 
-    with rekindle.budget(budget, core="native", learn=False) as run:
+    with rekindle.budget(budget, learn=False) as run:
         for each in (x, a, b, mean, variance):
             each.detach()
         if made:
@@ -56,7 +56,7 @@ def _custom(budget: int, *, made: bool) -> Any:
     torch.manual_seed(0)
     w = torch.randn(256, 64, requires_grad=True)
     state = torch.zeros(64)
-    with rekindle.budget(budget, core="native", learn=False) as run:
+    with rekindle.budget(budget, learn=False) as run:
         w.detach()
         y = w
         for _ in range(4):

@@ -9,15 +9,12 @@ import sys
 
 import pytest
 
-from rekindle.pytorch.native import core, why_not
 from tests.helpers import WHOLE
 
 MODES = ["saved", "auto", "anything"]
 
 
 def outcomes(evict: str, first: int, count: int) -> dict[str, int]:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
     command = [sys.executable, "-W", "error", "-m", "tests.pytorch.native.schedules"]
     done = subprocess.run(
         [*command, evict, str(first), str(count)],

@@ -14,21 +14,14 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.pytorch import Run
-from rekindle.pytorch.native import core, why_not
 from rekindle.pytorch.online import GRADIENTS, IN_USE, INPUTS, OPTIMIZER, PARAMETERS
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
 VECTOR = 4 * WIDTH
 
 
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
-
-
 def unlimited() -> rekindle.budget:
-    return rekindle.budget.unlimited(core="native")
+    return rekindle.budget.unlimited()
 
 
 def held(run: Run) -> Mapping[str, int]:

@@ -9,7 +9,6 @@ import torch
 from torch import optim
 
 import rekindle
-from rekindle.pytorch.native import core, why_not
 from rekindle.pytorch.online import _undo
 from tests.pytorch.allocations import allocated
 from tests.pytorch.bits import differing
@@ -21,12 +20,6 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
     (optim.SparseAdam, {}),
     (Mine, {}),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    if core() is None:
-        pytest.skip(f"no native core: {why_not()}")
 
 
 def trained(program: Program) -> None:
@@ -45,7 +38,7 @@ def test_unknown_step_fits_into_the_plain_peak(kind: Any, options: dict[str, Any
 
     peak = allocated(plain).peak
     ours = Program(kind, **options)
-    with rekindle.budget(int(peak * 1.03), core="native", learn=False):
+    with rekindle.budget(int(peak * 1.03), learn=False):
         trained(ours)
     assert differing(ours.state(), programs[0].state()) == []
 
@@ -62,12 +55,12 @@ def test_unknown_step_without_room_on_the_disk_keeps_copies(
     ours.backward(0)
     before = ours.state()
     with (
-        rekindle.budget(9_000, core="native", learn=False),
+        rekindle.budget(9_000, learn=False),
         pytest.raises(rekindle.OutOfBudget),
     ):
         ours.optimizer.step()
     assert differing(ours.state(), before) == []
-    with rekindle.budget(1 << 20, core="native", learn=False):
+    with rekindle.budget(1 << 20, learn=False):
         trained(ours)
     assert differing(ours.state(), plain.state()) == []
 
@@ -91,7 +84,7 @@ def test_copies_out_of_the_budget_are_put_back() -> None:
 
     ours.optimizer = Greedy(ours.model.parameters(), lr=0.01)
     with (
-        rekindle.budget(12_000, core="native", learn=False) as run,
+        rekindle.budget(12_000, learn=False) as run,
         pytest.raises(rekindle.OutOfBudget),
     ):
         ours.optimizer.step()

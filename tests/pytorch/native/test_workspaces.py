@@ -49,7 +49,7 @@ def within(budget: int, step: Callable[[], object]) -> tuple[int, Run]:
     runs: list[Run] = []
 
     def run() -> None:
-        with rekindle.budget(budget, core="native", learn=False) as run:
+        with rekindle.budget(budget, learn=False) as run:
             step()
         runs.append(run)
 

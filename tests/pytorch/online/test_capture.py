@@ -49,13 +49,9 @@ def see_models(tracker: Tracker, workload: Workload) -> None:
             tracker.see([group["params"], [each.grad for each in group["params"]]])
 
 
+@functools.cache
 def captured(case: Case) -> tuple[Trace, int]:
     """The trace of the second step, and its peak as a tracker saw it."""
-    return _captured(case, cores.native())
-
-
-@functools.cache
-def _captured(case: Case, native: bool) -> tuple[Trace, int]:  # once for each core
     with cores.fixed_prices():
         know_workspaces(case)
         workload = warmed_up(case)
@@ -106,10 +102,9 @@ def test_the_simulator_predicts_a_real_run_within_half(case: Case) -> None:
     assert record.recomputations > 0
     # A real run notices what the program has let go of only when room is short, and where values
     # came back in between, some die at other moments than in a run without a budget (in the GAN's
-    # double backward pass three). That changes the choice, once in these eight; and in two of what
-    # the native core wrote down without a budget, of 30 and 811 recomputations. Simulated on the
-    # trace of the real run itself, all are equal: test_one_engine.
-    others = {"gan": 3, "tree_lstm": 12} if cores.native() else {"gan": 1}
+    # double backward pass three). That changes the choice in two of these eight, of 30 and 811
+    # recomputations. Simulated on the trace of the real run itself, all are equal: test_one_engine.
+    others = {"gan": 3, "tree_lstm": 12}
     allowed = others.get(case.name, 0)
     assert abs(run.recomputations - record.recomputations) <= allowed
     assert run.peak <= budget

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 import rekindle
-from rekindle.pytorch.native import core as native_core
-from rekindle.pytorch.native import why_not
 
 ROOT = Path(__file__).parents[3]
 N = 1_000
@@ -21,12 +19,12 @@ NONE = b"\xff" * 4
 """A NaN."""
 
 
-def _evicted(core: str) -> tuple[bytes, bytes, bool]:
+def _evicted() -> tuple[bytes, bytes, bool]:
     """What is at the address of a value before and after its eviction, and whether gradients are
     right. Nothing is made between eviction and reading, so no other value is there."""
     weight = torch.linspace(0.1, 1.0, N, requires_grad=True)
     (expected,) = torch.autograd.grad(weight.sin().exp().square().sum(), [weight])
-    with rekindle.budget("1MiB", core=core, evict="saved") as run:  # type: ignore[arg-type]
+    with rekindle.budget("1MiB", evict="saved") as run:
         x = weight.sin().exp()
         loss = x.square().sum()
         middle = x.untyped_storage().data_ptr() + 4 * (N // 2)
@@ -43,18 +41,13 @@ def _evicted(core: str) -> tuple[bytes, bytes, bool]:
 
 @pytest.mark.parametrize("asked_for", ["1", "0", ""])
 def test_what_is_evicted_is_overwritten_if_somebody_asks(asked_for: str) -> None:
-    if native_core() is None:
-        pytest.skip(f"no native core: {why_not()}")
-    program = (
-        "from tests.pytorch.online.test_poison import _evicted;"
-        "print([_evicted(core) for core in ('python', 'native')])"
-    )
+    program = "from tests.pytorch.online.test_poison import _evicted;print(_evicted())"
     result = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, cwd=ROOT,
         env=os.environ | {"REKINDLE_POISON": asked_for},
     )  # fmt: skip
-    for before, after, equal in eval(result.stdout):
-        assert equal
-        assert before != NONE
-        assert (after == NONE) == (asked_for == "1")
+    before, after, equal = eval(result.stdout)
+    assert equal
+    assert before != NONE
+    assert (after == NONE) == (asked_for == "1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import rekindle
-from rekindle.pytorch.online import _driver
+from rekindle.pytorch.native import is_seen
 from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, differing, everything, vector
 
@@ -21,7 +21,7 @@ ROOMY = 1_000 * 4 * WIDTH
 
 
 def hooks_on() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None or cores.entered()
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None or is_seen()
 
 
 @pytest.fixture(autouse=True)
@@ -80,31 +80,16 @@ def _from_a_backward_hook(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[
 
 
 def _before_recomputation(_: Trainer, patch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return _interrupted(patch, before=True)
+    return _interrupted(before=True)
 
 
 def _after_recomputation(_: Trainer, patch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return _interrupted(patch, before=False)
+    return _interrupted(before=False)
 
 
-def _interrupted(patch: pytest.MonkeyPatch, *, before: bool) -> Callable[[], None]:
+def _interrupted(*, before: bool) -> Callable[[], None]:
     cores.tune(lambda driver: driver.core.interrupt(driver.handle, 3, before))
-    run_again, calls = _driver.run_again, iter(range(100))
-
-    def interrupted(call, **how):
-        if next(calls) < 3:
-            return run_again(call, **how)
-        if not before:
-            run_again(call, **how)
-        raise KeyboardInterrupt
-
-    patch.setattr(_driver, "run_again", interrupted)
-
-    def undo() -> None:
-        patch.setattr(_driver, "run_again", run_again)
-        cores.tune_no_more()
-
-    return undo
+    return cores.tune_no_more
 
 
 def _from_an_operator(trainer: Trainer, _: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -167,9 +152,7 @@ def test_training_goes_on_after(
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_the_same_backward_pass_after_an_interrupted_one(
-    before: bool, monkeypatch: pytest.MonkeyPatch, core: cores.Name
-) -> None:
+def test_the_same_backward_pass_after_an_interrupted_one(before: bool) -> None:
     """A chain of writes interrupted half way is not continued on what is half written."""
 
     def loss_of(weight: Tensor) -> Tensor:
@@ -184,21 +167,9 @@ def test_the_same_backward_pass_after_an_interrupted_one(
     for nth in range(12):
         with rekindle.budget(TIGHT // 2) as run:
             loss = loss_of(weight)
-            run_again, calls = _driver.run_again, iter(range(1_000))
-
-            def interrupted(call, nth=nth, calls=calls, run_again=run_again, **how):
-                result = None if before else run_again(call, **how)
-                if next(calls) == nth:
-                    raise KeyboardInterrupt
-                return run_again(call, **how) if before else result
-
-            with monkeypatch.context() as patch:
-                patch.setattr(_driver, "run_again", interrupted)
-                if core == "native":
-                    driver: Any = run._driver
-                    driver.core.interrupt(driver.handle, nth, before)
-                with pytest.raises(Interrupted):
-                    torch.autograd.grad(loss, weight, retain_graph=True)
+            run._driver.core.interrupt(run._driver.handle, nth, before)
+            with pytest.raises(Interrupted):
+                torch.autograd.grad(loss, weight, retain_graph=True)
             run._driver.engine.check()
             (gradient,) = torch.autograd.grad(loss, weight)
             assert torch.equal(gradient, plain)

@@ -15,7 +15,6 @@ from torch.utils import dlpack
 
 import rekindle
 from rekindle.pytorch import Run
-from rekindle.pytorch.native import NativeDriver
 from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, vector
 
@@ -32,14 +31,7 @@ settings = pytest.mark.parametrize("setting", SETTINGS)
 def let_all_go(run: Run | None) -> None:
     """Whatever may be evicted now is."""
     if run is not None:
-        driver: Any = run._driver
-        if isinstance(driver, NativeDriver):
-            cores.let_go_now(driver)
-            return
-        with driver.lock:
-            driver.settle()
-            driver.poll()
-            driver.perform(driver.engine.shrink(-1))
+        cores.let_go_now(run._driver)
 
 
 def same(step: Callable[[Run | None], Tensor], weight: Tensor, setting: str) -> Run:

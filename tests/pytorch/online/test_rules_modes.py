@@ -95,7 +95,7 @@ def test_mode_inside_sees_no_aliases_of_new_leaves() -> None:
         return mode.seen
 
     plain = seen()
-    with rekindle.budget(None, core="native"):
+    with rekindle.budget(None):
         assert seen() == plain
 
 

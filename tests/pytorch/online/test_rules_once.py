@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch.operators import generator_of, generators_of
+from rekindle.pytorch.operators import generator_of
 from tests.pytorch.harsh import WIDTH, Watch, deeper, harshest, vector
 
 Step = Callable[[], object]
@@ -126,8 +126,6 @@ def test_a_number_on_the_cpu_beside_a_device_does_not(monkeypatch: pytest.Monkey
     there = SimpleNamespace(device=device, is_cpu=False)
     beside: Any = [torch.ones(()), there]
     assert generator_of(beside, [], None) is other
-    assert generators_of(beside, []) == [torch.default_generator, other]
-    assert generators_of([], [torch.device("cuda", 0)]) == [torch.default_generator, one]
 
 
 def test_the_generator_is_seeded_in_between() -> None:

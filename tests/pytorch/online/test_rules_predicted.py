@@ -26,7 +26,7 @@ LOSSES = (
 
 
 @pytest.fixture(autouse=True)
-def _met_for_the_first_time(core: cores.Name) -> None:
+def _met_for_the_first_time() -> None:
     cores.forget_signatures()
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import rekindle
-from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
 
 TIGHT = 14 * 4 * WIDTH
@@ -55,8 +54,7 @@ TRANSFORMS: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch.func's own
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_inside_are_refused_or_right(name: str, core: cores.Name) -> None:
-    """R11: at once, and it says what to do instead; or else the result is the plain one."""
+def test_transforms_inside_are_right(name: str) -> None:
     x = vector()
     plain = TRANSFORMS[name](x)
 
@@ -64,21 +62,17 @@ def test_transforms_inside_are_refused_or_right(name: str, core: cores.Name) -> 
         with rekindle.budget(ROOMY):
             return TRANSFORMS[name](x)
 
-    if name == "functional jacobian" or core == "native":  # which has no hooks that are in the way
-        assert differing(everything(within()), everything(plain)) == []
-        return
-    with pytest.raises(rekindle.Unsupported, match=r"Use loss\.backward\(\)"):
-        within()
+    assert differing(everything(within()), everything(plain)) == []
 
 
 def test_grad_transform_within_little_is_right() -> None:
-    """On the native core what a transform holds is evicted like what variables hold."""
+    """What a transform holds is evicted like what variables hold."""
     x = vector()
     wanted = TRANSFORMS["grad"](x)
-    with rekindle.budget(None, core="native") as plain:
+    with rekindle.budget(None) as plain:
         TRANSFORMS["grad"](x)
     budget = int(0.7 * plain.peak)
-    with rekindle.budget(budget, core="native") as run:
+    with rekindle.budget(budget) as run:
         got = TRANSFORMS["grad"](x)
     assert differing(everything(got), everything(wanted)) == []
     assert run.peak <= budget

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import rekindle
-from tests.pytorch import cores
 from tests.pytorch.harsh import WIDTH, vector
 
 VECTOR = 4 * WIDTH
@@ -23,11 +22,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 def _fitted(run: Any, nbytes: int) -> None:
     """As after an allocation that failed, and went well with so much in use."""
-    driver = run._driver
-    if cores.native():
-        driver.core.fitted(driver.handle, nbytes)
-    else:
-        driver.shortfall.fitted(nbytes)
+    run._driver.core.fitted(run._driver.handle, nbytes)
 
 
 def test_what_fitted_is_the_budget_from_then_on() -> None:

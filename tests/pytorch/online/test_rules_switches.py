@@ -11,9 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.pytorch.native import NativeDriver
-from rekindle.pytorch.operators import _switches
-from rekindle.pytorch.operators._switches import SWITCHES, Switches, switched, switches
 from tests.pytorch.harsh import WIDTH
 
 evict_modes = pytest.mark.parametrize("evict", ["saved", "anything"])
@@ -24,11 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneD
 
 @pytest.fixture(autouse=True)
 def all_put_back() -> Iterator[None]:
-    """Also what the older functions set beside what they read: they cannot put it back."""
-    before = switches.read()
+    before = {name: get() for name, (get, _, _) in SWITCHES.items()}
     yield
-    _switches._set(before)
-    assert switches.read() is before
+    for name, (_, put, _) in SWITCHES.items():
+        put(before[name])
+    assert {name: get() for name, (get, _, _) in SWITCHES.items()} == before
 
 
 @contextmanager
@@ -87,6 +84,31 @@ def _denormal(weight: Tensor) -> Tensor:
     return weight * ((weight * 1e-39) * 1e38).sin()
 
 
+_C: Any = torch._C
+_MATMUL = torch.backends.mkldnn.matmul
+#: How to read a switch, how to set it, and a value that it does not have.
+SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+    "default type": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "threads": (torch.get_num_threads, torch.set_num_threads, 3),
+    "flushed denormal": (lambda: 5e-324 * 1.0 == 0.0, torch.set_flush_denormal, True),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True,
+    ),
+    "oneDNN": (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False),
+    "deterministic oneDNN": (_C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic, True),
+    "NNPACK": (_C._get_nnpack_enabled, _C._set_nnpack_enabled, False),
+    "reduction in half precision": (
+        _C._get_cpu_allow_fp16_reduced_precision_reduction,
+        _C._set_cpu_allow_fp16_reduced_precision_reduction,
+        True,
+    ),
+    "precision": (
+        lambda: _MATMUL.fp32_precision,
+        lambda value: setattr(_MATMUL, "fp32_precision", value),
+        "bf16",
+    ),
+}  # fmt: skip
+
 Setting = Callable[[], AbstractContextManager[Any]]
 SETTINGS: dict[str, tuple[Setting, Callable[[Tensor], Tensor]]] = {
     "default type": (lambda: _set("default_dtype", torch.float64), _integers),
@@ -113,62 +135,47 @@ def test_switched_in_the_forward_pass_alone(name: str, evict: Evict) -> None:
     (wanted,) = torch.autograd.grad(loss(), [weight])
     with rekindle.budget("1GiB", evict=evict) as run:
         result = loss()
-        driver: Any = run._driver
-        if isinstance(driver, NativeDriver):
-            driver.core.let_go_of_everything(driver.handle, True)
-        else:
-            with run._driver.lock:
-                run._driver.settle()
-                run._driver.poll()
-                run._driver.perform(run._driver.engine.shrink(-1))
+        run._driver.core.let_go_of_everything(run._driver.handle, True)
         (gradient,) = torch.autograd.grad(result, [weight])
     assert run.recomputations > 0
     assert torch.equal(gradient, wanted)
 
 
-@pytest.mark.parametrize("number", range(len(SWITCHES)))
-def test_each_switch_is_set_and_put_back(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_switches, "switches", Switches())  # which has not looked yet
-    switch = SWITCHES[number]
-    others = {
-        False: True, True: False, torch.float32: torch.float64, "none": "ieee", "highest": "medium",
-        (False, False): (True, True), "tf32": "ieee",
-    }  # fmt: skip
-    then = switches.read()
-    value = switch.get()
-    other = value + 1 if type(value) is int else others.get(value)
-    if other is None:
-        pytest.skip(f"no other value than {value} is known")
-    try:
-        switch.set(other)
-    except RuntimeError as error:
-        pytest.skip(f"not here: {error}")
-    try:
-        now = switches.read()
-        if now is then:
-            pytest.skip("cannot be turned on this machine")
-        with switched(then):
-            assert switches.read() is then
-        assert switches.read() is now
-    finally:
-        with_now = switches.read()
-        _switches._set(then)
-    assert with_now is now
-    assert switches.read() is then
+@torch.library.custom_op("switches::look", mutates_args=())
+def _look(x: Tensor) -> Tensor:
+    """Notes how the switch that is looked at stands."""
+    _seen.append(_looked_at[0]())
+    return x.sin()
 
 
-def test_a_look_notices_every_change() -> None:
-    # From a fresh process on, the older function does not come back to where it was: to what it
-    # leaves behind it does.
-    torch.set_float32_matmul_precision(torch.get_float32_matmul_precision())
-    seen = {switches.now(precise=True)}
-    for setting, _ in SETTINGS.values():
-        before = switches.now(precise=True)
-        with setting():
-            seen.add(switches.now(precise=True))
-            assert switches.now(precise=True) is switches.read()
-        assert switches.now(precise=True) is before
-    assert len(seen) == 1 + len(SETTINGS)
+_seen: list[Any] = []
+_looked_at: list[Callable[[], Any]] = [lambda: None]
+_look.register_fake(torch.empty_like)
+_look.register_autograd(lambda ctx, gradient: gradient, setup_context=lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_each_switch_is_as_it_was_and_is_put_back(name: str) -> None:
+    get, put, other = SWITCHES[name]
+    before = get()
+    weight = torch.rand(WIDTH, requires_grad=True)
+    _seen.clear()
+    _looked_at[0] = get
+    with rekindle.budget("1GiB") as run:
+        try:
+            put(other)
+        except RuntimeError as error:
+            pytest.skip(f"not here: {error}")
+        assert get() == other != before
+        x = _look(weight * 1)
+        loss = (x * x.cos()).sum()
+        put(before)
+        del x
+        run._driver.core.let_go_of_everything(run._driver.handle, True)
+        loss.backward()
+    assert len(_seen) > 1
+    assert set(_seen) == {other}
+    assert get() == before
 
 
 def test_the_cap_holds_after_the_default_type_changed() -> None:

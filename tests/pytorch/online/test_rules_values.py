@@ -403,7 +403,6 @@ def test_views_that_are_marked(name: str) -> None:
     assert harshest(program).again["exp"] > 0
 
 
-@pytest.mark.python_core("the native core does not count memory that is only claimed")
 def test_a_tensor_that_only_claims_memory() -> None:
     """R2: a zero tensor has a size but no memory: an alias of it would read from nowhere."""
 

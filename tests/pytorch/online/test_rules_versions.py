@@ -434,7 +434,7 @@ def test_a_backward_pass_that_writes_what_another_one_saved(
 def test_alias_of_dead_result_written_unseen_is_noticed() -> None:
     """The tensor that reads a value tells of its version, if the first one is gone."""
     weight = vector(requires_grad=True)
-    with letting_go_of_everything(), rekindle.budget("1GiB", core="native"):
+    with letting_go_of_everything(), rekindle.budget("1GiB"):
         alias = torch.rand(WIDTH).detach()
         loss = (weight * alias).sin().sum()
         torch.autograd.graph.increment_version(alias)

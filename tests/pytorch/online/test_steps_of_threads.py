@@ -30,6 +30,12 @@ class Counted:
     def clock(self) -> int:
         return next(self.ticks)
 
+    def take_samples(self) -> bytes:
+        return b""
+
+    def space_samples(self, due: int, every: int) -> None:
+        pass
+
 
 @pytest.fixture(autouse=True)
 def often() -> Iterator[None]:

@@ -29,9 +29,7 @@ def test_every_collective_in_place_is_known() -> None:
 def test_it_writes_its_first_argument_and_no_counter_tells(name: str) -> None:
     facts = operator(getattr(torch.ops.c10d, name.removeprefix("c10d::")).default)
     assert [position for position, _ in facts.written] == [0]
-    assert facts.unannounced
     assert facts.opaque
-    assert not facts.starts_anew
 
 
 def test_one_that_nobody_knows_is_refused() -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import rekindle
-from rekindle.pytorch.operators import doubt_of, may_differ, operator
+from rekindle.pytorch.operators import doubt_of, may_differ
 from rekindle.pytorch.operators._doubtful import ACCUMULATING, ATOMICS, TIMED, Doubt
-from rekindle.pytorch.operators._switches import ON_CUDA
 from tests.pytorch.harsh import Watch
 
 aten = torch.ops.aten
@@ -43,7 +42,7 @@ def deterministic() -> Iterator[None]:
 
 def differs(overload: Any, *args: Any) -> bool:
     tensors = [each for each in args if isinstance(each, Tensor)]
-    return operator(overload).may_differ(args, tensors)
+    return may_differ(doubt_of(overload._schema), overload._schema, args, tensors)
 
 
 def test_sums_by_atomics_differ_on_a_device() -> None:
@@ -106,25 +105,7 @@ def test_what_draws_from_its_own_state_runs_once() -> None:
         return torch.autograd.grad(x.sum(), [weight])[0]
 
     wanted = gradient()
-    with rekindle.budget(16 * 1024, core="python") as run, Watch() as watch:
+    with rekindle.budget(16 * 1024) as run, Watch() as watch:
         assert torch.equal(gradient(), wanted)
     assert run.recomputations > 0
     assert watch.operators["rekindle_tests::masked_by_own_state"] == 6
-
-
-def test_switches_of_a_device_are_set_as_they_are_read() -> None:
-    for switch in ON_CUDA:
-        before = switch.get()
-        switch.set(before)
-        assert switch.get() == before
-
-
-def test_both_settings_of_a_reduction_come_back() -> None:
-    name = "cublas_allow_fp16_reduced_precision_reduction"
-    (switch,) = (each for each in ON_CUDA if each.get.__name__ == f"_get_{name}")
-    before = switch.get()
-    try:
-        switch.set((False, True))
-        assert switch.get() == (False, True)
-    finally:
-        switch.set(before)

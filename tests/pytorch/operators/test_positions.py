@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 import rekindle
-from rekindle.pytorch.operators import Position, Positions
 from tests.pytorch import cores
+from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.tracker import Tracker
 
-DRAWS: tuple[Callable[[Tensor, torch.Generator], object], ...] = (
+DRAWS: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
     lambda x, g: x.bernoulli_(0.5, generator=g),
     lambda x, g: x.uniform_(generator=g),
     lambda x, g: x.normal_(generator=g),  # keeps a number for the next time
@@ -27,33 +27,25 @@ DRAWS: tuple[Callable[[Tensor, torch.Generator], object], ...] = (
 
 @pytest.mark.parametrize("largest", [3, 500, 5_000, 60_000])
 def test_each_is_found_again(largest: int) -> None:
-    rng = random.Random(largest)
-    generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
-    positions, noted = Positions(), []
-    for _ in range(120):
-        generator = generators[rng.random() < 0.1]
-        if rng.random() < 0.02:
-            generator.manual_seed(rng.randrange(9))
-        state = generator.get_state()
-        noted.append((positions.note(state), state))
-        rng.choice(DRAWS)(torch.empty(rng.randint(1, largest)), generator)
-    rng.shuffle(noted)
-    for position, state in noted:
-        assert type(position) is Position
-        assert torch.equal(position.state(), state)
+    weight = torch.linspace(0, 1, largest, requires_grad=True)
 
+    def gradient() -> Tensor:
+        rng = random.Random(largest)
+        generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
+        total = torch.zeros(())
+        for _ in range(120):
+            generator = generators[rng.random() < 0.1]
+            if rng.random() < 0.02:
+                generator.manual_seed(rng.randrange(9))
+            numbers = rng.randint(1, largest)
+            drawn = rng.choice(DRAWS)(torch.empty(numbers), generator)
+            total = total + (weight[:numbers] * drawn).sin().sum()
+        return torch.autograd.grad(total, [weight])[0]
 
-@pytest.mark.parametrize(("numbers", "share"), [(16, 100), (1_000, 16), (100_000, 1)])
-def test_what_they_take(numbers: int, share: int) -> None:
-    """Words of 2,496 bytes in the place of states of 5,056, and kept for many positions at once if
-    little is drawn in between."""
-    generator = torch.Generator().manual_seed(3)
-    positions, mask = Positions(), torch.empty(numbers)
-    noted = []
-    for _ in range(400):
-        noted.append(positions.note(generator.get_state()))
-        mask.bernoulli_(0.5, generator=generator)
-    assert cores.bytes_of(noted) <= 400 * (2_496 / share + 120)
+    wanted = gradient()
+    with letting_go_of_everything(), rekindle.budget("1GiB") as run:
+        assert torch.equal(gradient(), wanted)
+    assert run.recomputations > 100
 
 
 def test_a_thousand_dropouts_within_a_budget() -> None:

@@ -98,7 +98,7 @@ def test_one_more_start_is_enough(program: Callable[[], Step]) -> None:
     plain()
     whole = measure(plain)
     del plain
-    with cores.fixed_prices(alike=True):  # else what is evicted hangs on times
+    with cores.fixed_prices():  # else what is evicted hangs on times
         tried = follow(program, whole.budget(0.02))
     assert 2 <= len(tried) <= 3
     assert tried[-1] < whole.budget(0.7)

@@ -101,7 +101,7 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
         if mode is None:
             yield None
             return
-        with rekindle.budget(amount, core="native", **mode.arguments) as run, tally.of_a_budget():
+        with rekindle.budget(amount, **mode.arguments) as run, tally.of_a_budget():
             yield run  # afterwards evicted tensors that the program holds come back
 
     def change(run: Any, share: float) -> None:
@@ -123,7 +123,7 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
                 error.append(raised)
                 world.notes.append(f"{type(raised).__name__}: {str(raised).splitlines()[0]}")
 
-    taken = cores.taken("native") if mode is not None else nullcontext()
+    taken = cores.counting() if mode is not None else nullcontext()
     everything = letting_go_of_everything() if mode and mode.everything else nullcontext()
     with taken, cores.fixed_prices(), everything, tally.counting():
         program()

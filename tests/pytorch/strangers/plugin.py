@@ -57,7 +57,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         with hooks if _WAY is Way.HOOKED else nullcontext():
             return (yield)
     with ExitStack() as stack:
-        stack.enter_context(cores.taken("native"))
+        stack.enter_context(cores.counting())
         if _WAY is Way.EVICTED:
             stack.enter_context(letting_go_of_everything())
         run = stack.enter_context(context)

@@ -21,7 +21,7 @@ from rekindle.engine import Engine
 from rekindle.policies import DEFAULT, Swap
 from rekindle.pytorch import Run
 from rekindle.pytorch.native import NativeDriver
-from rekindle.pytorch.swap import Copies, SwappingDriver, _host_memory
+from rekindle.pytorch.swap import Copies, _host_memory
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.report._data import Swapped
 from rekindle.schedule import Action, Discard, SwapIn, SwapOut, verify
@@ -44,40 +44,27 @@ def swapped(run: Run) -> Swapped:
 
 
 def copies_of(run: Run) -> Copies:
-    """Of the native core."""
-    driver: Any = run._driver
-    assert isinstance(driver.copies, Copies)
-    return driver.copies
+    assert isinstance(run._driver.copies, Copies)
+    return run._driver.copies
 
 
 def store_of(run: Run) -> FileStore:
     """Where the copies are."""
-    python = isinstance(run._driver, SwappingDriver)
-    store = run._driver.swapper.store if python else copies_of(run).store
+    store = copies_of(run).store
     assert isinstance(store, FileStore)
     return store
 
 
 def ways_out(run: Run) -> list[Any]:
     """What is being written, or was and nobody has waited for it; the oldest first."""
-    if isinstance(run._driver, SwappingDriver):
-        return [moving.way for moving in run._driver.swapper._leaving.values()]
     return [way for way, _, out in copies_of(run)._ways.values() if out]
 
 
 def check(run: Run) -> None:
     """The invariants of both sides, and that nothing is on its way any more than there is."""
-    run._driver.settle()
-    run._driver.engine.check()  # the native core looks at its swapper as well
-    if not isinstance(run._driver, SwappingDriver):
-        copies = copies_of(run)
-        assert copies._ways.keys() <= copies._keys.keys()
-        return
-    swapper = run._driver.swapper
-    on_host = {storage for storage in run._driver.engine.storages if storage.on_host}
-    assert swapper._keys.keys() == on_host
-    assert {*swapper._away} == {storage for storage in on_host if not storage.resident}
-    assert swapper._leaving.keys() <= on_host
+    run._driver.engine.check()  # which looks at its swapper as well
+    copies = copies_of(run)
+    assert copies._ways.keys() <= copies._keys.keys()
 
 
 def within(case: Case, budget: int, **options: Any) -> tuple[dict[str, Tensor], Run, Tracker]:

@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.pytorch.devices import accelerator
-from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap import Copies
 from rekindle.pytorch.swap._pinned_store import PinnedStore
+from rekindle.pytorch.swap._streams import Streams
 from tests.pytorch.harsh import vector
 from tests.pytorch.swap.test_swap import VECTOR, check, gradient, swapped, swapping
 
@@ -67,7 +67,7 @@ def test_a_refused_read_is_retried_or_left_for_later(
     """A value that was asked for is read again at once, one that was to come early when it is."""
     weight = vector(True)
     wanted = gradient(weight)
-    with _Operators() as operators, swapping(tmp_path, 20 * VECTOR, core="native") as run:
+    with _Operators() as operators, swapping(tmp_path, 20 * VECTOR) as run:
         reads = _Reads(monkeypatch, operators, lambda: torch.OutOfMemoryError(FULL))
         for _ in range(2):
             assert torch.equal(gradient(weight), wanted)
@@ -97,7 +97,7 @@ def test_another_error_is_not_taken_for_a_full_device(
         return read(copies, value, home)
 
     monkeypatch.setattr(Copies, "read", reading)
-    with swapping(tmp_path, 20 * VECTOR, core="native") as run:
+    with swapping(tmp_path, 20 * VECTOR) as run:
         with pytest.raises(RuntimeError, match="illegal memory access"):
             gradient(weight)
         assert reads == nth + 1  # nobody tried again

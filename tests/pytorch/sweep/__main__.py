@@ -31,14 +31,13 @@ class Job:
     entry: str
     few: int | None
     evict: Literal["saved", "auto", "anything"]
-    core: cores.Name
 
     def run(self) -> Tally:
         _everything.evict = self.evict
         torch.set_num_threads(1)
         exempt = getattr(_exceptions, self.database.upper())
         cases = entries_of(self.database)[self.entry](self.few)
-        with cores.taken(self.core):
+        with cores.counting():
             return tally(self.entry, cases, exempt, every=self.few is None, evict=self.evict)
 
 
@@ -79,7 +78,6 @@ def sweep(jobs: list[Job], processes: int) -> Tally:
     show_default=True,
     help="As in rekindle.budget.",
 )
-@click.option("--core", type=click.Choice(cores.BOTH), default="native", show_default=True)
 @click.option("--processes", default=2, show_default=True, help="How many at once.")
 @click.option("--save", is_flag=True, help=f"Write {RESULTS}.")
 def main(
@@ -88,7 +86,6 @@ def main(
     shard: str,
     few: int | None,
     evict: Literal["saved", "auto", "anything"],
-    core: cores.Name,
     processes: int,
     save: bool,
 ) -> None:
@@ -99,13 +96,12 @@ def main(
     part, parts = _shard(shard)
     chosen = [name for name in names if name in only or not only][part - 1 :: parts]
     started = time.monotonic()
-    total = sweep([Job(database, name, few, evict, core) for name in chosen], processes)
+    total = sweep([Job(database, name, few, evict) for name in chosen], processes)
     click.echo(f"{'entries':32} {len(chosen)} of {len(names)}")
     for line in total.table():
         click.echo(line)
     if save:
         label = database if evict == "saved" else f"{database}, evict={evict}"
-        label += ", core=python" if core == "python" else ""
         counts = {"entries": len(chosen), **total.as_data()}
         write_results(label, counts, time.monotonic() - started)
     sys.exit(bool(total.failures))

@@ -6,8 +6,6 @@ from rekindle.pytorch.context._auto import is_auto as is_auto
 from rekindle.pytorch.context._auto import resolved as resolved
 from rekindle.pytorch.context._budget import budget as budget
 from rekindle.pytorch.context._budget import never_recompute as never_recompute
-from rekindle.pytorch.context._cores import Core as Core
-from rekindle.pytorch.context._cores import core_for as core_for
 from rekindle.pytorch.context._environment import Environment as Environment
 from rekindle.pytorch.context._environment import environment as environment
 from rekindle.pytorch.context._run import Run as Run

@@ -14,14 +14,13 @@ from rekindle._errors import OutOfBudget
 from rekindle._progress import ProgressLine
 from rekindle._types import Bytes
 from rekindle.policies import Policy
-from rekindle.pytorch.native import seen_natively
+from rekindle.pytorch.native import signatures_seen
 from rekindle.pytorch.online import (
     ModelCall,
     Owners,
     interrupted_call,
     too_small,
 )
-from rekindle.pytorch.operators import seen_here
 from rekindle.pytorch.rehearsed import Known, forecast
 
 
@@ -84,9 +83,9 @@ def _rehearse(
 
 
 def _known() -> Known:
-    """What ran so far, on either core."""
+    """Return what ran so far."""
     found: Known = {}
-    for name, sizes, cost, workspace in (*seen_here(), *seen_natively()):
+    for name, sizes, cost, workspace in signatures_seen():
         before = found.get((name, sizes), (0, 0))
         found[name, sizes] = max(before[0], cost), max(before[1], workspace)
     return found

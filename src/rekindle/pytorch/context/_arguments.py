@@ -15,7 +15,7 @@ from rekindle._types import Bytes
 from rekindle._units import parse_bytes
 from rekindle.policies import DEFAULT, Policy, Swap, policy_of
 from rekindle.pytorch.context._auto import amount_of, is_auto, resolved
-from rekindle.pytorch.context._cores import Chosen, Core, chosen_core
+from rekindle.pytorch.context._native_core import check_device
 from rekindle.pytorch.held import flag_of_reading, there_are_husks
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
@@ -37,7 +37,6 @@ class Arguments:
     swap: str | Bytes | Swap | None
     swap_directory: str | os.PathLike[str] | None
     evict: Literal["saved", "auto", "anything"]
-    core: Core = "auto"
     cache: bool = True
 
     def __post_init__(self) -> None:
@@ -55,9 +54,9 @@ class Arguments:
         checks.switch(self.record, "rekindle.budget(..., record={})")
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
         self._check_evict()
-        self.host(device_of(self.device))
-        if self.core != "auto":  # which may take a minute to build, once it is entered
-            self.core_on(device_of(self.device))
+        device = device_of(self.device)
+        check_device(device)
+        self.host(device)
 
     def _check_evict(self) -> None:
         if self.evict == "anything":
@@ -106,10 +105,6 @@ class Arguments:
         if self.amount is None:
             return None
         return amount_of(self.amount, device)
-
-    def core_on(self, device: torch.device) -> Chosen:
-        """The core that runs this. Raises if the native one is asked for in vain."""
-        return chosen_core(self.core, device)
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""

@@ -9,35 +9,25 @@ from dataclasses import fields
 from functools import partial, wraps
 from inspect import iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar, final
+from typing import Literal, ParamSpec, TypeVar, final
 from warnings import warn
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from rekindle import _checks as checks
 from rekindle._errors import OutOfBudget, Unsupported, beside
-from rekindle.engine import Engine
-from rekindle.policies import Advised, Policy, Swap, policy_of
+from rekindle.policies import Policy, Swap, policy_of
 from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._auto import is_auto, measured_again, resolved
-from rekindle.pytorch.context._cores import Chosen, Core, warn_of_python
-from rekindle.pytorch.context._mode import Mode, Over
+from rekindle.pytorch.context._native_core import native_core_for
 from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._processes import spawned_said
 from rekindle.pytorch.context._run import Run
-from rekindle.pytorch.context._threads import Hooks, inherited
+from rekindle.pytorch.context._threads import inherited
 from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memory
-from rekindle.pytorch.held import (
-    Anything,
-    anything,
-    known_natively,
-    last_resort,
-    lending_natively,
-)
-from rekindle.pytorch.learned import Learner, NativeLearner, lessons_for
+from rekindle.pytorch.held import known_natively, lending_natively
+from rekindle.pytorch.learned import NativeLearner, lessons_for
 from rekindle.pytorch.native import (
     NativeDriver,
     NativeRuntime,
@@ -45,27 +35,17 @@ from rekindle.pytorch.native import (
     random_states_counted,
     seen,
     seen_in_thread,
-    workspaces_on_host,
 )
-from rekindle.pytorch.native import core as native_core
 from rekindle.pytorch.online import (
-    Driver,
     OptimizerSteps,
-    Runtime,
-    about_to_resize,
     device_of,
-    given_away,
     handing_out_seen,
     lost_in,
     must_saves_seen,
-    pushed,
     resizes_seen,
     short_form,
     trades_seen,
-    trading,
 )
-from rekindle.pytorch.operators import regions_shown
-from rekindle.pytorch.swap import HostMemory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,16 +83,14 @@ class budget:
             mode on. "anything": also those that your variables hold, at any time. A tensor returns
             when something reads it, and all of them return at the end. "auto" means "saved" with
             `swap` and before torch 2.12; "anything" is refused there.
-        core: "native" does the work of each operator in C++, compiled on first use (half a minute)
-            or by `rekindle build`. "python" takes 20 to 40 microseconds an operator. "auto" takes
-            the native core, or warns and takes the Python core where the native one is missing.
         cache: Keep learned plans in `~/.cache/rekindle` (or `REKINDLE_CACHE`) for later processes.
 
     Raises:
         InvalidBudget: `amount` is not an amount of bytes.
         InvalidArgument: Another argument is not one of the accepted values.
         OutOfBudget: Inside, an operator does not fit even after everything else was evicted.
-        Unsupported: The budget is entered inside another one or inside a `torch.func` transform.
+        Unsupported: The budget is entered inside another one or inside a `torch.func` transform,
+            on a device other than the CPU and CUDA, or where there is no native core.
 
     Example:
         ```python
@@ -137,11 +115,10 @@ class budget:
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "auto", "anything"] = "auto",
-        core: Core = "auto",
         cache: bool = True,
     ) -> None:
         self._arguments = Arguments(
-            amount, policy, device, record, learn, swap, swap_directory, evict, core, cache
+            amount, policy, device, record, learn, swap, swap_directory, evict, cache
         )
         self._stack: ExitStack | None = None
 
@@ -151,19 +128,17 @@ class budget:
         *,
         device: str | torch.device | None = None,
         record: bool = False,
-        core: Core = "auto",
     ) -> budget:
         """Watch a program without a limit; the same as `budget(None)`.
 
         Args:
             device: As for `budget`.
             record: As for `budget`.
-            core: As for `budget`.
 
         Returns:
             A budget that evicts nothing and measures the peak.
         """
-        return cls(None, device=device, record=record, core=core)
+        return cls(None, device=device, record=record)
 
     def copy(self) -> budget:
         """Return an equal budget that nobody has entered."""
@@ -207,80 +182,30 @@ class budget:
             )
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
-        given = self._arguments
         # Now: the program may have moved to CUDA meanwhile, and chosen one of several.
-        device = accelerator.with_index(device_of(given.device))
-        self._budget = given.bytes_on(device)
-        host = given.host(device)
-        core = given.core_on(device)
-        if given.core == "auto":
-            warn_of_python(core)
-        enter = self._enter_native if core.native else self._enter_python
-        run = enter(device, core, host)
-        if is_auto(resolved(given.amount)) and is_accelerator(device):
-            measured_again(run, device)
-        self._run = run
-        return run
-
-    def _enter_python(self, device: torch.device, core: Chosen, host: HostMemory | None) -> Run:
-        given, policy = self._arguments, policy_of(self._arguments.policy)
-        chosen = Advised(policy) if given.asks_to_learn else policy
-        if host is None:
-            runtime = Runtime(Driver(Engine(self._budget, chosen), device))
-        else:
-            runtime = Runtime(host.driver(self._budget, chosen))
-        if device.type == "cpu":
-            runtime.driver.workspaces = workspaces_on_host()
-        runtime.driver.assumed = given.device is None
-        run = Run(runtime.driver, self._budget, policy, core, record=given.record)
-        if given.asks_to_learn and self._budget is not None:
-            lessons = lessons_for(self._budget, device, cache=given.cache)
-            learner = Learner(runtime.driver, lessons, wait=given.learn == "wait")
-            run._learner = runtime.driver.watcher = learner
-        mode = Mode(runtime)
-        runtime.driver.work.opens(mode)
-        runtime.driver.open()
+        device = accelerator.with_index(device_of(self._arguments.device))
+        run, runtime = self._begin(device)
         with ExitStack() as stack:
-            stack.enter_context(mode)
-            stack.enter_context(handing_out_seen(partial(given_away, runtime.driver)))
-            held: Anything | None = None
-            if given.evict == "anything":
-                held = stack.enter_context(anything(runtime))
-            elif given.lends:
-                stack.enter_context(last_resort(runtime))
-            hooks = runtime if held is None else held
-            stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
-            stack.enter_context(resizes_seen(partial(about_to_resize, runtime.driver)))
-            stack.enter_context(trades_seen(partial(trading, runtime.driver)))
-            stack.enter_context(must_saves_seen(run.keep))
-            stack.enter_context(regions_shown())
-            runtime.driver.owners.watch(stack)
-            steps = OptimizerSteps(runtime, mode)
-            for hook in steps.watch():
-                stack.callback(hook.remove)
-            stack.callback(steps.leave)
             self._over: list[Callable[[], None]] = []
-            in_thread = partial(self._in_thread, runtime, held, steps)
-            stack.enter_context(inherited(partial(_is_inside, runtime), in_thread))
-            if runtime.driver.places is not None:
-                runtime.driver.places.watch(stack)
-            stack.enter_context(spawned_said())
-            stack.callback(_leave)
+            self._watch(stack, run, runtime)
             self._stack = stack.pop_all()
         budget._active = self
-        self._runtime = runtime
+        self._run, self._runtime = run, runtime
+        if is_auto(resolved(self._arguments.amount)) and is_accelerator(device):
+            measured_again(run, device)
         return run
 
-    def _enter_native(self, device: torch.device, core: Chosen, host: HostMemory | None) -> Run:
-        module = native_core()
-        assert module is not None, "a core that was chosen is there"
+    def _begin(self, device: torch.device) -> tuple[Run, NativeRuntime]:
+        """Make what one run within the budget needs; nothing is seen yet."""
+        given = self._arguments
+        amount, host, policy = given.bytes_on(device), given.host(device), policy_of(given.policy)
+        core = native_core_for(device)
         if device.type == "cpu":
-            module.count_allocations()
-        given, amount = self._arguments, self._budget
+            core.count_allocations()
         patient = given.learns_by_itself
         learns = (patient or given.asks_to_learn) and amount is not None
-        driver: Any = NativeDriver(
-            module,
+        driver = NativeDriver(
+            core,
             amount,
             device,
             given.device is None,
@@ -288,40 +213,37 @@ class budget:
             given.lends,
             given.evict == "anything",
             None if host is None else host.copies(amount),
-            policy_of(given.policy),
+            policy,
         )
-        runtime = NativeRuntime(driver)
-        run = Run(driver, amount, policy_of(given.policy), core, record=given.record)
+        run = Run(driver, amount, policy, record=given.record)
         if learns and amount is not None:
-            lessons = lessons_for(amount, device, cache=given.cache, native=True, patient=patient)
+            lessons = lessons_for(amount, device, cache=given.cache, patient=patient)
             learner = NativeLearner(driver, lessons, wait=given.learn == "wait")
             run._learner = driver.watcher = learner
-        with ExitStack() as stack:
-            if driver.places is not None:
-                driver.places.watch(stack)
-            driver.owners.watch(stack)
-            stack.enter_context(seen(driver))
-            if given.lends or driver.anything:
-                stack.enter_context(lending_natively(driver))
-            stack.enter_context(handing_out_seen(driver.give_away))
-            stack.enter_context(resizes_seen(driver.about_to_resize))
-            stack.enter_context(trades_seen(driver.trading))
-            if device.type == "cpu":
-                stack.enter_context(random_states_counted(driver))
-            stack.enter_context(must_saves_seen(run.keep))
-            steps = OptimizerSteps(runtime, None)
-            for hook in steps.watch():
-                stack.callback(hook.remove)
-            stack.callback(steps.leave)
-            self._over = []
-            in_thread = partial(self._in_native_thread, driver, steps)
-            stack.enter_context(inherited(is_seen, in_thread))
-            stack.enter_context(spawned_said())
-            stack.callback(_leave)
-            self._stack = stack.pop_all()
-        budget._active = self
-        self._runtime: Any = runtime
-        return run
+        return run, NativeRuntime(driver)
+
+    def _watch(self, stack: ExitStack, run: Run, runtime: NativeRuntime) -> None:
+        """See what the program does, until `stack` is closed."""
+        driver = runtime.driver
+        if driver.places is not None:
+            driver.places.watch(stack)
+        driver.owners.watch(stack)
+        stack.enter_context(seen(driver))
+        if self._arguments.lends or driver.anything:
+            stack.enter_context(lending_natively(driver))
+        stack.enter_context(handing_out_seen(driver.give_away))
+        stack.enter_context(resizes_seen(driver.about_to_resize))
+        stack.enter_context(trades_seen(driver.trading))
+        if driver.device.type == "cpu":
+            stack.enter_context(random_states_counted(driver))
+        stack.enter_context(must_saves_seen(run.keep))
+        steps = OptimizerSteps(runtime)
+        for hook in steps.watch():
+            stack.callback(hook.remove)
+        stack.callback(steps.leave)
+        stack.enter_context(inherited(is_seen, partial(self._in_thread, driver, steps)))
+        stack.enter_context(spawned_said())
+        stack.callback(_leave)
 
     def __exit__(
         self,
@@ -357,7 +279,9 @@ class budget:
                 if part in str(error):
                     raise Unsupported(explanation) from error
 
-    def _look_ahead(self, error: OutOfBudget, traceback: TracebackType | None, driver: Any) -> None:
+    def _look_ahead(
+        self, error: OutOfBudget, traceback: TracebackType | None, driver: NativeDriver
+    ) -> None:
         given = self._arguments
         if given.evict != "anything" and given.swap is None:  # other ways need less
             device, policy = driver.device, policy_of(given.policy)
@@ -365,33 +289,9 @@ class budget:
             look_ahead(error, traceback, driver.owners, device, policy, active)
 
     @contextmanager
-    def _in_thread(
-        self, runtime: Runtime, held: Anything | None, steps: OptimizerSteps
-    ) -> Iterator[None]:
+    def _in_thread(self, driver: NativeDriver, steps: OptimizerSteps) -> Iterator[None]:
         """For a thread that started inside: the same as in the one that entered."""
-        hooks = Hooks(runtime if held is None else held)
-        with ExitStack() as stack:
-            mode = Mode(runtime)
-            stack.enter_context(pushed(mode))
-            touching = None if held is None else held.enter(stack)
-            stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
-            its_steps = steps.of_this_thread(mode)
-            stack.callback(its_steps.leave)
-
-            def over() -> None:
-                its_steps.over()
-                mode.runtime, hooks.within = Over(), None
-                if touching is not None:
-                    touching.shells = None
-
-            self._over.append(over)
-            stack.callback(self._over.remove, over)
-            del runtime, held, steps  # which this thread may outlive
-            yield
-
-    @contextmanager
-    def _in_native_thread(self, driver: NativeDriver, steps: OptimizerSteps) -> Iterator[None]:
-        its_steps = steps.of_this_thread(None)
+        its_steps = steps.of_this_thread()
         self._over.append(its_steps.over)
         try:
             with known_natively(driver.lending), seen_in_thread(driver):
@@ -413,13 +313,6 @@ def _is_within_transform() -> bool:
     return torch._C._dispatch_tls_is_dispatch_key_included(front)
 
 
-def _is_inside(runtime: Runtime) -> bool:
-    """Whether this thread is, and not amid an operator: there the modes are away."""
-    modes = _get_current_dispatch_mode_stack()
-    mine = any(type(mode) is Mode and type(mode.runtime) is not Over for mode in modes)
-    return mine and not runtime.driver.lock._is_owned()  # type: ignore[attr-defined]
-
-
 _ARGUMENTS = fields(Arguments)
 
 
@@ -433,11 +326,7 @@ def _leave_in_child() -> None:
     if active is None or active._stack is None:
         return
     budget._active = None
-    if isinstance(active._runtime, NativeRuntime):
-        active._runtime.driver.lending = None
-        return  # the core has left by itself
-    if any(type(mode) is Mode for mode in _get_current_dispatch_mode_stack()):
-        active._stack.close()
+    active._runtime.driver.lending = None  # the core has left by itself
 
 
 if hasattr(os, "register_at_fork"):

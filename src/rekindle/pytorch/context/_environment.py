@@ -13,7 +13,7 @@ from rekindle._units import format_bytes
 from rekindle.pytorch.context._auto import available
 from rekindle.pytorch.devices import accelerator
 from rekindle.pytorch.native import core as native_core
-from rekindle.pytorch.native import what_it_misses, why_not
+from rekindle.pytorch.native import remedy, what_it_misses, why_not
 
 _CUDA_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
@@ -25,7 +25,9 @@ class Environment:
 
     torch: str  # version, commit, and the CUDA or ROCm that it was built for
     devices: tuple[str, ...]  # each with the bytes that a budget of "auto" would be
-    core: str  # empty: the native core is compiled and runs by default; else why not
+    core: str  # empty: the native core is compiled; else why not
+    remedy: str  # what to do then
+    refuses: str  # what the native core refuses with this torch; empty: nothing
     settings: tuple[str, ...]  # of PyTorch's allocators, as NAME=VALUE
 
 
@@ -41,7 +43,9 @@ def environment() -> Environment:
     return Environment(
         torch=f"{torch.__version__} (commit {commit}{built_for})",
         devices=tuple(map(_described, devices)),
-        core=core or what_it_misses(),
+        core=core,
+        remedy=remedy() if core else "",
+        refuses=what_it_misses(),
         settings=tuple(
             f"{name}={os.environ[name]}" for name in _CUDA_SETTINGS if name in os.environ
         ),

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from rekindle._types import Bytes
 from rekindle.pytorch.context._advice import advice_on, on_excess, on_shortfall
+from rekindle.pytorch.native import NativeDriver
 from rekindle.pytorch.online import (
     IN_USE,
     INPUTS,
     OUTSIDE,
     SAVED,
     SHOWN,
-    Driver,
     Holder,
     Place,
     Places,
@@ -28,10 +28,13 @@ from rekindle.trace import Retain, Trace
 
 
 def report_of(
-    driver: Driver, budget: Bytes | None, trace: Trace | None = None, record: Record | None = None
+    driver: NativeDriver,
+    budget: Bytes | None,
+    trace: Trace | None = None,
+    record: Record | None = None,
 ) -> Report:
     """What happened so far; with a trace and the record of it, over time and by module as well."""
-    engine, places, at_peak = driver.engine, driver.places, driver.peak.now
+    engine, places, at_peak = driver.engine, driver.places, driver.at_peak
     report = Report(
         budget=budget,
         peak=driver.steps.peak,
@@ -55,7 +58,7 @@ def report_of(
     return report.over_time(trace, record, kinds=_kinds(driver, trace), modules=modules)
 
 
-def _on_shortfall(driver: Driver, budget: Bytes | None) -> tuple[str, ...]:
+def _on_shortfall(driver: NativeDriver, budget: Bytes | None) -> tuple[str, ...]:
     shortfall = driver.shortfall
     return () if budget is None else on_shortfall(shortfall.times, int(shortfall.budget))
 
@@ -72,7 +75,7 @@ def _sampled(steps: Steps) -> Timeline:
     )
 
 
-def swapped_by(driver: Driver) -> Swapped | None:
+def swapped_by(driver: NativeDriver) -> Swapped | None:
     """What went to the host and came back so far; None without swapping."""
     host, transfers = driver.engine.host, driver.transfers
     if host is None or transfers is None:
@@ -117,10 +120,9 @@ def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -
     return dict(sums.most_common())
 
 
-def _kinds(driver: Driver, trace: Trace) -> list[str]:
+def _kinds(driver: NativeDriver, trace: Trace) -> list[str]:
     """The category of every storage, also of those that are gone."""
     with driver.lock:
-        driver.settle()
         now = driver.snapshot()
     kinds = [IN_USE] * len(trace.storages)
     for event in trace.events:

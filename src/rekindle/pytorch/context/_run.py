@@ -13,10 +13,10 @@ from rekindle._errors import OutOfBudget, Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes, parse_bytes
 from rekindle.policies import Policy
-from rekindle.pytorch.context._cores import Chosen
 from rekindle.pytorch.context._report import report_of, swapped_by
 from rekindle.pytorch.learned import Learning
-from rekindle.pytorch.online import Capture, Driver, Step
+from rekindle.pytorch.native import NativeCapture, NativeDriver
+from rekindle.pytorch.online import Step
 from rekindle.report._data import Swapped
 from rekindle.report._report import Report
 from rekindle.schedule import Record
@@ -29,20 +29,18 @@ class Run:
 
     Attributes:
         policy: The policy that decides what to evict.
-        core: Which core runs, and why.
     """
 
     def __init__(
-        self, driver: Driver, budget: Bytes | None, policy: Policy, core: Chosen, *, record: bool
+        self, driver: NativeDriver, budget: Bytes | None, policy: Policy, *, record: bool
     ) -> None:
         self._budget = self._most = budget
         self.policy = policy
-        self.core = core  #: which one runs it, and why
         self._driver = driver
         if record:
             driver.write_down()
         self._learner: Learning | None = None
-        self._part: Capture | None = None
+        self._part: NativeCapture | None = None
 
     @property
     def budget(self) -> Bytes | None:
@@ -63,7 +61,6 @@ class Run:
             )
         nbytes, driver = parse_bytes(amount, line="run.budget = {}"), self._driver
         with driver.lock:
-            driver.settle()
             driver.limit(nbytes)
             try:
                 if nbytes < self._budget:
@@ -83,8 +80,6 @@ class Run:
     @property
     def memory(self) -> Bytes:
         """The bytes in use now."""
-        with self._driver.lock:
-            self._driver.settle()
         return self._driver.engine.memory
 
     @property
@@ -101,8 +96,6 @@ class Run:
         """Start recording a trace; `end_trace` ends it."""
         driver = self._driver
         with driver.lock:
-            driver.settle()
-            driver.poll()  # a trace says when the program lets go, not when somebody asks
             self._part = driver.also_capture()
 
     def end_trace(self) -> Trace:
@@ -116,8 +109,6 @@ class Run:
             raise Unsupported("run.end_trace(): nothing was begun; write run.begin_trace() before")
         driver = self._driver
         with driver.lock:
-            driver.settle()
-            driver.poll()
             driver.capture_no_more()
         return part.trace()
 
@@ -147,7 +138,7 @@ class Run:
         return f"{memory}; step {step.number}: {_events(step.evictions, step.overhead)}"
 
     def __repr__(self) -> str:
-        return f"<rekindle.Run: {self.status()}; core: {self.core}>"
+        return f"<rekindle.Run: {self.status()}>"
 
     @property
     def evictions(self) -> int:
@@ -203,8 +194,6 @@ class Run:
                 "run.trace: nothing was written down; write rekindle.budget(..., record=True)"
             )
         with driver.lock:
-            driver.settle()
-            driver.poll()
             trace = driver.whole.trace()
         if driver.places is not None:
             driver.places.note(len(trace.ops))  # the last ones, if nothing came after them
@@ -243,8 +232,7 @@ class Run:
         checks.kind(tensor, Tensor, "a tensor", "run.keep({})", "tensor")
         driver = self._driver
         with driver.lock:
-            driver.settle()
-            driver.pin(driver.known(tensor))
+            driver.pin(tensor)
         return tensor
 
     def report(self) -> Report:
@@ -261,7 +249,6 @@ class Run:
             report = report_of(driver, self.budget)
         else:
             report = report_of(driver, self.budget, self.trace, self.record)
-        report = replace(report, core=str(self.core))
         told = "" if self._learner is None else self._learner.told()
         return replace(report, advice=(*report.advice, told)) if told else report
 

@@ -7,11 +7,9 @@ their places.
 
 from __future__ import annotations
 
-import math
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -103,20 +101,6 @@ def allocated(device: torch.device) -> Bytes:
     return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
 
 
-class GivenOut(NamedTuple):
-    """What the allocator says of the bytes that it gives out, to whomever."""
-
-    current: Bytes
-    peak: Bytes  #: the most at once, since the program last began to count anew
-    returned: Bytes  #: all that ever came back
-
-
-def given_out(device: torch.device) -> GivenOut:
-    """What it says now. Changes nothing: the peak is the program's to reset."""
-    figures = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
-    return GivenOut(figures["current"], figures["peak"], figures["freed"])
-
-
 #: The allocator gives out no less, and multiples of it. Of large blocks it may give out more, up to
 #: a MiB that would be of no use by itself: that is not known before.
 GRAIN: Final = 512
@@ -165,20 +149,6 @@ def segments(device: torch.device) -> list[list[Piece]]:
         for segment in snapshot["segments"]
         if segment["device"] == index
     ]
-
-
-_ASKED_FOR: Final = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
-_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def asked_for(error: BaseException) -> Bytes | None:
-    """What the allocator wanted of the device when it raised `error`, to a hundredth of the unit
-    (at least as much); None if the error does not say."""
-    found = _ASKED_FOR.search(str(error))
-    if found is None:
-        return None
-    amount, unit = float(found[1]), _UNITS[found[2]]
-    return int(amount) if unit == 1 else math.ceil((amount + 0.005) * unit)
 
 
 def ranks_beside(ranks: int) -> int:
@@ -269,21 +239,3 @@ def generator_states() -> list[Tensor]:
 
 def set_generator_states(states: list[Tensor]) -> None:
     torch.cuda.set_rng_state_all(states)
-
-
-@contextmanager
-def drawing_from(generator: torch.Generator, state: Tensor) -> Iterator[None]:
-    """Inside, `generator` goes on from `state`; afterwards from where it was.
-
-    Not by `set_state`: each makes the next cuDNN RNN with dropout seed itself anew, from the
-    default generator (`no_reset_rnn_state_` in PyTorch's CUDAGeneratorImpl.cpp). Another state put
-    in the place of its own does not.
-    """
-    mine = generator.graphsafe_get_state()
-    other = generator.clone_state()
-    other.set_state(state)
-    generator.graphsafe_set_state(other)
-    try:
-        yield
-    finally:
-        generator.graphsafe_set_state(mine)

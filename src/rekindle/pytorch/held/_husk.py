@@ -23,16 +23,9 @@ from rekindle.pytorch.tensors import privately
 _HEADER = 80  #: bytes at the start of a StorageImpl that are looked at; it has 96
 
 
-def exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     """Each has the other's memory, and all that belongs to it."""
     one._swap_data_ptr_(other)  # type: ignore[attr-defined]
-
-
-def husk(device: torch.device) -> torch.UntypedStorage:
-    """A storage of no bytes; whoever gets its memory by `_swap_data_ptr_` can no longer be read."""
-    home = torch.UntypedStorage(0, device=device)
-    ctypes.memset(home._cdata + flag_of_reading(), 1, 1)
-    return home
 
 
 def there_are_husks() -> bool:
@@ -85,10 +78,10 @@ def _makes_reading_raise(position: int) -> bool:
     with privately():
         tensor, flagged = torch.ones(4), torch.UntypedStorage(16)
         ctypes.memset(flagged._cdata + position, 1, 1)
-        exchange(tensor.untyped_storage(), flagged)
+        _exchange(tensor.untyped_storage(), flagged)
         try:
             tensor.sum()
         except RuntimeError:
-            exchange(tensor.untyped_storage(), flagged)
+            _exchange(tensor.untyped_storage(), flagged)
             return bool((tensor == 1).all())
     return False

@@ -16,7 +16,7 @@ from torch import Tensor, UntypedStorage
 from rekindle.pytorch.held._escapes import escapes_seen
 from rekindle.pytorch.held._profilers import profilers_seen
 from rekindle.pytorch.held._threads import Threads
-from rekindle.pytorch.online import hand_out
+from rekindle.pytorch.online import KnowsThreads, hand_out
 from rekindle.pytorch.operators import is_plain
 
 
@@ -24,7 +24,7 @@ class NativeLender(Protocol):
     """The driver."""
 
     core: Any
-    lending: Natively | None
+    lending: KnowsThreads | None
 
     def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
         """Keep the memory of `tensors` until `unlock_there` is called with what this returns.

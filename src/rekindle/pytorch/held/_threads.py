@@ -1,8 +1,8 @@
 """Which threads there are that might read a tensor while its memory is freed.
 
-A thread that started inside `rekindle.budget(..., evict="anything")` has the dispatch modes as
-well: its operators wait for the lock, so nothing is let go while one runs. One that ran before has
-none, nor has one that was started amid an operator. As long as there is such a thread, nothing that
+Operators of a thread that started inside `rekindle.budget(..., evict="anything")` are seen, and
+lock what they read. Those of one that ran before are not, nor those of one that was started amid an
+operator. As long as there is such a thread, nothing that
 the program holds is let go; but for threads of libraries that are known to touch no tensor of the
 program's, or only by ways that are seen.
 """
@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
-
-from rekindle._errors import Unsupported
 
 #: The names of the runtime's own threads begin so; they know addresses, and no tensors.
 OURS = "rekindle-"
@@ -58,18 +56,9 @@ class Threads:
         self.unknown = [origin for origin in origins if not _is_harmless(origin)]
         return True
 
-    def assert_known(self) -> None:
-        """Raises `Unsupported` if a thread came up amid everything that nothing is known of."""
-        if self.changed() and self.unknown:
-            raise Unsupported(
-                f"a thread of {self.unknown[0]} started while memory was evicted that it might be "
-                'reading. Start threads by threading.Thread inside rekindle.budget(..., evict="any'
-                'thing"), or write evict="saved"'
-            )
-
     @contextmanager
     def this_one_known(self) -> Iterator[None]:
-        """Inside, the thread that runs this is no unknown one: it has the modes."""
+        """Inside, the thread that runs this is no unknown one: its operators are seen."""
         ident = threading.get_ident()
         self._known.add(ident)
         try:

@@ -39,7 +39,6 @@ class _Where(NamedTuple):
 
     device: torch.device
     cache: bool
-    native: bool
 
 
 @final
@@ -281,18 +280,17 @@ def lessons_for(
     device: torch.device,
     *,
     cache: bool = True,
-    native: bool = False,
     patient: bool = False,
 ) -> Lessons:
     """What this process learned of steps on `device` within `budget`; `cache`: and others.
-    `native`: by the native core, whose numbers are others. `patient`: as of `Lessons`; who is not
+    `patient`: as of `Lessons`; who is not
     has what the patient learned: two would wait for each other's search."""
-    where = _Where(device, cache, native)
+    where = _Where(device, cache)
     key = budget, where
     found = _lessons.pop(key, None)
     if found is None:
         folder = cache_folder() if cache else None
-        shelf = Shelf(folder, budget, device, native=native)
+        shelf = Shelf(folder, budget, device)
         found = Lessons(budget, where, shelf, patient=patient)
     if not patient:
         found.hurry()

@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows: each process makes its own search
     fcntl: Any = None
 
-FORMAT: Final = "rekindle lesson 2"
+FORMAT: Final = "rekindle lesson 3"
 """Another number where those of storages or operators in a trace come to mean another thing."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
@@ -57,12 +57,10 @@ class Claim:
 class Shelf:
     """Lessons within about `budget` on `device`, in `folder`; None: nowhere."""
 
-    def __init__(
-        self, folder: Path | None, budget: Bytes, device: torch.device, *, native: bool = False
-    ) -> None:
+    def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
         self._folder = None if folder is None else folder / "lessons"
         self._budget = budget
-        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}{' native' * native}"
+        self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
         #: Names of files, by how they start.
         self._unread: dict[str, list[str]] = {}
         for name in self._names():

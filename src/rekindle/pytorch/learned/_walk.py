@@ -10,10 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-import torch
-
-from rekindle.pytorch.operators import Invocation
-
 GRAPH: Final = 1
 BACKWARD: Final = 2
 """Bits of what is met: whether it is of the graph, and whether it is so in a backward pass."""
@@ -22,21 +18,6 @@ ASIDE: Final = -1
 LOST: Final = -2
 FAR: Final = 64
 """How many operators beside the graph may be missing in a row, where the next of them comes."""
-
-
-def met_by(invocation: Invocation) -> int:
-    """One operator of a step as a number, which tells it from others in every process."""
-    return invocation.signature.number << 2 | _part_in_graph(invocation)
-
-
-def _part_in_graph(invocation: Invocation) -> int:
-    """Whether autograd sees it: without, a step would leave other gradients or none."""
-    if torch._C._current_graph_task_id() >= 0:
-        return GRAPH | BACKWARD
-    operator = invocation.operator
-    if operator.routing or not operator.returns_tensors or not torch.is_grad_enabled():
-        return 0
-    return GRAPH if any(tensor.requires_grad for tensor in invocation.tensors) else 0
 
 
 @final
@@ -80,21 +61,6 @@ class Walk:
                 self.at = found + 1
                 return found
         return ASIDE if start is None else LOST
-
-
-def places(shape: Sequence[int], step: Sequence[int]) -> list[int] | None:
-    """For each operator of `step` which one of `shape` it is, or `ASIDE`; None: some is neither.
-
-    The step may not be over yet.
-    """
-    walk = Walk(shape)
-    found: list[int] = []
-    for met in step:
-        place = walk.meets(met)
-        if place == LOST:
-            return None
-        found.append(place)
-    return found
 
 
 def is_of(shape: Sequence[int], step: Sequence[int]) -> bool:

@@ -1,17 +1,18 @@
-"""The same runtime with a core in C++: for what runs per operator, saved tensor and death."""
+"""The runtime: a core in C++, what arranges Python around it, and its answers in words."""
 
 from rekindle.pytorch.native._core import core as core
+from rekindle.pytorch.native._core import remedy as remedy
 from rekindle.pytorch.native._core import ship_native_core as ship_native_core
 from rekindle.pytorch.native._core import what_it_misses as what_it_misses
 from rekindle.pytorch.native._core import why_no_native_core as why_no_native_core
 from rekindle.pytorch.native._core import why_not as why_not
 from rekindle.pytorch.native._driver import NativeDriver as NativeDriver
 from rekindle.pytorch.native._higher import is_seen as is_seen
-from rekindle.pytorch.native._meter import seen_natively as seen_natively
-from rekindle.pytorch.native._meter import workspaces_on_host as workspaces_on_host
+from rekindle.pytorch.native._meter import signatures_seen as signatures_seen
 from rekindle.pytorch.native._runtime import NativeRuntime as NativeRuntime
 from rekindle.pytorch.native._runtime import seen as seen
 from rekindle.pytorch.native._runtime import seen_in_thread as seen_in_thread
 from rekindle.pytorch.native._states import random_states_counted as random_states_counted
+from rekindle.pytorch.native._transcript import NativeCapture as NativeCapture
 from rekindle.pytorch.native._transcript import Transcript as Transcript
 from rekindle.pytorch.native._transcript import written_down as written_down

@@ -112,9 +112,8 @@ class Answers:
     def unseen_by_python(self, name: str) -> Unsupported:
         """With this torch modes and subclasses come after the core, which does not see them."""
         return Unsupported(
-            f"{name} ran within a dispatch mode or on a tensor subclass, and what those do the "
-            f"native core cannot see with torch {torch.__version__}: it needs torch 2.13 for that. "
-            'Write rekindle.budget(..., core="python")'
+            f"{name} ran within a dispatch mode or on a tensor subclass, and what those do a "
+            f"budget cannot see with torch {torch.__version__}: install torch 2.13 or a later one"
         )
 
     def gone(self, number: int) -> None:

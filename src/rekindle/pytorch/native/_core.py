@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Parameter
 
-from rekindle.native import extension, ship
+from rekindle.native import REMEDIES, extension, ship
 from rekindle.native import why_not as why_not_built
 from rekindle.pytorch.native._answers import Answers
 from rekindle.pytorch.native._higher import ONCE
@@ -64,9 +64,13 @@ def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
+def remedy() -> str:
+    """Return what to do where `core()` returned None."""
+    return REMEDIES if _version() >= _OLDEST else "Install torch 2.11 or a later one"
+
+
 def what_it_misses() -> str:
-    """What it does not see with this torch, so that it runs only where it is asked for; empty:
-    nothing."""
+    """Return what the native core refuses with this torch, in a few words; empty: nothing."""
     if _version() >= _SEES_ALL:
         return ""
     return f"with torch {torch.__version__} it refuses modes and subclasses (2.13 lets it see them)"

@@ -25,13 +25,14 @@ from rekindle.pytorch.native._snapshots import in_words
 from rekindle.pytorch.native._transcript import NativeCapture
 from rekindle.pytorch.online import (
     Figures,
+    KnowsThreads,
     Owners,
     Places,
     Site,
     Snapshot,
     Steps,
+    StepUndo,
     TransfersOnHost,
-    Undo,
     WarmOptimizers,
     elsewhere,
     leaves,
@@ -57,14 +58,6 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """The run is over."""
-        ...
-
-
-class KnowsThreads(Protocol):
-    """Who knows which threads may read what the program holds."""
-
-    def all_threads_are_known(self) -> bool:
-        """Return whether each thread either started within the budget or touches no tensor."""
         ...
 
 
@@ -186,8 +179,7 @@ class NativeDriver:
             )  # fmt: skip
         self.engine = NativeEngine(core, self.handle, budget, swaps=swaps is not None)
         self.device = device
-        self.lock = threading.RLock()  # nothing here needs one; others take that of any driver
-        self.busy = False
+        self.lock = threading.RLock()  # of what is in Python around the core
         self.capture: NativeCapture | None = None  #: of a part of the run
         self.whole: NativeCapture | None = None  #: of the whole run, if it is asked for
         self.figures: Figures | None = None  #: those of the record, if it is over
@@ -195,8 +187,8 @@ class NativeDriver:
         self.audit: NativeAudit | None = None
         self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
-        self.steps = Steps(self.engine, sampler=self.engine)
-        self.undo: Undo | None = None  #: of the step that is running
+        self.steps = Steps(self.engine)
+        self.undo: StepUndo | None = None  #: of the step that is running
         self._stepping = False
         self._warned = False  # of time lost
         self._warm = WarmOptimizers()  # those with a state from before, by their parameters
@@ -205,6 +197,11 @@ class NativeDriver:
         self.refused: tuple[int, OutOfBudget] | None = None
         drivers[core.number(self.handle)] = self
         leaves.come_back()  # until the core is gone, which handles outlive us with
+
+    @property
+    def at_peak(self) -> Snapshot:
+        """Who held memory when there was most of it."""
+        return self.peak.now
 
     @property
     def operators_run(self) -> int:
@@ -250,16 +247,6 @@ class NativeDriver:
         """What to say if the program was on another device all the time."""
         met = [torch.device(name) for name in self.core.devices_met(self.handle)]
         return elsewhere(self.device, {device: device == self.device for device in met})
-
-    def settle(self) -> None:
-        """The core does so whenever it is asked."""
-
-    def poll(self) -> None:
-        """The core does so whenever it is asked what it wrote down."""
-
-    def known(self, tensor: Tensor) -> Tensor:
-        """What the core knows it by."""
-        return tensor
 
     def program_tensors(self) -> list[Tensor]:
         """Return the tensors that the program still has of values in memory, the oldest first."""
@@ -386,11 +373,6 @@ class NativeDriver:
         self.core.note_places(self.handle, True)
         self.audit = NativeAudit(self.core, self.handle)
         return self.audit
-
-    @property
-    def at_work(self) -> bool:
-        """Whether operators of ours run, which dispatch modes see: they see none."""
-        return False
 
     def noted(self, operators: int) -> None:
         """Note where the program is: so many operators ran by now."""

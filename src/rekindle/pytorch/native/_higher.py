@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload, _compute_keyset, _higher
 from rekindle.pytorch.operators import (
     COMPILED,
     REGION,
+    Region,
     check_higher_order,
     region_of,
     regions_shown,
@@ -131,26 +132,28 @@ def _as_in_a_mode(output_code: Any) -> Iterator[None]:
 def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
     """Runs the code of a region as the operator that stands for it."""
     region = region_of(compiled)
-    found = _operators.get(region)
+    once = region.opaque or region.may_differ([each for each in inputs if isinstance(each, Tensor)])
+    found = _operators.get((region, once))
     if found is None:
-        found = _operators[region] = _RegionOperator(core, region)
+        found = _operators[region, once] = _RegionOperator(core, region, once=once)
     arguments = list(inputs)
     inputs.clear()  # PyTorch's way to let go of them
     with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(region.training):  # type: ignore[attr-defined]
         return found.run(arguments)
 
 
-#: By region. They stay, and with them the code: recipes of graphs that are still there run it.
-_operators: dict[Any, _RegionOperator] = {}
+#: By region, and whether it runs only once. They stay, and with them the code: recipes of graphs
+#: that are still there run it.
+_operators: dict[tuple[Region, bool], _RegionOperator] = {}
 
 
 @final
 class _RegionOperator:
     """One operator for one region. Its arguments: what is read, what is written, the numbers, and
-    which of these comes at each place."""
+    which of these comes at each place. `once`: it never runs again."""
 
-    def __init__(self, core: ModuleType, region: Any) -> None:
-        namespace = ONCE if region.opaque else AGAIN
+    def __init__(self, core: ModuleType, region: Region, *, once: bool) -> None:
+        namespace = ONCE if once else AGAIN
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._written = {position for position, _ in region.written}
         self._last = threading.local()  # .results: of the last run, with a mark for each tensor

@@ -15,17 +15,16 @@ from rekindle.pytorch.native._higher import (
     hidden,
     higher_order_operators_taught,
 )
-from rekindle.pytorch.online import Undo
+from rekindle.pytorch.online import StepUndo
 
 
 @final
 class NativeRuntime:
-    """Everything that belongs to one `rekindle.budget(...)` with the native core."""
+    """Everything that belongs to one `rekindle.budget(...)`."""
 
     def __init__(self, driver: NativeDriver) -> None:
         self.driver = driver
         self._never_recompute = 0
-        self.interrupted: Any = None  #: of nobody here
 
     @property
     def never_recompute(self) -> int:
@@ -57,12 +56,10 @@ class NativeRuntime:
         finally:
             self.never_recompute -= 1
 
-    def undo(self, optimizer: Any, *, copies: bool) -> Undo:
-        """Puts back what a step of `optimizer` writes, if it fails."""
-        undo = Undo(self, optimizer, copies=copies, at_once=True)
+    def undoes(self, undo: StepUndo) -> None:
+        """Tell `undo` when the step that has begun ends, and when memory is short."""
         self.driver.undo = undo
         self.driver.core.tell_ranges(self.driver.handle, True)
-        return undo
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer made a step: one step of the program is over."""

@@ -82,7 +82,7 @@ def in_words(noted: tuple[Any, ...]) -> Snapshot:
 
 
 def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
-    """As `_explain` has it for the core in Python."""
+    """Return the category, and the id of the parameter that it belongs to, or 0."""
     flags = holder.flags
     if holder.allocation in said:
         return said[holder.allocation]

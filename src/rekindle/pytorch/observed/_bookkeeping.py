@@ -1,6 +1,6 @@
 """What the runtime costs beside the operators themselves: code that records, decides, rebuilds.
 
-It depends on the machine and on the core, not on the program. Measured once for each process, on a
+It depends on the machine, not on the program. Measured once for each process, on a
 chain of operators so small that there is little else.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rekindle._types import Nanoseconds
-from rekindle.pytorch.context import Core, Run, budget, core_for
+from rekindle.pytorch.context import Run, budget
 
 _LENGTH, _WIDTH = 120, 256
 _TIGHT = 30 * 4 * _WIDTH  # bytes: a quarter of the chain
@@ -30,23 +30,18 @@ class Prices(NamedTuple):
     again: Nanoseconds
 
 
-def prices(device: str | torch.device | None) -> Prices:
-    """Those of the core that a budget on this device has."""
-    return prices_of(core_for(device).name)
-
-
 @functools.cache
-def prices_of(core: Core) -> Prices:
-    """The least of a few rounds; takes about a tenth of a second, the first time."""
+def prices() -> Prices:
+    """Measure the least of a few rounds; takes about a tenth of a second, the first time."""
     weight = torch.full((_WIDTH,), 0.5, requires_grad=True)
-    roomy = budget.unlimited(device="cpu", core=core)
+    roomy = budget.unlimited(device="cpu")
     _chain(weight, roomy)  # what is seen for the first time is dearer
     operator: list[Nanoseconds] = []
     again: list[Nanoseconds] = []
     for _ in range(_ROUNDS):
         plain, _ = _chain(weight, None)
         kept, _ = _chain(weight, roomy.copy())
-        tight, run = _chain(weight, budget(_TIGHT, device="cpu", core=core))
+        tight, run = _chain(weight, budget(_TIGHT, device="cpu"))
         assert run is not None
         operator.append((kept - plain) // (2 * _LENGTH))
         again.append((tight - kept - run.recompute_ns) // max(1, run.recomputations))

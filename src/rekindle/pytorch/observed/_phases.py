@@ -142,8 +142,6 @@ class Phases:
     def _begin(self) -> None:
         driver = self._driver
         with driver.lock:
-            driver.settle()
-            driver.poll()
             self._start = driver.engine.memory
             self._part = driver.also_capture()
 
@@ -154,8 +152,6 @@ class Phases:
             return
         driver = self._driver
         with driver.lock:
-            driver.settle()
-            driver.poll()
             driver.capture_no_more()
         self._judge(self._phases.setdefault(self._now, _Phase()), part, peak)
 

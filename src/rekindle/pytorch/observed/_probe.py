@@ -12,7 +12,7 @@ from rekindle._types import Bytes
 from rekindle.policies import Policy
 from rekindle.pytorch.context import amount_of, budget
 from rekindle.pytorch.devices import is_out_of_memory
-from rekindle.pytorch.observed._bookkeeping import prices_of
+from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._profiler import trace_of
 from rekindle.pytorch.observed._undo import Undo
 from rekindle.pytorch.online import device_of
@@ -56,7 +56,7 @@ class Probe:
         finally:
             self._undo.restore()
         computed, lost, again = (new - old for new, old in zip(after, before, strict=True))
-        return Tried(None, 1 + (lost + again * prices_of(run.core.name).again) / max(1, computed))
+        return Tried(None, 1 + (lost + again * prices().again) / max(1, computed))
 
     def trace(self, step: Callable[[], object]) -> Trace:
         """What `step` does, without a limit."""

@@ -22,7 +22,7 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.policies import Policy
 from rekindle.pytorch.context import Run, budget
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.observed._bookkeeping import prices, prices_of
+from rekindle.pytorch.observed._bookkeeping import prices
 from rekindle.pytorch.observed._undo import Undo
 from rekindle.report._report import Report
 from rekindle.trace import Trace
@@ -103,7 +103,7 @@ def observe(
     finally:
         undo.restore()
     if not plain:
-        plain.append(max(1, min(kept) - prices(device).operator * len(trace.ops)))
+        plain.append(max(1, min(kept) - prices().operator * len(trace.ops)))
     noise = max(max(times) / max(1, min(times)) - 1 for times in (plain, kept))
     return Observed(trace, report, min(plain), min(kept), noise)
 
@@ -156,14 +156,14 @@ def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _War
 
 def _from_operators(run: Run, policy: Policy | None, device: str | torch.device | None) -> Observed:
     trace = run.trace
-    kept = trace.compute_ns + prices(device).operator * len(trace.ops)
+    kept = trace.compute_ns + prices().operator * len(trace.ops)
     return Observed(trace, run.report(), max(1, trace.compute_ns), max(1, kept))
 
 
 def _lost(run: Run) -> Nanoseconds:
     if not run.recomputations:
         return 0
-    return run.recompute_ns + run.recomputations * prices_of(run.core.name).again
+    return run.recompute_ns + run.recomputations * prices().again
 
 
 def _synchronize(run: Run) -> None:

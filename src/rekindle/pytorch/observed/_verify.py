@@ -161,7 +161,7 @@ def verify(
         with budget_context(amount, policy=policy) as run:
             driver: Any = run._driver
             audit = driver.begin_audit()
-            within = observe(step, before, lambda: driver.at_work)
+            within = observe(step, before)
     finally:
         before.restore()
     counts = Counter(kind for kind, _ in plain.left)

@@ -133,10 +133,7 @@ class _DryRun(TorchDispatchMode):
         """What the runtime will make room for before the operator."""
         invocation = Invocation(facts, args, dict(kwargs))
         signature = signature_of(facts, invocation.key, self._place)
-        needed = signature.needed
-        if needed < 0:
-            needed = signature.predict(invocation.extras)
-        return needed + signature.workspace
+        return signature.predict(invocation.extras)
 
     def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
         """What was never seen counts from now on, until its memory would be free."""

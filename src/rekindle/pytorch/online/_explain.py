@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
-
-import torch
-from torch import Tensor
 
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 from rekindle._units import format_bytes
-from rekindle.engine import Engine, NoRoom, Storage
-from rekindle.pytorch.online._owners import Owners
+from rekindle.engine import NoRoom
 from rekindle.pytorch.online._too_small import too_small
-from rekindle.pytorch.online._users_line import users_line
-from rekindle.pytorch.tensors import Memory, Table, site
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -55,82 +47,6 @@ class Snapshot:
     categories: dict[str, Bytes] = field(default_factory=dict)
     sites: list[tuple[str, Bytes]] = field(default_factory=list)
     holders: dict[StorageId, Holder] = field(default_factory=dict)
-
-
-def snapshot(engine: Engine, table: Table, owners: Owners) -> Snapshot:
-    """Who holds memory now. Walks every storage: not for every operator."""
-    known = _known(engine, owners)
-    categories: Counter[str] = Counter()
-    sites: Counter[str] = Counter()
-    holders: dict[StorageId, Holder] = {}
-    for storage in engine.storages:
-        if storage.resident and storage.nbytes:
-            category, parameter = _category(storage, table, known)
-            categories[category] += storage.nbytes
-            maker = storage.makers[0].id if storage.makers else None
-            holders[storage.id] = Holder(category, storage.nbytes, maker, parameter)
-            if category in (SAVED, PROGRAM, KEPT):
-                sites[site(storage)] += storage.nbytes
-    for number, watch in enumerate(table.only_counted(), 1):
-        category, parameter = known.get(watch.address, (IN_USE, 0))
-        categories[category] += watch.nbytes
-        holders[StorageId(-number)] = Holder(category, watch.nbytes, None, parameter)
-    ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
-    most = sites.most_common(5)
-    return Snapshot(engine.memory, engine.clock, users_line(), ordered, most, holders)
-
-
-def _known(engine: Engine, owners: Owners) -> dict[int, tuple[str, int]]:
-    """What the program itself says about memory, by the identity of the storage: the category, and
-    the id of the parameter that it belongs to, or 0."""
-    found: dict[int, tuple[str, int]] = {}
-
-    def note(tensor: Tensor | None, category: str, parameter: int) -> None:
-        if tensor is not None and tensor.layout is torch.strided:
-            with suppress(NotImplementedError, RuntimeError):  # some have none yet, or hide it
-                found[tensor.untyped_storage()._cdata] = category, parameter
-
-    for said in told_by(owners):
-        note(*said)
-    for storage in engine.storages:
-        origin: Tensor | None = storage.payload.program_tensor()
-        if origin is not None and origin.is_leaf:
-            note(origin.grad, GRADIENTS, id(origin))
-    return found
-
-
-def told_by(owners: Owners) -> Iterator[tuple[Tensor | None, str, int]]:
-    """What modules and optimizers say about tensors: the category, and the id of the parameter that
-    each belongs to, or 0."""
-    for buffer in owners.buffers:
-        yield buffer, INPUTS, 0
-    for parameter in owners.parameters:
-        yield parameter, PARAMETERS, id(parameter)
-        yield parameter.grad if parameter.is_leaf else None, GRADIENTS, id(parameter)
-    for optimizer in owners.optimizers:
-        for parameter, entries in optimizer.state.items():
-            for entry in entries.values():
-                yield entry if isinstance(entry, Tensor) else None, OPTIMIZER, id(parameter)
-
-
-def _category(
-    storage: Storage, table: Table, known: Mapping[int, tuple[str, int]]
-) -> tuple[str, int]:
-    """The category, and the id of the parameter that it belongs to, if any."""
-    memory: Memory = storage.payload
-    watch = memory.watch
-    if watch is not None and watch.address in known:
-        return known[watch.address]
-    if storage.replayable and not storage.pinned:
-        if memory.watch is not None and table.is_held(storage):
-            return PROGRAM if storage.references else IN_USE, 0
-        return SAVED, 0
-    origin = memory.program_tensor()
-    if origin is not None and origin.is_leaf and origin.requires_grad:
-        return PARAMETERS, id(origin)
-    if site(storage) == "source":
-        return INPUTS, 0
-    return KEPT if storage.references or storage.consumers or storage.pinned else IN_USE, 0
 
 
 def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes) -> OutOfBudget:

@@ -8,7 +8,6 @@ that was saved, and that knows the leaf.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, final
 
 import torch
@@ -31,11 +30,6 @@ class Leaves:
 
     def __init__(self) -> None:
         self._owners = 0
-
-    def come_back_for(self, owner: object) -> None:
-        """`owner`: of the handles that autograd has, which outlive the context."""
-        self.come_back()
-        weakref.finalize(owner, self.stay_away).atexit = False
 
     def come_back(self) -> None:
         """One more wants it."""

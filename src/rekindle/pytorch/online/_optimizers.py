@@ -3,10 +3,6 @@
 What it takes is known before it begins: from a dry run on shapes (`_dry_run`), or from the last
 step of its kind. There is room for all of it, or `OutOfBudget` comes before anything has moved. A
 step of which that cannot be known is undone if it fails (`_undo`).
-
-The step of one of PyTorch's own optimizers runs about ten small operators for each parameter, all
-in place on what lives on. Once such a step was seen from beginning to end, its operators run
-without the dispatch mode.
 """
 
 from __future__ import annotations
@@ -21,16 +17,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.optim.optimizer as hooks
 from torch import Tensor, optim
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
 
-from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine import Storage
+from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
-from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._dry_run import bytes_of_step
+from rekindle.pytorch.online._session import Driver, Runtime
 from rekindle.pytorch.online._undo import Undo, tensors_kept_by
 from rekindle.pytorch.operators import PLAIN_TENSORS
-from rekindle.pytorch.tensors import unread
 
 #: Their steps take the same memory again and again, and run nobody's code but their own.
 KNOWN: Final = frozenset({
@@ -44,11 +37,10 @@ PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 @final
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A step that was looked at: its kind, the most bytes beside what was there, its price."""
+    """A step that was looked at: its kind, and the most bytes beside what was there."""
 
     kind: tuple[object, ...]
     needed: Bytes
-    cost: Nanoseconds
 
 
 @final
@@ -57,11 +49,9 @@ class _Begun:
     """The step that is running, and how the run stood before it."""
 
     kind: tuple[object, ...] | None
-    passes: bool
     undo: Undo | None
     peak: Bytes
     memory: Bytes
-    compute_ns: Nanoseconds
     changes: tuple[int, int]
 
 
@@ -72,14 +62,9 @@ _seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()  # of each optimizer,
 class OptimizerSteps:
     """Stands before and after the step of every optimizer within one budget."""
 
-    def __init__(
-        self, runtime: Any, mode: Any, threads: dict[int, OptimizerSteps] | None = None
-    ) -> None:
-        """`mode`: the budget's own in this thread; it hands every operator to its `runtime`. None:
-        the native core sees them without."""
+    def __init__(self, runtime: Runtime, threads: dict[int, OptimizerSteps] | None = None) -> None:
         self._runtime = runtime
         self._driver = runtime.driver
-        self._mode: Any = mode
         self._thread = threading.get_ident()
         self._threads = {} if threads is None else threads  # who looks at the steps of each
         self._threads[self._thread] = self
@@ -92,9 +77,9 @@ class OptimizerSteps:
         yield hooks.register_optimizer_step_pre_hook(self._step_begins)
         yield hooks.register_optimizer_step_post_hook(self._step_is_over)
 
-    def of_this_thread(self, mode: Any) -> OptimizerSteps:
-        """The same for another thread of the program, whose mode is `mode`."""
-        return OptimizerSteps(self._runtime, mode, self._threads)
+    def of_this_thread(self) -> OptimizerSteps:
+        """Return the same for another thread of the program, which runs this."""
+        return OptimizerSteps(self._runtime, self._threads)
 
     def over(self) -> None:
         """The budget is, and the thread goes on."""
@@ -103,12 +88,9 @@ class OptimizerSteps:
 
     def leave(self) -> None:
         """The thread ends."""
-        if not self._threads:
-            if self._begun is not None and self._begun.passes:
-                _push_mode(self._mode)
-            return
-        self.recover()
-        del self._threads[self._thread]
+        if self._threads:
+            self.recover()
+            del self._threads[self._thread]
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         steps = self._threads.get(threading.get_ident())
@@ -140,11 +122,6 @@ class OptimizerSteps:
         engine.peak = max(engine.peak, begun.peak)
         if begun.undo is not None:
             begun.undo.end()
-            if getattr(self._mode, "runtime", None) is begun.undo:
-                self._mode.runtime = self._runtime
-        if begun.passes:
-            _push_mode(self._mode)
-        self._runtime.interrupted = None
         self._runtime.record_without_grad(True)
         self._driver.stepping = False
 
@@ -193,7 +170,6 @@ class OptimizerSteps:
         """Makes room for what the step will take; here it fails, if it does."""
         driver, engine = self._driver, self._driver.engine
         with driver.lock:
-            driver.settle()
             predictable = _is_predictable(optimizer)
             tensors = [*tensors_kept_by(optimizer), *_gradients_of(optimizer)]
             for tensor in tensors:
@@ -209,7 +185,6 @@ class OptimizerSteps:
             if (predictable or seen is not None) and not driver.written_down:
                 driver.save_what_needs(_tensors_of(optimizer))
                 driver.forget_sources()  # or they would seem to be freed by the step
-            passes = seen is not None and predictable and self._may_pass(optimizer)
             undo = None
             needed = seen.needed if seen is not None else None
             if predictable and needed is None:
@@ -219,67 +194,27 @@ class OptimizerSteps:
                 driver.make_room(needed, name)  # who replays a trace makes room as it goes
             memory = engine.memory
             if not predictable:
-                undo = self._runtime.undo(optimizer, copies=seen is None)
-            if passes:
-                assert seen is not None
-                engine.account(0, seen.needed)
-                engine.account(seen.cost, -seen.needed)
-            self._begun = _Begun(
-                kind, passes, undo, engine.peak, memory, engine.compute_ns, _changes(driver)
-            )
+                undo = Undo(self._runtime, optimizer, copies=seen is None)
+                self._runtime.undoes(undo)
+            self._begun = _Begun(kind, undo, engine.peak, memory, _changes(driver))
             self._runtime.record_without_grad(False)  # what it makes lives on, and changes
             driver.stepping = True
             engine.peak = engine.memory
-            if undo is not None and self._mode is not None:
-                self._mode.runtime = undo
-            if passes:
-                self._runtime.interrupted = self.recover
-                _pop_mode()
 
     def _after(self, optimizer: Any) -> None:
         begun, driver, engine = self._begun, self._driver, self._driver.engine
         with driver.lock:
-            driver.settle()
             driver.forget_sources()
         if self._nested:
             self._nested -= 1
             return
         if begun is not None and begun.undo is not None:
             begun.undo.end()
-        if begun is not None and begun.kind is not None and not begun.passes:
+        if begun is not None and begun.kind is not None:
             with driver.lock:
-                driver.settle()
                 if engine.memory == begun.memory and _changes(driver) == begun.changes:
-                    needed = engine.peak - begun.memory
-                    cost = engine.compute_ns - begun.compute_ns
-                    _seen[optimizer] = _Seen(begun.kind, needed, cost)
+                    _seen[optimizer] = _Seen(begun.kind, engine.peak - begun.memory)
         self.recover()
-
-    def _may_pass(self, optimizer: Any) -> bool:
-        """Whether nobody needs to see the operators.
-
-        From here on the versions of what the step writes are not known any more (R7).
-        """
-        driver = self._driver
-        if self._mode is None or type(optimizer) not in KNOWN or not _are_alone(optimizer):
-            return False
-        watched = driver.capture, driver.recorder, driver.audit, driver.places
-        if any(each is not None for each in watched):
-            return False
-        if _get_current_dispatch_mode() is not self._mode:
-            return False
-        written: list[Storage] = []
-        for tensor in _tensors_of(optimizer):
-            watch = driver.table.watch_at(tensor.untyped_storage()._cdata)
-            if watch is None:
-                return False
-            if watch.storage is not None:
-                written.append(watch.storage)
-        if not all(map(unread, written)):
-            return False
-        for storage in written:
-            storage.payload.version = -1
-        return True
 
 
 def _changes(driver: Driver) -> tuple[int, int]:

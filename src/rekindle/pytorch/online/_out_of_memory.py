@@ -7,8 +7,8 @@ from copy import copy
 from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 from rekindle._units import format_bytes
-from rekindle.pytorch.online._driver import Driver
 from rekindle.pytorch.online._explain import table_of
+from rekindle.pytorch.online._session import Driver
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
 #: What a stage of a pipeline says of an error inside it, which is the cause of its own.
@@ -41,7 +41,7 @@ def short_form(driver: Driver, budget: Bytes | None) -> str:
     return "\n".join(
         [
             f"The device ran out of memory{within} (the peak was {format_bytes(peak)}):",
-            *table_of(driver.peak.now.categories),
+            *table_of(driver.at_peak.categories),
             f"Give less, so that memory is evicted in time: rekindle.budget({smaller}),",
             'or what the device has: rekindle.budget("auto")',
         ]

@@ -27,12 +27,6 @@ from rekindle.pytorch.operators import STRIDED, is_plain
 _MOST_CALLS = 4  # models of which it is remembered how they were called
 
 
-def is_weight(tensor: Tensor) -> bool:
-    """Whether it is one of those that a program trains, or may, or a view of one."""
-    base = tensor if tensor._base is None else tensor._base
-    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
-
-
 def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
     """Its parameters, their gradients, and its buffers, as far as they are on `device`."""
     for parameter in model.parameters():

@@ -1,9 +1,8 @@
 """What a run does from step to step, and samples of its memory: little work, little memory, always.
 
 A step of the program ends where an optimizer's step does. Samples are taken by the engine's clock:
-a look at two numbers after an operator, once in a two-hundredth of a step, which is hundreds of
-operators apart in a long step and every operator in a short one. An engine that is not written in
-Python takes its own, and hands them over now and then.
+once in a two-hundredth of a step, which is hundreds of operators apart in a long step and every
+operator in a short one. The engine takes them by itself, and hands them over now and then.
 """
 
 from __future__ import annotations
@@ -48,10 +47,6 @@ class Counting(Protocol):
 
     @property
     def recompute_ns(self) -> Nanoseconds: ...
-
-
-class Sampler(Protocol):
-    """What takes samples by itself."""
 
     def take_samples(self) -> bytes:
         """Those since the last time: clock, memory and time lost, 8 bytes each."""
@@ -114,15 +109,12 @@ class Samples(NamedTuple):
 
 @final
 class Steps:
-    """The steps of one run. `due` is the clock at which the next sample is to be taken: by whoever
-    counts, or by a `sampler`."""
+    """The steps of one run, and samples of it that its engine takes."""
 
-    def __init__(self, engine: Counting, sampler: Sampler | None = None) -> None:
-        self.due: Nanoseconds = 0
+    def __init__(self, engine: Counting) -> None:
         self.last: Step | None = None
         self.listeners: list[Callable[[Step], None]] = []
         self._engine = engine
-        self._sampler = sampler
         self._number = 0
         self._before = Counts()
         self._peak_before: Bytes = 0
@@ -184,8 +176,8 @@ class Steps:
         self._collect(engine.clock, engine.memory, engine.recompute_ns)
 
     def _collect(self, *now: int) -> None:
-        """What the sampler took, and then `now`."""
-        taken = array("q", b"" if self._sampler is None else self._sampler.take_samples())
+        """What the engine took, and then `now`."""
+        taken = array("q", self._engine.take_samples())
         taken.extend(now)
         with self._lock:
             for place, samples in enumerate((self._clock, self._memory, self._lost)):
@@ -194,9 +186,7 @@ class Steps:
                 self._thin()
 
     def _space(self) -> None:
-        self.due = self._engine.clock + self._every
-        if self._sampler is not None:
-            self._sampler.space_samples(self.due, self._every)
+        self._engine.space_samples(self._engine.clock + self._every, self._every)
 
     def _thin(self) -> None:
         """Of two neighbours the one with more memory stays, and samples get twice as rare."""

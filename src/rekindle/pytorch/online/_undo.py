@@ -1,12 +1,10 @@
 """What an optimizer's step wrote is put back if it runs out of budget half way.
 
 For steps of which nobody can say ahead what they take: those that call the program between two
-writes (LBFGS), and those of optimizers that are not PyTorch's own. A weight is copied just before
-the step writes it; the copies count, and go when the step is over.
-
-With the native core all copies are made before the step begins, as far as there is room for them.
-Where there is none they take no part of the budget: they are in an unnamed file, or on the host if
-the weights are on a device. So a step needs no more than without copies.
+writes (LBFGS), and those of optimizers that are not PyTorch's own. All copies are made before the
+step begins, as far as there is room for them; they count, and go when the step is over. Where there
+is no room they take no part of the budget: they are in an unnamed file, or on the host if the
+weights are on a device. So a step needs no more than without copies.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ from typing import IO, Any, final
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 
 from rekindle._errors import OutOfBudget
 from rekindle.pytorch.devices import is_accelerator
 from rekindle.pytorch.online._contents import PutBack, keep, put_back
-from rekindle.pytorch.operators import Operator, written_by
+from rekindle.pytorch.online._session import Runtime
 from rekindle.pytorch.tensors import geometry_of, homes_of, whole
 
 _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
@@ -114,22 +111,19 @@ class _Item:
 
 @final
 class Undo:
-    """In the place of the runtime while one optimizer steps: it hears of every operator."""
+    """Copies all that one step of an optimizer might write, and puts it back if the step fails.
 
-    def __init__(
-        self, runtime: Any, optimizer: Any, *, copies: bool, at_once: bool = False
-    ) -> None:
-        """Without `copies` nothing is put back; an error then says so. `at_once`: who does not hear
-        of every operator copies all that the step might write, before it begins, and asks for the
-        room of the copies (`move_copies_out`)."""
+    Who needs the room of the copies asks for it (`move_copies_out`).
+    """
+
+    def __init__(self, runtime: Runtime, optimizer: Any, *, copies: bool) -> None:
+        """Without `copies` nothing is put back; an error then says so."""
         self.driver = runtime.driver
         self.running = True
         self._runtime = runtime
         self._name = type(optimizer).__name__
         self._copies = copies
-        self._at_once = at_once
         self._depth = 1  # of ranges of the profiler: one is around every step
-        self._homes: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._before: dict[int, _Before] = {}
         self._items: list[_Item] = []
         self._file: IO[bytes] | None = None
@@ -142,28 +136,9 @@ class Undo:
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
             for home in homes_of(tensors_kept_by(optimizer)):
-                self._homes.setdefault(home._cdata, weakref.ref(home))
-                if self._at_once:
-                    self._about_to_write(home)
+                if home._cdata not in self._before:
+                    self._before[home._cdata] = _Before(home, self._copy_of(home))
             self._leave_items()
-
-    def run(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if facts.writes and self._copies and self.running:
-            for home in homes_of(written_by(facts, args, kwargs)):
-                self._about_to_write(home)
-        return self._runtime.run(facts, args, kwargs)
-
-    def run_whole(
-        self, higher: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return self._runtime.run_whole(higher, args, kwargs)
-
-    def set_memory(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._runtime.set_memory(facts, args, kwargs)
-
-    def mark(self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.marked(entering="enter" in facts.name)
-        return self._runtime.mark(facts, args, kwargs)
 
     def marked(self, *, entering: bool) -> None:
         """A range of the profiler begins or ends: the outermost one when the step is over, also
@@ -200,7 +175,7 @@ class Undo:
     def _item(self, value: Any) -> PutBack:
         """Return what returns `value`, an item of the optimizer's containers."""
         plain = type(value) is Tensor and value.layout is torch.strided
-        if not self._at_once or not plain or value.requires_grad or vars(value):
+        if not plain or value.requires_grad or vars(value):
             return keep(value)
         item = _Item(value)
         self._items.append(item)
@@ -243,21 +218,13 @@ class Undo:
         finally:
             engine.budget = budget
 
-    def _about_to_write(self, home: torch.UntypedStorage) -> None:
-        address = home._cdata
-        known = self._homes.get(address)
-        if known is not None and known() is home and address not in self._before:
-            self._before[address] = _Before(home, self._copy_of(home))
-
     def _copy_of(self, home: torch.UntypedStorage) -> Tensor | _Outside:
         """Copy `home` within the budget if nothing has to make way for that."""
         engine = self.driver.engine
-        if not self._at_once or engine.memory + home.nbytes() <= engine.budget:
+        if engine.memory + home.nbytes() <= engine.budget:
             try:
                 return self._clone(home)
             except OutOfBudget:  # some room is kept for small results
-                if not self._at_once:
-                    raise
                 self.driver.refused = None
         return self._outside(home) or self._clone(home)
 

@@ -93,6 +93,8 @@ def doubt_of(schema: Any) -> Doubt:
 
 def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
     """Whether a call of that operator on `tensors`, which are among `args`, has to be kept."""
+    if doubt is Doubt.NONE:
+        return False
     if doubt is Doubt.OWN_STATE:
         positions = _positions(schema)
         assert positions is not None

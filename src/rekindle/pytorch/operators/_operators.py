@@ -5,17 +5,13 @@ The schema says most of it. Where it is silent or wrong, the tables below say so
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from rekindle._errors import Unsupported
-from rekindle._types import Bytes
-from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
-from rekindle.pytorch.operators._random import Drawn, drawn_from, generator_of
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
 
 #: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
@@ -99,9 +95,6 @@ QUERIES = {
     "aten::sparse_dim",
 }
 
-#: Return aliases that pass for new tensors: what is written to one, no version counter but its own
-#: notices.
-SEPARATING = {"aten::unsafe_chunk", "aten::unsafe_split", "aten::unsafe_split_with_sizes"}
 #: Makes a tensor that claims memory and has none.
 WITHOUT_MEMORY = "aten::_efficientzerotensor"
 
@@ -194,6 +187,14 @@ REDUCED_IN_PLACE = {
     "aten::soft_margin_loss",
 }
 
+#: Their results may be larger than any bound that the sizes of their arguments give.
+COUNTED_FIRST = {
+    "aten::bincount",
+    "aten::index",
+    "aten::masked_select",
+    "aten::repeat_interleave",
+}
+
 
 @final
 class Operator:
@@ -201,19 +202,9 @@ class Operator:
 
     __slots__ = (
         "content",
-        "counted_first",
-        "differentiated",
-        "doubt",
-        "dynamic",
-        "foreign",
-        "func",
-        "indexing",
-        "marks",
         "name",
         "opaque",
         "overload",
-        "overwriting",
-        "precise",
         "predicting",
         "random",
         "reduced_in_place",
@@ -221,13 +212,9 @@ class Operator:
         "results",
         "returns_tensors",
         "returns_written",
-        "routing",
         "scaled",
         "sees_requires_grad",
-        "separating",
-        "starts_anew",
         "statistics",
-        "unannounced",
         "view",
         "writes",
         "written",
@@ -237,14 +224,9 @@ class Operator:
         schema = func._schema
         self.overload = func  # lives as long as this, so that its identity is no other's
         self.name: str = schema.name
-        each_in_place = self.name.startswith("aten::_foreach_") and self.name.endswith("_")
-        plain = getattr(func, "_op", func)  # without the layer of Python around it
-        self.func: Callable[..., Any] = _counted(plain) if each_in_place else plain
-        if self.name in CONJUGATING:
-            self.func = _with_lazy_conjugates(plain)
-        #: Not PyTorch's own: maybe code that waits for other threads.
-        self.foreign = not self.name.startswith("aten::")
-        self.predicting = self.func  #: on meta tensors, for the sizes of the results
+        #: What is called on meta tensors, for the sizes of the results: without the layer of Python
+        #: around it.
+        self.predicting: Callable[..., Any] = getattr(func, "_op", func)
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
         moves = self.name.startswith("aten::set_")
@@ -264,66 +246,31 @@ class Operator:
         #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
         #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
         views = only_aliases and not self.written and not _is_composed(func)
-        self.marks = self.name.startswith("profiler::")
-        self.view = views or self.marks
+        self.view = views or self.name.startswith("profiler::")
         #: Returns tensors: else it makes none.
         self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
         #: Returns what it writes, and nothing beside.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
-        self.doubt = doubt_of(schema)
-        #: The sizes of the results depend on the content of the arguments.
-        self.dynamic = torch.Tag.dynamic_output_shape in tags
         self.results = len(schema.returns)
-        self.counted_first = self.name in COUNTED_FIRST
         #: Decides its sizes by a list of numbers that are no integers.
         self.scaled = any(argument.name == "scale_factors" for _, argument in arguments)
         self.reduced_in_place = self.name in REDUCED_IN_PLACE
-        self.routing = self.name in ROUTING
-        self.indexing = self.name in INDEXING
         #: What the content of a result is until somebody writes to it; nothing special: 0.
         self.content = _content(self.name)
-        self.overwriting = self.name in OVERWRITING
-        self.separating = self.name in SEPARATING
-        self.precise = _is_precise(self.name)
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
         #: May change the size of a storage: set_, resize_, and whatever writes to `out`.
         self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
             argument.kwarg_only for position, argument in arguments if self._writes(position)
         )
-        #: No version counter tells of what it writes.
-        self.unannounced = self.statistics or self.name in COLLECTIVES_IN_PLACE
         self.writes = bool(self.written) or self.statistics
         effect = self.name.split("::")[0] in EFFECTS
-        #: Out of memory amid a list, or with others waiting, it cannot be called once more. One
-        #: kernel can: its memory is there before it begins.
-        self.starts_anew = not effect and not any(
-            argument.type.kind() == "ListType"
-            for position, argument in arguments
-            if self._writes(position)
-        )
         self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
-        #: Has a backward pass of its own: what it is made of runs with grad mode off.
-        self.differentiated = (
-            self.foreign and not effect and not self.writes and _has_autograd(func)
-        )
 
     def _writes(self, position: int) -> bool:
         return any(position == written for written, _ in self.written)
-
-    def may_differ(self, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether such a call may give other bits when it runs again, so that it is kept."""
-        return self.doubt is not Doubt.NONE and may_differ(
-            self.doubt, self.overload._schema, args, tensors
-        )
-
-    def drawn(
-        self, tensors: Sequence[torch.Tensor], extras: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Drawn:
-        """What a random operator is about to draw from."""
-        return drawn_from([generator_of(tensors, extras, kwargs.get("device"))])
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
         """The positions of running statistics that this call writes behind the schema's back."""
@@ -331,11 +278,6 @@ class Operator:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
         return (mean, variance) if args[training] else ()
-
-
-def _is_precise(name: str) -> bool:
-    """Whether PyTorch's switches of precision may mean it: a sum of products, or who knows what."""
-    return _is_one_of(SUMS_OF_PRODUCTS, name)
 
 
 def is_roomy_on_host(name: str) -> bool:
@@ -369,103 +311,12 @@ def _is_composed(func: Any) -> bool:
     return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(composed)
 
 
-def _has_autograd(func: Any) -> bool:
-    keys: Any = torch._C.DispatchKey
-    if not isinstance(func, OpOverload) or not torch._C._dispatch_has_kernel(func.name()):
-        return False  # as `prim::device`, what a subclass is asked for: the dispatcher has it not
-    return any(func.has_kernel_for_dispatch_key(key) for key in (keys.Autograd, keys.AutogradCPU))
-
-
 def _content(name: str) -> int:
     if name in EMPTY:
         return UNWRITTEN
     if name in ZEROS:
         return ZEROED
     return EXOTIC if name == WITHOUT_MEMORY else 0
-
-
-def _counted(func: Any) -> Callable[..., Any]:
-    """`func`, which writes all of its first argument, and a step of their version counters.
-
-    Without a mode the kernel for one tensor after the other takes that step; below one it does not.
-    """
-
-    def call(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        counters = [(each, each._version) for each in tensors if not each.is_inference()]
-        result = func(tensors, *args, **kwargs)
-        late = [each for each, version in counters if each._version == version]
-        torch._C._increment_version(late)  # type: ignore[attr-defined]
-        return result
-
-    return call
-
-
-def _with_lazy_conjugates(func: Any) -> Callable[..., Any]:
-    """`func`, as it runs where no dispatch mode is active."""
-    keys = torch._C.DispatchKey
-    lazy = torch._C.DispatchKeySet(keys.Conjugate) | torch._C.DispatchKeySet(keys.Negative)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        included = torch._C._dispatch_tls_local_include_set()
-        excluded = torch._C._dispatch_tls_local_exclude_set()
-        with torch._C._ForceDispatchKeyGuard(included, excluded - lazy):
-            return func(*args, **kwargs)
-
-    return call
-
-
-COUNT_BYTES = 8  #: what it takes to count, in `bytes_of_dynamic`
-#: Their results may be larger than any bound that the sizes of their arguments give.
-COUNTED_FIRST = {
-    "aten::bincount",
-    "aten::index",
-    "aten::masked_select",
-    "aten::repeat_interleave",
-}
-
-
-def bytes_of_dynamic(operator: Operator, args: tuple[Any, ...]) -> Bytes:
-    """The exact size of a result whose size depends on values, where that is quick to know.
-
-    Elsewhere no limit is known: the bound from the arguments stands.
-    """
-    name, tensor = operator.name, args[0] if args else None
-    if tensor is None:
-        return sys.maxsize
-    if name == "aten::nonzero":
-        return 8 * tensor.dim() * int(torch.count_nonzero(tensor))
-    if name == "aten::masked_select":
-        mask = args[1]
-        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-        return tensor.element_size() * int(torch.count_nonzero(mask.expand(shape)))
-    if name == "aten::repeat_interleave" and len(args) == 1:
-        return tensor.element_size() * int(tensor.sum())
-    if name == "aten::bincount" and tensor.numel():
-        least = args[2] if len(args) > 2 else 0
-        return 8 * max(int(tensor.max()) + 1, least)
-    if name == "aten::_unique2":  # at most: all different
-        return tensor.numel() * (tensor.element_size() + 8 * sum(map(bool, args[2:])))
-    if name == "aten::index":
-        return _bytes_of_index(tensor, args[1])
-    return sys.maxsize
-
-
-def _bytes_of_index(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Bytes:
-    """A mask stands for as many indices as it has dimensions."""
-    if all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in indices):
-        return sys.maxsize  # and a meta kernel knows
-    shapes: list[Any] = []
-    for each in indices:
-        if each is None:
-            shapes.append(None)
-        elif each.dtype in (torch.bool, torch.uint8):
-            count = int(torch.count_nonzero(each))
-            places = torch.empty(count, dtype=torch.int64, device="meta")
-            shapes += [places] * each.dim()
-        else:
-            shapes.append(torch.empty(each.shape, dtype=torch.int64, device="meta"))
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return torch.ops.aten.index.Tensor(plain, shapes).untyped_storage().nbytes()
 
 
 def check_higher_order(higher: HigherOrderOperator) -> None:

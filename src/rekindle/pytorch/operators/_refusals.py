@@ -1,4 +1,4 @@
-"""Words for what a recomputation refuses: the two cores raise the same errors."""
+"""Words for what a recomputation refuses."""
 
 from __future__ import annotations
 

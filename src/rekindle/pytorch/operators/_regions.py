@@ -24,7 +24,6 @@ from rekindle._errors import Unsupported
 from rekindle.pytorch.operators._doubtful import Doubt, doubt_of, may_differ
 from rekindle.pytorch.operators._imports import when_imported
 from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
-from rekindle.pytorch.operators._random import Drawn, drawn_from, generators_of
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
@@ -95,18 +94,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
 
 @final
 class Region:
-    """What `Operator` says of an operator, said of the code of one graph."""
-
-    name = REGION
-    precise = True
-    returns_tensors = True
-    random = True  # to put the generator back costs less than to find out
-    content = 0
-    counted_first = scaled = False
-    results = 1
-    differentiated = False  # grad mode is as `training` says
-    foreign = indexing = marks = overwriting = resizes = returns_written = routing = False
-    sees_requires_grad = separating = view = False
+    """What is known of the code of one graph."""
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:
         self._code = code
@@ -116,36 +104,24 @@ class Region:
         written = _written(nodes)
         #: Positions and names of the arguments that it writes.
         self.written = tuple((n, each.name) for n, each in enumerate(arguments) if each in written)
-        self.writes = bool(written)
         #: No result depends on what was there: running statistics, which move once (R6).
-        self.statistics = self.writes and not _depends(nodes, written)
-        self.unannounced = self.statistics
-        self.starts_anew = not self.writes  #: its kernels take memory one after the other
+        self.statistics = bool(written) and not _depends(nodes, written)
         #: The forward pass of something that has a backward pass.
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
-        self.doubt = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
-        asked = (node.kwargs.get("device") for node in nodes)
-        self._devices = {each for each in asked if isinstance(each, torch.device)}
-        self.dynamic = any(torch.Tag.dynamic_output_shape in target.tags for target in targets)
+        self._doubts = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
         #: Decides something, or talks to the outside (R8, R9): never run again.
-        self.opaque = self.dynamic or any(
-            target.namespace in EFFECTS or target._schema.name in ROUTING for target in targets
+        self.opaque = any(
+            torch.Tag.dynamic_output_shape in target.tags
+            or target.namespace in EFFECTS
+            or target._schema.name in ROUTING
+            for target in targets
         )
 
-    def may_differ(self, args: tuple[Any, ...], tensors: Sequence[Tensor]) -> bool:
-        """As of an operator; what its code adds up, and where, the graph says."""
-        doubts = {Doubt.ATOMICS if each > Doubt.ATOMICS else each for each in self.doubt}
-        return any(may_differ(each, None, args, tensors) for each in doubts)
-
-    def drawn(
-        self, tensors: Sequence[Tensor], extras: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Drawn:
-        """As of an operator, from the generators of all devices that are concerned."""
-        return drawn_from(generators_of(tensors, self._devices))
-
-    def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
-        return tuple(position for position, _ in self.written)
+    def may_differ(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether the code may give other bits when it runs again on `tensors`."""
+        doubts = {Doubt.ATOMICS if each > Doubt.ATOMICS else each for each in self._doubts}
+        return any(may_differ(each, None, (), tensors) for each in doubts)
 
     def func(self, *arguments: Any) -> Any:
         """Runs the code, as PyTorch does."""

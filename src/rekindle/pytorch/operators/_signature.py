@@ -1,29 +1,24 @@
 """Calls that differ only in the content of their tensors share a signature.
 
 A signature holds the arguments with a `Geometry` in the place of each tensor: enough to know the
-sizes of the results before the operator runs, to price it, and, with tensors put back, to run it
-again. Numbers that change from call to call (a float, a generator) stay out of it, as `extras`.
+sizes of the results before the operator runs. Numbers that change from call to call (a float, a
+generator) stay out of it, as `extras`.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from rekindle._types import Bytes, Nanoseconds
-from rekindle.engine import Storage
+from rekindle._types import Bytes
 from rekindle.pytorch.devices import rounded
 from rekindle.pytorch.operators._operators import Operator
-from rekindle.pytorch.operators._random import Drawn, Noted
 from rekindle.pytorch.tensors import (
     COMPLEX,
     MOST_KEPT,
@@ -61,44 +56,18 @@ _HASHABLE = (
     torch.memory_format,
 )
 
-#: Whose repr is the same in every process.
-_TOLD = {int, float, bool, *_HASHABLE}
-
 
 @final
 class Invocation:
     """One call of an operator by the program: its arguments, taken apart, and what is known."""
 
-    __slots__ = (
-        "extras",
-        "fixed",
-        "grad_mode",
-        "inputs",
-        "key",
-        "noted",
-        "opaque",
-        "operator",
-        "private",
-        "random",
-        "signature",
-        "tensors",
-        "written",
-    )
-
-    signature: Signature
+    __slots__ = ("extras", "key", "opaque", "operator", "tensors")
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operator = operator
         self.tensors: list[Tensor] = []  #: in order
         self.extras: list[Any] = []  #: what is not in the key: floats, generators
-        self.inputs: list[Storage] = []  #: of the tensors
         self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
-        self.written: tuple[int, ...] = ()  #: which tensors are written
-        self.fixed: tuple[Storage, ...] = ()  #: sources among those that something was made from
-        self.random: Drawn = ()
-        self.noted: Noted = ()  #: the same, for a recipe
-        self.private: list[Tensor] = []  #: copies of foreign memory among the inputs
-        self.grad_mode = True  #: as far as it is recorded
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
         for name, arg in kwargs.items():
@@ -110,11 +79,6 @@ class Invocation:
             elif not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
                 parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
         self.key = tuple(parts)
-
-    def outside_grad_mode(self) -> bool:
-        """It is recorded although grad mode is off; True, for a condition."""
-        self.grad_mode = False
-        return True
 
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
         """Adds to `parts`, a key in the making, what stands there for each of `args`."""
@@ -174,20 +138,7 @@ class Invocation:
 class Signature:
     """What calls of one operator with equal geometries and plain arguments have in common."""
 
-    __slots__ = (
-        "_device",
-        "_number",
-        "_samples",
-        "cost",
-        "fresh",
-        "key",
-        "needed",
-        "operator",
-        "ordinary",
-        "priced",
-        "watched",
-        "workspace",
-    )
+    __slots__ = ("_device", "key", "needed", "operator")
 
     def __init__(
         self, operator: Operator, key: tuple[Any, ...], device: torch.device = _CPU
@@ -197,58 +148,16 @@ class Signature:
         self._device = device  # by which what it makes is counted
         #: Bytes of the storages that a call makes, or an upper bound; negative until known.
         self.needed: Bytes = -1
-        #: Which of the tensors returned have storages of their own; None until known.
-        self.fresh: tuple[int, ...] | None = None
-        #: Results whose bytes are known beforehand, and nothing else to look out for.
-        self.ordinary = False
-        self.cost: Nanoseconds = 0
-        self.priced = False
-        #: The most that a call had in use beside what it made, at any time while it ran.
-        self.workspace: Bytes = 0
-        self.watched = 0  #: calls of which that is known
-        self._samples = 0
-        self._number = -1
-
-    @property
-    def number(self) -> int:
-        """60 bits that are the same in every process for the same operator and geometries."""
-        if self._number < 0:
-            told = _told(self.key).encode()
-            self._number = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) >> 4
-        return self._number
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
         """Bytes of what a call will make, from the operator's meta kernel: nothing is computed."""
-        self.needed = _predicted_bytes(self, extras)
+        if self.needed < 0:
+            self.needed = _predicted_bytes(self, extras)
         return self.needed
 
     def rounded(self, nbytes: Bytes) -> Bytes:
         """What a storage of `nbytes` counts as."""
         return rounded(nbytes, self._device)
-
-    def learn(self, fresh: tuple[int, ...], nbytes: Bytes, *, exotic: bool) -> None:
-        """Which of the tensors that a call returned are new, and their bytes."""
-        operator = self.operator
-        self.fresh = fresh
-        if not (operator.dynamic or operator.resizes):
-            self.needed = nbytes
-            special = operator.opaque or operator.statistics or operator.separating
-            self.ordinary = not (exotic or special)
-
-    def sample(self, elapsed: Nanoseconds) -> None:
-        """Takes one execution into the price: the least of the first three."""
-        self.cost = min(self.cost, elapsed) if self._samples else elapsed
-        self._samples += 1
-        self.priced = self._samples >= 3
-
-    def took(self, inside: Bytes) -> None:
-        """Takes one execution, which had `inside` bytes in use beside what it made.
-
-        The first may have been special, as where cuDNN tries what is fastest: the second one counts
-        anew.
-        """
-        self.workspace = max(self.workspace, inside) if self.watched > 1 else inside
-        self.watched += 1
 
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
@@ -268,16 +177,6 @@ class Signature:
 
 # Functions of the module, not closures: one that names itself is a cycle, and keeps what it closes
 # over (here: memory) until the garbage collector comes by.
-
-
-def _told(part: Any) -> str:
-    """The content of a key, or of a part of it, without anything of this process."""
-    if type(part) is Geometry:
-        marks = part.negative, part.conjugate, part.requires_grad
-        return f"{tuple(part.size)}{part.stride}{part.offset}{part.dtype}{marks}"
-    if type(part) is tuple:
-        return f"({','.join(map(_told, part))})"
-    return repr(part) if part is None or type(part) in _TOLD else getattr(part, "name", "")
 
 
 def _size_of_opaque(extra: Any) -> object:
@@ -331,16 +230,6 @@ def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) 
     return found
 
 
-def seen_here() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Nanoseconds, Bytes]]:
-    """Of each signature of which a call ran: the operator, the sizes of its tensors, what it costs
-    in ns, and what it takes inside itself."""
-    for signatures in _signatures.values():
-        for each in signatures.values():
-            if each.cost or each.watched:
-                sizes = tuple(tuple(geometry.size) for geometry in each.geometries())
-                yield each.operator.name, sizes, each.cost, each.workspace
-
-
 def tensors_in(result: Any) -> list[Tensor]:
     """The tensors that an operator returned, in order (a sparse or wrapped one counts too)."""
     if type(result) is Tensor:
@@ -361,14 +250,6 @@ def is_plain(kind: type) -> bool:
         and not issubclass(kind, (UninitializedParameter, UninitializedBuffer))
         and not _has_dispatch(kind)
     )
-
-
-def takes_itself_apart(kind: type) -> bool:
-    """Whether tensors of this kind dispatch for themselves; lazy parameters, say, do not.
-
-    Those of PyTorch's tracers do, but as the last: what they run in is one operator here.
-    """
-    return kind not in (FakeTensor, FunctionalTensor) and _has_dispatch(kind)
 
 
 def _has_dispatch(kind: type) -> bool:

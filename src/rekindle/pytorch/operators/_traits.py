@@ -1,6 +1,6 @@
-"""The tables of `_operators` as data, for a core that is not written in Python.
+"""The tables of `_operators` as data, for the native core.
 
-What the schema says of an operator that core reads for itself.
+What the schema says of an operator the core reads for itself.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _may_differ(node: fx.Node) -> bool:
     args = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in node.args]
     tensors = [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor)]
     doubt = doubt_of(node.target._schema)  # type: ignore[union-attr]
-    return bool(doubt) and may_differ(doubt, node.target._schema, args, tensors)  # type: ignore[union-attr]
+    return may_differ(doubt, node.target._schema, args, tensors)  # type: ignore[union-attr]
 
 
 def is_tangent(node: fx.Node) -> bool:

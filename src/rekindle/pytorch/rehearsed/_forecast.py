@@ -29,12 +29,11 @@ from rekindle.pytorch.online import (
     OPTIMIZER,
     PARAMETERS,
     ModelCall,
-    Used,
-    Workspaces,
 )
 from rekindle.pytorch.operators import (
     Invocation,
     Operator,
+    Signature,
     is_roomy_on_host,
     signature_of,
     tensors_in,
@@ -50,6 +49,7 @@ Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
 
 #: Other operators than those that were simulated are evicted, for they take other times.
 _SPARE: Final = 1.05
+_HALF: Final = (torch.float16, torch.bfloat16)
 
 
 def forecast(
@@ -128,7 +128,6 @@ class _Step:
         self._fakes = fakes = Fakes(device)
         self._made_up = MadeUp(lambda: "")
         self._place = (device, True) if is_accelerator(device) else None
-        self._workspaces = Workspaces(_Unmetered(device))
         self._model = fakes.model(model)
         for module in self._model.modules():
             _drop_listeners(module)
@@ -193,7 +192,7 @@ class _Step:
         with _disable_current_modes():
             shapes, named = tree_map_only(Tensor, _shape_of, (args, kwargs))
         signature = signature_of(facts, Invocation(facts, shapes, named).key, self._place)
-        return 1_000 + made // 10, self._workspaces.guess(signature)
+        return 1_000 + made // 10, _guessed_workspace(signature, self._fakes.device)
 
 
 def _shape_of(fake: Tensor) -> Tensor:
@@ -220,18 +219,14 @@ def _optimizer_of(model: nn.Module) -> Optimizer | None:
     return None
 
 
-@final
-class _Unmetered:
-    """Of fake tensors nobody can say what operators took."""
+def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
+    """What an operator that never ran may take inside itself: a copy of what it reads and makes.
 
-    def __init__(self, device: torch.device) -> None:
-        self.in_single = not is_accelerator(device)
-
-    def begin(self) -> None:
-        return None
-
-    def end(self, begun: Any) -> Used:
-        raise AssertionError("nothing was begun")
-
-    def suspects(self, operator: Operator) -> bool:
-        return not self.in_single or is_roomy_on_host(operator.name)
+    CPUs compute with numbers in half precision in single, so that a copy of them may be larger.
+    """
+    on_host = not is_accelerator(device)
+    if on_host and not is_roomy_on_host(signature.operator.name):
+        return 0
+    reads = sum(each.size.numel() * each.dtype.itemsize for each in signature.geometries())
+    wider = on_host and any(each.dtype in _HALF for each in signature.geometries())
+    return (reads + max(0, signature.needed)) * (2 if wider else 1)

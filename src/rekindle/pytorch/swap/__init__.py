@@ -3,5 +3,4 @@
 from rekindle.pytorch.swap._copies import Copies as Copies
 from rekindle.pytorch.swap._host_memory import HostMemory as HostMemory
 from rekindle.pytorch.swap._host_memory import host_memory as host_memory
-from rekindle.pytorch.swap._swapping_driver import SwappingDriver as SwappingDriver
 from rekindle.pytorch.swap._transfers import Transfers as Transfers

@@ -15,15 +15,14 @@ from rekindle import _checks as checks
 from rekindle._errors import Unsupported
 from rekindle._types import Bytes
 from rekindle._units import parse_bytes
-from rekindle.policies import Policy, Swap
+from rekindle.policies import Swap
 from rekindle.pytorch.devices import is_accelerator
-from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap._bandwidth import bandwidth_of
 from rekindle.pytorch.swap._copies import Copies
 from rekindle.pytorch.swap._file_store import FileStore
 from rekindle.pytorch.swap._pinned_store import PinnedStore
 from rekindle.pytorch.swap._store import Bandwidth, Store
-from rekindle.pytorch.swap._swapping_driver import SwappingDriver
+from rekindle.pytorch.swap._streams import Streams
 
 
 def host_memory(
@@ -48,7 +47,7 @@ ANY: Final[Bytes] = 1 << 60
 
 @final
 class HostMemory:
-    """The host's side of a budget, as the user wrote it; nothing is opened before `driver`."""
+    """The host's side of a budget, as the user wrote it; nothing is opened before `copies`."""
 
     def __init__(
         self,
@@ -76,13 +75,11 @@ class HostMemory:
         self._device = device
         self._directory = directory
 
-    def driver(self, budget: Bytes | None, policy: Policy) -> SwappingDriver:
-        """Opens the store. Raises `Unsupported` where it cannot be."""
-        store, swap, believed = self._measured(budget)
-        return SwappingDriver(budget, policy, self._device, swap, store, believed)
-
     def copies(self, budget: Bytes | None) -> tuple[Copies, Swap]:
-        """Likewise, for the native core: who makes the copies, and what the engine believes."""
+        """Open the store; return who makes the copies, and what the engine believes.
+
+        Raises `Unsupported` where it cannot be opened.
+        """
         store, swap, believed = self._measured(budget)
         return Copies(store, believed), swap
 

@@ -20,9 +20,9 @@ import torch
 
 from rekindle._types import Bytes, Nanoseconds
 from rekindle.pytorch.devices import accelerator, is_out_of_memory
-from rekindle.pytorch.online import Streams
 from rekindle.pytorch.swap._space import PAGE, Space, pages
 from rekindle.pytorch.swap._store import Store, Transfer
+from rekindle.pytorch.swap._streams import Streams
 from rekindle.pytorch.tensors import whole
 
 LEAST_SLAB: Final[Bytes] = 8 << 20

@@ -91,16 +91,3 @@ def requiring_grad(plain: Geometry) -> Geometry:
     place = (plain.size, plain.stride, plain.offset, plain.dtype)
     key = (*place, plain.negative, plain.conjugate, True)
     return geometries.get(key) or new_geometry(key)
-
-
-def is_exotic(tensor: Tensor) -> bool:
-    """A quantized tensor has its scale, a nested one the sizes of its parts, others are mere bits:
-    not to be rebuilt."""
-    return tensor.dtype not in _PLAIN_TYPES or tensor.is_nested
-
-
-_PLAIN_TYPES = {
-    dtype
-    for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype) and not name.startswith(("q", "bits"))
-}

@@ -1,16 +1,13 @@
 """Order among a program's streams, where it has more than one (CUDA).
 
 A program orders its streams for what it does itself: a value is read on another stream only after a
-wait. Recomputation and eviction come at other moments, on whatever stream is current then, and the
-program knows nothing of them. So with a second stream in sight, what runs again waits for all of
-them and all of them wait for it, and memory that is evicted goes to whoever wants it only when
-everything that was queued before has run. A program with one stream pays for one question.
+wait. Copies to the host and back come at other moments, and the program knows nothing of them. So a
+copy comes after all that is queued, on every stream that was seen, and what comes later waits for
+the copy. A program with one stream pays for one question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -37,20 +34,6 @@ class Streams:
     def add(self, stream: Any) -> None:
         """Somebody else saw that it uses `stream`."""
         self._seen.setdefault(stream.stream_id, stream)
-
-    @contextmanager
-    def in_order(self) -> Iterator[None]:
-        """What runs inside comes after all that is queued, and before all that comes later."""
-        here = self.see()
-        current = self._seen[here]
-        others = [stream for key, stream in self._seen.items() if key != here]
-        for stream in others:
-            current.wait_stream(stream)
-        try:
-            yield
-        finally:
-            for stream in others:
-                stream.wait_stream(current)
 
     def wait_on(self, copying: Any) -> None:
         """The stream `copying`, which is not the program's, comes after all that is queued."""

@@ -1,0 +1,36 @@
+"""Get the native core for a budget, or say why there is none and what to do."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from rekindle._errors import Unsupported
+from rekindle.pytorch.devices import is_accelerator
+from rekindle.pytorch.native import core, remedy, why_not
+
+
+def native_core_for(device: torch.device) -> ModuleType:
+    """Return the native core for a budget on `device`; the first call may compile it.
+
+    Raises:
+        Unsupported: A budget cannot be on `device`, or there is no native core here.
+    """
+    check_device(device)
+    found = core()
+    if found is not None:
+        return found
+    raise Unsupported(
+        f"rekindle.budget(...) runs on a native core, and there is none here: {why_not()}. "
+        f"{remedy()}. `rekindle doctor` shows what is here and what is missing"
+    )
+
+
+def check_device(device: torch.device) -> None:
+    """Raise `Unsupported` if a budget cannot be for the memory of `device`."""
+    if device.type != "cpu" and not is_accelerator(device):
+        raise Unsupported(
+            f"rekindle.budget(..., device={str(device)!r}): a budget is for the memory of the CPU "
+            f'or of CUDA, not of {device.type}; write device="cpu" or leave the budget out'
+        )
