@@ -1,9 +1,13 @@
-// What variables of the program hold is let go like everything else (`evict="anything"`). Twin of
-// rekindle.pytorch.held._any_time, where the rules are.
+// What variables of the program hold is let go like everything else (`evict="anything"`).
 //
-// There a dispatch mode keeps everybody else away while an operator runs. Here the core's lock is
-// given back meanwhile: what is read is locked in the engine instead, for each operator, and what
-// autograd unpacked belongs to the node of its thread.
+// What the program holds are tensors, views and storages that share one storage. That storage is
+// emptied: its memory is exchanged for none, so that the tensors stay what and where they are, and
+// reading one raises. Whoever is about to read says so before; then what was there is computed
+// again and put back. What has lengths and indices stays: functions that are composed of operators
+// (`tensor_split`, `pad_packed_sequence`) read it before any of them runs.
+//
+// The core's lock is given back while an operator runs: what it reads is locked in the engine, and
+// what autograd unpacked belongs to the node of its thread.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -176,7 +176,7 @@ void Operation::priced_by_events() {
 }
 
 // Whether such a call may give other bits when it runs again, so that it is kept. Twin of
-// rekindle.pytorch.operators._doubtful.
+// rekindle.pytorch.operators._doubtful, where the reasons are.
 bool Operation::may_differ() const {
     const auto given = torch::jit::last(stack_, facts_.arguments);
     if (facts_.own_state != 0) {

@@ -1,6 +1,12 @@
 // The device that a budget is for, where it queues what it is told: order among a program's
-// streams, and what its allocator says. Twin of rekindle.pytorch.devices and of
-// rekindle.pytorch.online._streams, where the reasons are. Nothing here needs CUDA's headers.
+// streams, and what its allocator says. Nothing here needs CUDA's headers.
+//
+// A program orders its streams for what it does itself: a value is read on another stream only
+// after a wait. Recomputation and eviction come at other moments, on whatever stream is current
+// then, and the program knows nothing of them. So with a second stream in sight, what runs again
+// waits for all of them and all of them wait for it, and memory that is evicted goes to whoever
+// wants it only when everything that was queued before has run. A program with one stream pays for
+// one question.
 #pragma once
 
 #include <ATen/core/Generator.h>

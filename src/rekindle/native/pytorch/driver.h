@@ -1,5 +1,4 @@
-// Performs the engine's actions on torch's memory, and tells it what became of that memory. Twin of
-// rekindle.pytorch.online._driver.
+// Performs the engine's actions on torch's memory, and tells it what became of that memory.
 //
 // Everything here is about storages; what operators and autograd do with them is for the runtime.
 // All of it needs the core's lock, but for what says otherwise.

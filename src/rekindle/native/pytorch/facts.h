@@ -1,8 +1,7 @@
-// What the runtime must know about an operator, learned once for each overload. Twin of
-// rekindle.pytorch.operators._operators.
+// What the runtime must know about an operator, learned once for each overload.
 //
-// The schema says most of it. Where it is silent or wrong the tables of the twin do: they are told
-// at start, and written down nowhere else.
+// The schema says most of it. Where it is silent or wrong the tables of
+// rekindle.pytorch.operators._operators do: they are told at start, and written down nowhere else.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,5 +1,11 @@
-// Memory that others than PyTorch may write without a word is the input of no recipe (R4). Twin of
-// rekindle.pytorch.online._foreign, where the reasons are.
+// Memory that others than PyTorch may write without a word is the input of no recipe (R4).
+//
+// An environment fills its array of observations again, a loader its buffer; what was computed from
+// them would be computed from something else. So an operator that reads such memory has a recipe
+// with a private copy of it, or none: whichever keeps fewer bytes, its results or the copy. A copy
+// serves for as long as what it is of has not changed. Weights are too large for that and seldom
+// written: their checksum is taken when recipes begin to read them, and has to be the same when one
+// runs again.
 #include <cstring>
 #include <memory>
 #include <utility>

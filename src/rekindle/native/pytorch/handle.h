@@ -1,5 +1,4 @@
-// What autograd holds in the place of a tensor. Twin of rekindle.pytorch.online._handle, and of
-// what the Python runtime does when autograd saves and asks (R1, R7).
+// What autograd holds in the place of a tensor, and what is done when it saves and asks (R1, R7).
 #pragma once
 
 #include <c10/core/impl/SizesAndStrides.h>

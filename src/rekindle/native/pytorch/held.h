@@ -1,5 +1,10 @@
-// What variables of the program hold goes as well, once nothing else is left (`evict="auto"`). Twin
-// of rekindle.pytorch.held._last_resort, where the rules are. (At any time: see `any_time.h`.)
+// What variables of the program hold goes as well, once nothing else is left (`evict="auto"`). (At
+// any time: see `any_time.h`.)
+//
+// Before `OutOfBudget` would be raised, what was asked for is tried once more, and meanwhile what
+// variables hold may be let go. What is read meanwhile must not: the operands of the operator that
+// runs, and what rekindle.pytorch.held knows of. Only numbers that an operator made go, for nothing
+// reads those but operators.
 #pragma once
 
 #include <c10/util/SmallVector.h>

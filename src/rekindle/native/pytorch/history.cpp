@@ -1,5 +1,9 @@
-// What a program carries along from graph to graph does not carry along all it was. Twin of
-// rekindle.pytorch.online._history, where the reasons are.
+// How far back recipes reach: what a program carries along does not carry along all it was.
+//
+// An RNN's state goes from batch to batch, a running mean from step to step. Each could be computed
+// again from the one before, and so from everything that ever was. An optimizer's step ends that,
+// for it writes over what recipes read; where none comes, or where they read something else (a mean
+// of losses), it ends here, and the value stays instead.
 #include <algorithm>
 #include <vector>
 

@@ -1,6 +1,12 @@
-// Learned schedules: from the second step on, the future is known. Twin of
-// rekindle.pytorch.learned._learner, where it is explained: what happens during a step is here,
-// what happens between two of them stays there.
+// Learned schedules: from the second step on, the future is known.
+//
+// A step begins with the first operator of the graph after an optimizer's step, and ends with the
+// next one; what comes in between belongs to none. It is written down while it runs within the
+// budget, and when its like was met again, planned in the background. A step that begins like a
+// planned one then follows the route, operator by operator, until it ends or does otherwise; then
+// the online policy decides alone again. A route is advice: nothing but time depends on it.
+//
+// What happens during a step is here, what happens between two of them in rekindle.pytorch.learned.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

@@ -1,5 +1,4 @@
 // The torch side of an engine's storage: where its value lives, and what tells of writes to it.
-// Twin of rekindle.pytorch.tensors._memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -424,22 +424,6 @@ PyObject* count_allocations(PyObject* /*arguments*/) {
     return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
 }
 
-// watch() -> whether what the CPU's allocator gives out from now on is counted
-PyObject* watch(PyObject* /*arguments*/) {
-    if (rekindle::allocations_are_counted()) {
-        rekindle::watch_allocations();
-    }
-    return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
-}
-
-// watched() -> of that what was not returned, and the most at once; it is over
-PyObject* watched(PyObject* /*arguments*/) {
-    const rekindle::GivenOutInside given = rekindle::watched_allocations();
-    return Py_BuildValue(
-        "LL", static_cast<long long>(given.now), static_cast<long long>(given.most)
-    );
-}
-
 // -- the module -----------------------------------------------------------------------------------
 
 // What the core threw is put into words: its first argument is a driver, wherever it does.
@@ -562,8 +546,6 @@ PyMethodDef methods[] = {
     method<rekindle::tallied>("tallied"),
     method<rekindle::places_in>("places_in"),
     method<count_allocations>("count_allocations"),
-    method<watch>("watch"),
-    method<watched>("watched"),
     method<about_to_fork>("about_to_fork"),
     method<forked_here>("forked_here"),
     method<forked>("forked"),

@@ -1,7 +1,14 @@
-// Where random number generators stood, in little memory (R5). Twin of
-// rekindle.pytorch.operators._positions, where the reasons are. The twin follows one stretch; here
-// several are followed, so that programs with generators of their own, or that set one back as
-// checkpoints do, keep few words as well.
+// Where random number generators stood, in little memory (R5).
+//
+// A CPU's generator is a Mersenne twister (Matsumoto and Nishimura 1998): 624 words, and where
+// among them it stands. Once all have been drawn the next 624 are made of them. Its state takes
+// 5,056 bytes, more than many a dropout's mask. So the words are kept once for a stretch of turns,
+// and of a position on it only by how many turns it is ahead. To find that out while the program
+// draws, another generator follows, a turn at a time; it gives up where that is not what happened
+// since (another seed, another generator, or too much drawn at once: then the results are large,
+// too). Several stretches are followed, so that programs with generators of their own, or that set
+// one back as checkpoints do, keep few words as well. The states of other devices' generators are a
+// few bytes and kept as they are.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

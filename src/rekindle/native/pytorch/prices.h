@@ -1,4 +1,4 @@
-// What operators cost on a device. Twin of rekindle.pytorch.online._cuda.
+// What operators cost on a device.
 #pragma once
 
 #include <c10/core/Event.h>

@@ -1,5 +1,4 @@
-// Runs a recorded call again, as the first time, touching nothing that anyone else sees. Twin of
-// rekindle.pytorch.operators._replay.
+// Runs a recorded call again, as the first time, touching nothing that anyone else sees.
 #pragma once
 
 #include <ATen/core/Tensor.h>

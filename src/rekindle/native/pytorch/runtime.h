@@ -1,5 +1,6 @@
-// What operators do under a budget becomes events of the engine. Twin of
-// rekindle.pytorch.online._runtime; rules are cited as there.
+// What operators do under a budget becomes events of the engine.
+//
+// The rules are those of docs/design.md (R1 to R12); code that serves one names it.
 #pragma once
 
 #include <string>

@@ -1,5 +1,9 @@
-// A device that has less memory than the budget says: how much less, as far as it has shown. Twin
-// of rekindle.pytorch.online._shortfall, where the reasons are.
+// A device that has less memory than the budget says: how much less, as far as it has shown.
+//
+// What others took meanwhile, what operators take inside themselves, what lies in pieces: no budget
+// counts that. An allocation that failed would fail again at the next operator, so from then on the
+// budget is what fitted. Memory in pieces is no number, though: where the program cannot do with
+// that, the budget is what it was given again.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Calls that differ only in the content of their tensors share a signature. Twin of
-// rekindle.pytorch.operators._signature.
+// Calls that differ only in the content of their tensors share a signature.
 //
 // A signature holds the arguments with a geometry in the place of each tensor: enough to know the
 // sizes of the results before the operator runs, to price it, and, with tensors put back, to run it

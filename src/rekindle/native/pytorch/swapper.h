@@ -1,5 +1,18 @@
-// Moves values to the host and back while the program computes. Twin of
-// rekindle.pytorch.swap._swapper, where it is explained what the engine knows of it and what not.
+// Moves values to the host and back while the program computes.
+//
+// The engine knows which storages are in memory, on the host, or both. What it does not know is
+// time:
+//
+// - A write goes on after `SwapOut` was performed. Until it has ended its memory is not free,
+// though
+//   the engine takes it for gone: between events it counts as memory in no storage, and what needs
+//   the room waits.
+// - Reading begins before `SwapIn` is asked for, into room that the budget has left: last saved,
+//   first wanted. It counts likewise, and whoever needs the room gets it.
+// - What cannot be computed again is let go only when its copy is there.
+//
+// So what is done depends on the engine alone, and only how long it takes depends on the machine;
+// but where the bandwidth was measured and not given, the engine hears if it falls.
 #pragma once
 
 #include <c10/util/FunctionRef.h>

@@ -1,4 +1,4 @@
-// What a driver does where values are swapped. Twin of rekindle.pytorch.swap._swapping_driver.
+// What a driver does where values are swapped.
 #include <utility>
 
 #include "driver.h"

@@ -1,5 +1,9 @@
-// PyTorch's switches: what an operator's bits depend on beside its arguments. Twin of
-// rekindle.pytorch.operators._switches, where the reasons are.
+// PyTorch's switches: what an operator's bits depend on beside its arguments.
+//
+// Default type, kernels of oneDNN, deterministic algorithms, precision of products, number of
+// threads: a program may change each of them between the forward pass and recomputation. A recipe
+// has them as they stood; recomputation puts them back to that, and afterwards to what the program
+// set.
 #pragma once
 
 #include <cstdint>

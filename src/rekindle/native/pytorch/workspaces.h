@@ -1,5 +1,9 @@
-// What operators have in use inside themselves beside what they make, and give back. Twin of
-// rekindle.pytorch.online._workspaces, where the reasons are.
+// What operators have in use inside themselves beside what they make, and give back.
+//
+// A convolution's scratch, the workspaces of cuBLAS and cuDNN, what a composite operator computes
+// on its way: no dispatcher shows them, only the allocator. It is the same at every call of a
+// signature, so the first calls tell, and room is made for it before all others. Before the first
+// call of all there is a guess, and room as far as it can be had.
 #pragma once
 
 #include <optional>
