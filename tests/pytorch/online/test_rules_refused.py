@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 import rekindle
 from tests.pytorch.harsh import WIDTH, deeper, differing, everything, vector
@@ -63,6 +64,17 @@ def test_transforms_inside_are_right(name: str) -> None:
             return TRANSFORMS[name](x)
 
     assert differing(everything(within()), everything(plain)) == []
+
+
+def test_hooks_amid_a_transform_are_refused_by_pytorch() -> None:
+    def same(x: Tensor) -> Tensor:
+        return x
+
+    hooks = saved_tensors_hooks(same, same)
+    refused = pytest.raises(RuntimeError, match="support saved tensor hooks")
+    with refused as caught, rekindle.budget(ROOMY), hooks:
+        torch.func.grad(lambda x: deeper(x).sum())(vector())
+    assert type(caught.value) is RuntimeError
 
 
 def test_grad_transform_within_little_is_right() -> None:

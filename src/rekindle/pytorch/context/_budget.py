@@ -21,7 +21,6 @@ from rekindle.pytorch.context._ahead import look_ahead
 from rekindle.pytorch.context._arguments import Arguments
 from rekindle.pytorch.context._auto import is_auto, measured_again, resolved
 from rekindle.pytorch.context._native_core import native_core_for
-from rekindle.pytorch.context._options import REFUSED_BY_TORCH
 from rekindle.pytorch.context._processes import spawned_said
 from rekindle.pytorch.context._run import Run
 from rekindle.pytorch.context._threads import inherited
@@ -275,9 +274,6 @@ class budget:
             if refused is not None:
                 self._look_ahead(refused, traceback, driver)
                 raise refused from error
-            for part, explanation in REFUSED_BY_TORCH.items():
-                if part in str(error):
-                    raise Unsupported(explanation) from error
 
     def _look_ahead(
         self, error: OutOfBudget, traceback: TracebackType | None, driver: NativeDriver

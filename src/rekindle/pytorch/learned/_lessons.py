@@ -283,8 +283,10 @@ def lessons_for(
     patient: bool = False,
 ) -> Lessons:
     """What this process learned of steps on `device` within `budget`; `cache`: and others.
-    `patient`: as of `Lessons`; who is not
-    has what the patient learned: two would wait for each other's search."""
+
+    `patient`: as of `Lessons`; who is not has what the patient learned: two would wait for each
+    other's search.
+    """
     where = _Where(device, cache)
     key = budget, where
     found = _lessons.pop(key, None)
