@@ -1,8 +1,9 @@
-"""How PyTorch itself runs a program: plainly, and with what a budget is made of doing nothing.
+"""How PyTorch itself runs a program: plainly, and with modes and hooks that do nothing.
 
-A budget is a dispatch mode with saved-tensor hooks. PyTorch takes other ways below any of them, so
-what a program leaves there is PyTorch's as well. Each reason below says which run it is compared
-with then: as a whole, never a tensor with one run and a tensor with another.
+What tracks memory here is a dispatch mode, and a program may have saved-tensor hooks. PyTorch takes
+other ways below any of them, so what a program leaves there is PyTorch's as well. Each reason below
+says which run it is compared with then: as a whole, never a tensor with one run and a tensor with
+another.
 """
 
 from __future__ import annotations

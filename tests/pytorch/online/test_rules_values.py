@@ -445,6 +445,22 @@ def test_the_pseudoinverse_of_a_complex_matrix(watched: bool) -> None:
     assert all(map(torch.equal, got, wanted))
 
 
+def test_gradients_of_products_are_the_plain_ones() -> None:
+    """Below a dispatch mode PyTorch takes another formula; a budget is none."""
+    torch.manual_seed(0)
+    weight = torch.rand(5, 7, requires_grad=True)
+
+    def gradient() -> Tensor:
+        loss = (weight * 2).prod(0).sum() + (weight * 3).cumprod(1).sum()
+        return torch.autograd.grad(loss, [weight])[0]
+
+    wanted = gradient()
+    with rekindle.budget("1GiB"):
+        assert torch.equal(gradient(), wanted)
+    with _Nothing():
+        assert not torch.equal(gradient(), wanted), "it takes the same: this tests nothing"
+
+
 class _Nothing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

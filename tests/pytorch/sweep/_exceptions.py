@@ -86,9 +86,9 @@ _ANY_MODE = "as in any mode"
 _COMPOSED = "its gradient is composed of other operators while any dispatch mode is active"
 _CHUNKED = "other kernels multiply its chunks while any dispatch mode is active"
 
-#: PyTorch itself takes another way while any dispatch mode is active, and a budget is one. The last
-#: bits (of `ormqr` the strides) are those of a mode that does nothing, which is what "as in any
-#: mode" says. `linalg.eigh` fails in both.
+#: PyTorch itself takes another way while any dispatch mode is active, and one lets everything go
+#: here after each operator. The last bits (of `ormqr` the strides) are those of a mode that does
+#: nothing, which is what "as in any mode" says. `linalg.eigh` fails in both.
 OPINFO: dict[str, Exempt] = {
     "cumprod": Exempt(_ANY_MODE, "float64 sample 0 twice", _COMPOSED),
     "linalg.det": Exempt(_ANY_MODE, "complex128 sample 2 twice", _COMPOSED),
