@@ -18,7 +18,8 @@ from rekindle.native import _build
 
 PROGRAM = Path(__file__).with_name("threads.cpp")
 FOLDER = _build.FOLDER / "pytorch"
-SOURCES = [PROGRAM, *(FOLDER / f"{name}.cpp" for name in ("deaths", "counting", "mutex"))]
+UNITS = ("deaths", "counting", "arena", "bins", "blocks", "mutex")
+SOURCES = [PROGRAM, *(FOLDER / f"{name}.cpp" for name in UNITS)]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,10 @@ def test_one_thread_at_a_time_has_the_lock(program: Path) -> None:
 
 def test_readers_and_who_evicts_never_meet(program: Path) -> None:
     run(program, "readers")
+
+
+def test_arena_of_four_threads_hands_out_each_byte_once(program: Path) -> None:
+    run(program, "arena")
 
 
 def test_a_child_process_does_not_wait_for_threads_that_it_has_not(program: Path) -> None:

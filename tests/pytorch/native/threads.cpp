@@ -1,7 +1,7 @@
 // Threads amid the parts of the native core that they share, without Python: who hears of memory
 // that dies, what counts allocations, and the lock. `threads`: all at once, for ThreadSanitizer.
-// `locks`: likewise, of the lock. `readers`: likewise, of what they read and evict. `forks`:
-// children of a process whose threads are amid it.
+// `locks`: likewise, of the lock. `readers`: likewise, of what they read and evict. `arena`:
+// threads that take and give its memory. `forks`: children of a process whose threads are amid it.
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <sys/wait.h>
@@ -11,13 +11,16 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "arena.h"
 #include "counting.h"
 #include "deaths.h"
 #include "mutex.h"
@@ -186,6 +189,82 @@ long readers() {
     return wrong;
 }
 
+// Memory from the allocator, each end of it marked by who took it.
+class Piece final {
+public:
+    Piece(std::size_t nbytes, std::uint32_t mark)
+        : data_(c10::GetCPUAllocator()->allocate(nbytes)),
+          last_(nbytes - sizeof mark),
+          mark_(mark) {
+        std::memcpy(at(0), &mark, sizeof mark);
+        std::memcpy(at(last_), &mark, sizeof mark);
+    }
+
+    // Whether nobody else has it, and it lies where PyTorch's kernels want it.
+    bool is_sound() const {
+        return std::memcmp(at(0), &mark_, sizeof mark_) == 0 &&
+               std::memcmp(at(last_), &mark_, sizeof mark_) == 0 &&
+               reinterpret_cast<std::uintptr_t>(data_.get()) % 64 == 0;
+    }
+
+private:
+    char* at(std::size_t offset) const { return static_cast<char*>(data_.get()) + offset; }
+
+    c10::DataPtr data_;
+    std::size_t last_;
+    std::uint32_t mark_;
+};
+
+// How many pieces of memory were not sound, or remained when all was freed.
+long arena() {
+    constexpr std::uint32_t TURNS = 20'000;
+    constexpr std::size_t KEPT = 60;
+    constexpr rekindle::Bytes BUDGET = rekindle::Bytes{8} << 20;
+    rekindle::Arena& arena = rekindle::the_arena();
+    arena.open(BUDGET);
+    std::atomic<long> wrong{0};
+    const auto take_and_give = [&](std::uint32_t thread) {
+        std::vector<Piece> kept;
+        std::uint32_t random = thread + 1;
+        for (std::uint32_t turn = 0; turn < TURNS; ++turn) {
+            random = random * 1664525U + 1013904223U;
+            const std::size_t nbytes = std::size_t{8} << (random >> 28);  // up to 256 KiB
+            const std::uint32_t mark = thread * TURNS + turn;
+            kept.emplace_back(nbytes + (random >> 8) % nbytes, mark);
+            if (kept.size() > KEPT) {
+                std::swap(kept[(random >> 16) % kept.size()], kept.back());
+                wrong += kept.back().is_sound() ? 0 : 1;
+                kept.pop_back();
+            }
+            if (thread == 0 && turn % 1000 == 0) {
+                arena.note_counted(turn);
+                arena.limit(turn % 2000 == 0 ? BUDGET / 4 : BUDGET);
+            }
+        }
+        std::thread([&wrong, given = std::move(kept)]() mutable {  // freed in another thread
+            for (const Piece& each : given) {
+                wrong += each.is_sound() ? 0 : 1;
+            }
+            given.clear();
+        })
+            .join();
+    };
+    std::vector<std::thread> threads;
+    for (std::uint32_t i = 0; i < 4; ++i) {
+        threads.emplace_back(take_and_give, i);
+    }
+    for (std::thread& each : threads) {
+        each.join();
+    }
+    Piece outlives(std::size_t{100} << 10, TURNS);
+    arena.close();
+    wrong += outlives.is_sound() && arena.live() >= rekindle::Bytes{100} << 10 ? 0 : 1;
+    {
+        const Piece freed = std::move(outlives);
+    }
+    return wrong + (arena.live() == 0 && arena.cached() == 0 ? 0 : 1);
+}
+
 // Takes every leaf lock for a moment.
 void take_each_leaf() {
     for (std::size_t i = 0; i < rekindle::LEAVES; ++i) {
@@ -243,6 +322,7 @@ int main(int count, char** arguments) {
     const long wrong = what == "forks"     ? forks()
                        : what == "locks"   ? locks()
                        : what == "readers" ? readers()
+                       : what == "arena"   ? arena()
                                            : threads();
     std::printf("%s: %ld wrong\n", arguments[1], wrong);
     return wrong == 0 ? 0 : 1;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "any_time.h"
+#include "arena.h"
 #include "conversions.h"
 #include "mutex.h"
 #include "python.h"
@@ -69,6 +70,9 @@ PyObject* set_budget(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     driver.engine.budget = budget < 0 ? UNLIMITED : budget;
     driver.shortfall.forget();
+    if (driver.uses_arena) {
+        the_arena().limit(driver.engine.budget);
+    }
     return nothing();
 }
 

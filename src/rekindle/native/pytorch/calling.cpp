@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "arena.h"
 #include "dispatch_key.h"
 #include "kernel_operands.h"
 #include "learner.h"
@@ -88,6 +89,9 @@ void Operation::call() {
     std::optional<Watched> watched;  // no other may run meanwhile
     if (!invocation_.signature->priced && driver_.running == 0) {
         watched.emplace(driver_.device);
+    }
+    if (driver_.uses_arena) {
+        the_arena().note_counted(driver_.engine.memory);
     }
     const std::uint64_t begun = ++driver_.begun;
     const KernelOperands operands(

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "../base/slab.h"
+#include "arena.h"
 #include "mutex.h"
 
 namespace rekindle {
@@ -86,18 +87,23 @@ public:
     explicit Counting(c10::Allocator& counted) : counted_(counted) {}
 
     c10::DataPtr allocate(std::size_t bytes) override {
-        c10::DataPtr piece = counted_.allocate(bytes);
+        c10::DataPtr piece = from_arena(bytes);
+        if (piece == nullptr) {
+            piece = counted_.allocate(bytes);
+        }
         if (the_watch().on.load(std::memory_order_relaxed) &&
-            piece.compare_exchange_deleter(own(), &give_back)) {
+            (piece.get_deleter() == &give_back ||
+             piece.compare_exchange_deleter(own(), &give_back))) {
             the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
         }
         return piece;
     }
 
-    // Of all that is allocated while nobody watches. Libraries such as oneDNN, which allocate
-    // without a tensor (`raw_allocate`), ask for it when they free that.
+    // Of all that is allocated while nobody watches and no arena was open. Libraries such as
+    // oneDNN, which allocate without a tensor (`raw_allocate`), ask for it when they free that.
     c10::DeleterFnPtr raw_deleter() const override {
-        return the_watch().on.load(std::memory_order_relaxed) ? &give_back : own();
+        const bool watched = the_watch().on.load(std::memory_order_relaxed);
+        return watched || the_arena().was_open() ? &give_back : own();
     }
 
     c10::DeleterFnPtr own() const { return counted_.raw_deleter(); }
@@ -113,6 +119,11 @@ public:
     static void give_back(void* piece);
 
 private:
+    static c10::DataPtr from_arena(std::size_t bytes) {
+        void* found = the_arena().take(bytes);
+        return {found, found, &give_back, c10::DeviceType::CPU};
+    }
+
     c10::Allocator& counted_;
 };
 
@@ -126,7 +137,9 @@ void Counting::give_back(void* piece) {
     if (the_watch().on.load(std::memory_order_relaxed)) {
         the_watch().gives_back(piece);
     }
-    the_counting()->own()(piece);
+    if (!the_arena().give(piece)) {
+        the_counting()->own()(piece);
+    }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Counts what PyTorch's allocator gives out on the CPU while an operator runs, to whomever: a
 // wrapper around the one that was there, for all threads and for good. Costs nothing while nobody
-// watches.
+// watches. Within a budget on the CPU the memory comes from the arena.
 #pragma once
 
 #include <c10/core/Allocator.h>

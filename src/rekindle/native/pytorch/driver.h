@@ -163,6 +163,7 @@ public:
     Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
     std::map<std::int64_t, Transcript> transcripts;  // those that Python began
     bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say
+    bool uses_arena = false;    // PyTorch's memory on the CPU comes from there
     bool notes_places = false;  // Python is told of every operator, to note where the program is
     bool places_due = false;    // of those that it has not been told of
 

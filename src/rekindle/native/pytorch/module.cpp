@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "anything.h"
+#include "arena.h"
 #include "around_steps.h"
 #include "conversions.h"
 #include "counting.h"
@@ -185,6 +186,9 @@ PyObject* see(PyObject* arguments) {
 PyObject* enter(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
+    if (driver_of(driver).uses_arena) {
+        rekindle::the_arena().open(driver_of(driver).engine.budget);
+    }
     rekindle::set_active(c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver)));
     return nothing();
 }
@@ -197,6 +201,9 @@ PyObject* leave(PyObject* arguments) {
     rekindle::in_words(driver_of(driver), [&] {
         const Locked lock;
         driver_of(driver).close();
+        if (std::exchange(driver_of(driver).uses_arena, false)) {
+            rekindle::the_arena().close();
+        }
     });
     rekindle::tell_policy(driver_of(driver));
     rekindle::let_parked_go();
@@ -415,7 +422,16 @@ PyObject* forked(PyObject* /*arguments*/) {
     rekindle::join(nullptr);
     c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
     rekindle::set_active({});
+    rekindle::the_arena().close();
     return nothing();
+}
+
+// arena() -> bytes that it has mapped: in use, and not
+PyObject* arena(PyObject* /*arguments*/) {
+    const rekindle::Arena& found = rekindle::the_arena();
+    return Py_BuildValue(
+        "LL", static_cast<long long>(found.live()), static_cast<long long>(found.cached())
+    );
 }
 
 // count_allocations() -> whether one may `watch` the CPU's allocator from now on
@@ -545,6 +561,8 @@ PyMethodDef methods[] = {
     method<rekindle::tally>("tally"),
     method<rekindle::tallied>("tallied"),
     method<rekindle::places_in>("places_in"),
+    method<rekindle::set_flag<&Driver::uses_arena>>("use_arena"),
+    method<arena>("arena"),
     method<count_allocations>("count_allocations"),
     method<about_to_fork>("about_to_fork"),
     method<forked_here>("forked_here"),

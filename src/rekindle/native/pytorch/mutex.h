@@ -32,9 +32,9 @@ private:
 };
 
 // Every leaf lock there is, by what it guards.
-enum class Leaf : std::uint8_t { active, allocations, deaths, parked };
+enum class Leaf : std::uint8_t { active, allocations, arena, deaths, parked };
 
-inline constexpr std::size_t LEAVES = 4;
+inline constexpr std::size_t LEAVES = 5;
 
 // The table of them. A child process has only the thread that forked, and would wait for ever for a
 // lock that another thread held. So fork() first takes each of these, in this order, and gives it

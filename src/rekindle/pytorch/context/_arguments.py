@@ -38,6 +38,7 @@ class Arguments:
     swap_directory: str | os.PathLike[str] | None
     evict: Literal["saved", "auto", "anything"]
     cache: bool = True
+    arena: bool = True
 
     def __post_init__(self) -> None:
         found = resolved(self.amount)
@@ -53,6 +54,7 @@ class Arguments:
             )
         checks.switch(self.record, "rekindle.budget(..., record={})")
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
+        checks.switch(self.arena, "rekindle.budget(..., arena={})")
         self._check_evict()
         device = device_of(self.device)
         check_device(device)
@@ -105,6 +107,10 @@ class Arguments:
         if self.amount is None:
             return None
         return amount_of(self.amount, device)
+
+    def uses_arena(self, device: torch.device) -> bool:
+        """Return whether memory comes from the arena: only within a limit, and on a CPU."""
+        return self.arena and self.amount is not None and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:
         """Where swapped values go; None: nowhere."""

@@ -83,6 +83,8 @@ class budget:
             when something reads it, and all of them return at the end. "auto" means "saved" with
             `swap` and before torch 2.12; "anything" is refused there.
         cache: Keep learned plans in `~/.cache/rekindle` (or `REKINDLE_CACHE`) for later processes.
+        arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
+            system, so that the process stays near the budget too. False leaves it to the C library.
 
     Raises:
         InvalidBudget: `amount` is not an amount of bytes.
@@ -115,9 +117,10 @@ class budget:
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "auto", "anything"] = "auto",
         cache: bool = True,
+        arena: bool = True,
     ) -> None:
         self._arguments = Arguments(
-            amount, policy, device, record, learn, swap, swap_directory, evict, cache
+            amount, policy, device, record, learn, swap, swap_directory, evict, cache, arena
         )
         self._stack: ExitStack | None = None
 
@@ -214,6 +217,7 @@ class budget:
             None if host is None else host.copies(amount),
             policy,
         )
+        core.use_arena(driver.handle, given.uses_arena(device))
         run = Run(driver, amount, policy, record=given.record)
         if learns and amount is not None:
             lessons = lessons_for(amount, device, cache=given.cache, patient=patient)

@@ -1,0 +1,266 @@
+#include "blocks.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+
+namespace rekindle {
+
+namespace {
+
+std::size_t in_pages(std::size_t nbytes) noexcept {
+    static const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return (nbytes + page - 1) / page * page;
+}
+
+// Null: the system has none.
+char* map(std::size_t size) noexcept {
+    constexpr int access = PROT_READ | PROT_WRITE;
+    void* found = mmap(nullptr, size, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
+}
+
+// The system refuses to unmap a part of a range when it knows too many ranges (`vm.max_map_count`).
+// It takes the pages back all the same; nobody has the addresses again then.
+void unmap(char* address, std::size_t size) noexcept {
+    if (munmap(address, size) != 0) {
+        madvise(address, size, MADV_DONTNEED);
+    }
+}
+
+// Moves the pages at `from` to `to`, in place of those there. Elsewhere than on Linux, or if the
+// system refuses, `to` gets new pages when somebody writes there.
+void move_pages(
+    [[maybe_unused]] char* from, [[maybe_unused]] std::size_t size, [[maybe_unused]] char* to
+) noexcept {
+#ifdef __linux__
+    if (mremap(from, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) {
+        return;
+    }
+#endif
+    unmap(from, size);
+}
+
+// Of live blocks a part is not used: what rounding up to pages added, and slabs with few pieces. A
+// sixteenth of the limit comes on top of it for that, or a budget that is full would leave no room
+// for free blocks, and each eviction would cost new pages.
+constexpr Bytes UNCHARGED = 16;
+constexpr std::size_t LEAST = std::size_t{16} << 10;  // less is not worth a block of its own
+
+}  // namespace
+
+// Goes back to the system when this does, which is without the lock.
+struct Blocks::Evicted final {
+    List blocks;
+
+    Evicted() = default;
+    Evicted(const Evicted&) = delete;
+    Evicted& operator=(const Evicted&) = delete;
+    Evicted(Evicted&&) = delete;
+    Evicted& operator=(Evicted&&) = delete;
+
+    ~Evicted() { clear(); }
+
+    void clear() noexcept {
+        for (const Block& each : blocks) {
+            unmap(each.address, each.size);
+        }
+        blocks.clear();
+    }
+};
+
+void* Blocks::take(std::size_t nbytes, std::size_t asked) {
+    const std::size_t size = in_pages(nbytes);
+    void* found = reuse(size, asked);
+    return found == nullptr ? map_new(size, asked) : found;
+}
+
+// Returns the smallest free block that suffices, or a part of it; null: there is none.
+void* Blocks::reuse(std::size_t size, std::size_t asked) {
+    const std::scoped_lock guard(lock_);
+    const auto fit = by_size_.lower_bound(size);
+    if (fit == by_size_.end()) {
+        return nullptr;
+    }
+    const auto block = fit->second;
+    split(block, size);
+    note_not_free(block);
+    block->asked = asked;
+    charge(*block, 1);
+    live_.splice(live_.end(), free_, block);
+    by_address_.put(block->address, block);
+    return block->address;
+}
+
+void* Blocks::map_new(std::size_t size, std::size_t asked) {
+    List made(1);
+    Block& block = made.front();
+    block.size = size;
+    block.asked = asked;
+    List pieces;
+    {
+        Evicted evicted;
+        const std::scoped_lock guard(lock_);
+        take_pieces(size, pieces);
+        charge(block, 1);
+        evict(evicted);
+    }
+    block.address = map_anyway(size);
+    char* at = block.address;
+    for (const Block& each : pieces) {
+        if (at == nullptr) {
+            unmap(each.address, each.size);
+            continue;
+        }
+        move_pages(each.address, each.size, at);
+        at += each.size;
+    }
+    const std::scoped_lock guard(lock_);
+    if (block.address == nullptr) {
+        charge(block, -1);
+        return nullptr;
+    }
+    by_address_.put(block.address, made.begin());
+    live_.splice(live_.end(), made);
+    return block.address;
+}
+
+bool Blocks::give(void* address) {
+    Evicted evicted;
+    {
+        const std::scoped_lock guard(lock_);
+        const auto* found = by_address_.find(address);
+        if (found == nullptr) {
+            return false;
+        }
+        const auto block = *found;
+        by_address_.take(address);
+        charge(*block, -1);
+        free_.splice(free_.end(), live_, block);
+        join_neighbors(block);
+        note_free(block);
+        evict(evicted);
+    }
+    return true;
+}
+
+bool Blocks::has(const void* address) noexcept {
+    const std::scoped_lock guard(lock_);
+    return by_address_.find(address) != nullptr;
+}
+
+void Blocks::limit(Bytes most) {
+    Evicted evicted;
+    {
+        const std::scoped_lock guard(lock_);
+        limit_ = most;
+        evict(evicted);
+    }
+}
+
+Bytes Blocks::room() const noexcept {
+    const Bytes unused = mapped_ - asked_;
+    const Bytes live = mapped_ - std::min(unused, limit_ / UNCHARGED);
+    return limit_ - outside_.load(std::memory_order_relaxed) - live - cached_;
+}
+
+// Where there is no room for `size` new bytes, takes free blocks whose pages can be moved, the
+// largest first.
+void Blocks::take_pieces(std::size_t size, List& pieces) {
+    std::size_t wanted = size;
+    while (wanted >= LEAST && !free_.empty() && room() < static_cast<Bytes>(size)) {
+        const auto largest = std::prev(by_size_.end())->second;
+        split(largest, wanted);
+        if (largest->size > wanted) {
+            return;
+        }
+        note_not_free(largest);
+        pieces.splice(pieces.end(), free_, largest);
+        wanted -= largest->size;
+    }
+}
+
+// A block is live from now on, or (-1) not any more.
+void Blocks::charge(const Block& block, int times) noexcept {
+    mapped_ += times * static_cast<Bytes>(block.size);
+    asked_ += times * static_cast<Bytes>(block.asked);
+}
+
+void Blocks::note_free(List::iterator block) {
+    cached_ += static_cast<Bytes>(block->size);
+    block->place = by_size_.emplace(block->size, block);
+    by_start_.put(block->address, block);
+    by_end_.put(block->address + block->size, block);
+}
+
+void Blocks::note_not_free(List::iterator block) noexcept {
+    cached_ -= static_cast<Bytes>(block->size);
+    by_size_.erase(block->place);
+    by_start_.take(block->address);
+    by_end_.take(block->address + block->size);
+}
+
+// `block`, which is about to be free, takes in the free ones before and behind it.
+void Blocks::join_neighbors(List::iterator block) {
+    if (const auto* before = by_end_.find(block->address)) {
+        const auto other = *before;
+        note_not_free(other);
+        block->address = other->address;
+        block->size += other->size;
+        free_.erase(other);
+    }
+    if (const auto* behind = by_start_.find(block->address + block->size)) {
+        const auto other = *behind;
+        note_not_free(other);
+        block->size += other->size;
+        free_.erase(other);
+    }
+}
+
+// What a free block has beyond `size` bytes becomes another one, unless that is little.
+void Blocks::split(List::iterator block, std::size_t size) {
+    if (block->size < size + LEAST) {
+        return;
+    }
+    note_not_free(block);
+    const auto rest = free_.emplace(block, Block{block->address + size, block->size - size});
+    block->size = size;
+    note_free(rest);
+    note_free(block);
+}
+
+// Takes the oldest free blocks, or a part of one, until the rest is within the limit.
+void Blocks::evict(Evicted& evicted) {
+    for (Bytes over = -room(); over > 0 && !free_.empty(); over = -room()) {
+        split(free_.begin(), std::max(in_pages(static_cast<std::size_t>(over)), LEAST));
+        evict_oldest(evicted);
+    }
+}
+
+void Blocks::evict_oldest(Evicted& evicted) {
+    const auto oldest = free_.begin();
+    note_not_free(oldest);
+    evicted.blocks.splice(evicted.blocks.end(), free_, oldest);
+}
+
+// Without the lock. Unmaps what is free if the system has none; null: it has none then either.
+char* Blocks::map_anyway(std::size_t size) {
+    char* found = map(size);
+    if (found == nullptr) {
+        Evicted evicted;
+        {
+            const std::scoped_lock guard(lock_);
+            while (!free_.empty()) {
+                evict_oldest(evicted);
+            }
+        }
+        evicted.clear();
+        found = map(size);
+    }
+    return found;
+}
+
+}  // namespace rekindle
