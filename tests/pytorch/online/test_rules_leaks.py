@@ -280,8 +280,9 @@ def test_a_state_does_not_carry_all_batches_along(
 
 def test_otherwise_it_would() -> None:
     """The test above can fail."""
+    model = Recurrent()
     with cores.short_memory(1_000_000), rekindle.budget(TIGHT) as run:
-        train(Recurrent())
+        train(model)
         assert len(list(run._driver.engine.storages)) > 1_000
 
 
