@@ -23,8 +23,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 1,000 KiB free, in no control group; no tensors but the test's own."""
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")
     monkeypatch.setattr(_auto, "_MEMINFO", tmp_path / "meminfo")
-    limits = ((tmp_path / "memory.max", tmp_path / "memory.current"),)
-    monkeypatch.setattr(_auto, "_CGROUPS", limits)
+    monkeypatch.setattr(_auto, "_MEMBERSHIP", tmp_path / "cgroup")
+    monkeypatch.setattr(_auto, "_GROUPS", tmp_path)
     monkeypatch.setattr(_auto, "living_tensors", list)
     return tmp_path
 
@@ -55,6 +55,48 @@ def test_auto_stays_within_a_control_group(machine: Path) -> None:
     assert automatic() == int(0.9 * 400 * KIB)
     (machine / "memory.max").write_text("max\n")
     assert automatic() == int(0.9 * 1000 * KIB)
+
+
+@pytest.mark.parametrize(
+    ("membership", "folder", "limit", "usage"),
+    [
+        ("0::/job/step\n", "job/step", "memory.max", "memory.current"),
+        ("0::/job/step\n", "job", "memory.max", "memory.current"),
+        (
+            "7:cpu:/\n4:hugetlb,memory:/slurm/job_1\n0::/\n", "memory/slurm/job_1",
+            "memory.limit_in_bytes", "memory.usage_in_bytes",
+        ),
+        (
+            "4:memory:/docker/not-seen-inside\n", "memory",
+            "memory.limit_in_bytes", "memory.usage_in_bytes",
+        ),
+    ],
+)  # fmt: skip
+def test_auto_knows_the_groups_that_the_process_is_in(
+    machine: Path, membership: str, folder: str, limit: str, usage: str
+) -> None:
+    (machine / "cgroup").write_text(membership)
+    group = machine / folder
+    group.mkdir(parents=True)
+    (group / limit).write_text(f"{500 * KIB}\n")
+    (group / usage).write_text(f"{300 * KIB}\n")
+    assert automatic() == int(0.9 * 200 * KIB)
+    (group / "memory.stat").write_text(f"inactive_file 0\ntotal_inactive_file {50 * KIB}\n")
+    assert automatic() == int(0.9 * 250 * KIB)
+
+
+@pytest.mark.parametrize(("which", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
+def test_auto_stays_within_ulimit(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, which: str, field: str
+) -> None:
+    resource = pytest.importorskip("resource")
+    (machine / "status").write_text(f"Name:\tpython\n{field}:\t     400 kB\n")
+    monkeypatch.setattr(_auto, "_STATUS", machine / "status")
+    most = {getattr(resource, which): 700 * KIB}
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda each: (most.get(each, resource.RLIM_INFINITY), -1)
+    )
+    assert automatic() == int(0.9 * 300 * KIB)
 
 
 def test_auto_where_nobody_says_how_much_there_is(machine: Path) -> None:

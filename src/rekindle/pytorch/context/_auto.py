@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,13 +25,15 @@ MARGIN = 0.1
 WORTH_IT = 0.01
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUPS = (  # limit and usage, of version 2 and of version 1
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
+_STATUS = Path("/proc/self/status")
+_MEMBERSHIP = Path("/proc/self/cgroup")  # which control groups this process is in
+_GROUPS = Path("/sys/fs/cgroup")
+
+#: Names of limit and usage, by version of control groups.
+_NAMES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    2: ("memory.max", "memory.current"),
+}
 
 
 #: An environment variable: a cap from outside of the program, which "auto" then means.
@@ -67,7 +70,7 @@ def available(device: torch.device, ranks: int | None = None) -> Bytes:
         each device of this machine.
 
     On CUDA, what its allocator has reserved counts as tensors' own. On a CPU the free memory is
-    that of the machine or of the control group, whichever is less.
+    that of the machine, of the control groups, or what `ulimit` leaves, whichever is least.
     """
     if is_accelerator(device):
         beside = accelerator.ranks_beside(_ranks_here()) if ranks is None else ranks
@@ -114,8 +117,8 @@ def _ranks_here() -> int:
 
 
 def _free_on_cpu() -> Bytes:
-    found = [_left_in_group(limit, usage) for limit, usage in _CGROUPS]
-    found.append(_free_in_machine())
+    found = [_left_in_group(limit, usage) for limit, usage in _control_groups()]
+    found += [_free_in_machine(), *_left_in_limits()]
     known = [free for free in found if free is not None]
     if not known:
         raise Unsupported(
@@ -135,6 +138,40 @@ def _free_in_machine() -> Bytes | None:
     return None if available is None else 1024 * int(available.split()[0])
 
 
+def _control_groups() -> Iterator[tuple[Path, Path]]:
+    """Files with limit and usage of each group that this process is in, and of those around it.
+
+    In a container the groups that it names may be outside of what it sees: then the root counts.
+    """
+    groups = {(_GROUPS, 2): Path(), (_GROUPS / "memory", 1): Path()}
+    with suppress(OSError):
+        for line in _MEMBERSHIP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                groups[_GROUPS, 2] = Path(path.strip("/"))
+            elif "memory" in controllers.split(","):
+                groups[_GROUPS / "memory", 1] = Path(path.strip("/"))
+    for (root, version), group in groups.items():
+        limit, usage = _NAMES[version]
+        for folder in (group, *group.parents):
+            yield root / folder / limit, root / folder / usage
+
+
+def _left_in_limits() -> Iterator[Bytes]:
+    """What `ulimit -v` and `ulimit -d` leave of the addresses and of the data of this process."""
+    try:
+        import resource  # not on every system
+
+        lines = _STATUS.read_text().splitlines()
+    except (ImportError, OSError):
+        return
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    for which, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        most, _ = resource.getrlimit(which)
+        if most != resource.RLIM_INFINITY and field in fields:
+            yield most - 1024 * int(fields[field].split()[0])
+
+
 def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
     try:
         most, now = limit.read_text().strip(), usage.read_text().strip()
@@ -146,10 +183,10 @@ def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
 def _cache(usage: Path) -> Bytes:
     """Files in memory count as used, and make way when memory is short."""
     with suppress(OSError):
-        for line in (usage.parent / "memory.stat").read_text().splitlines():
-            name, _, nbytes = line.partition(" ")
-            if name == "inactive_file":
-                return int(nbytes)
+        lines = (usage.parent / "memory.stat").read_text().splitlines()
+        found = dict(line.split(" ", 1) for line in lines if " " in line)
+        # That of the groups inside as well, which version 2 says under the shorter name.
+        return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
     return 0
 
 
