@@ -8,8 +8,8 @@ built (weights, gradients, optimizer state and batches included), and processor 
 `malloc` is a budget with `arena=False`, `arena` the default, `plain` no budget. The budget of a
 model is its constants and a fraction of what a plain step takes beyond them; `lstm_80` is an
 unrolled LSTM cell within 80 MiB, `loop_100` and `loop_25` the 2,000 products of pytorch#125591.
-`--cap` kills each process, from outside, when it takes more than 1.2 of its budget and 250 MiB
-over what Python and PyTorch take. The bits of all ways are compared.
+`--cap` kills each process, from outside, when its own memory (what is not a file's, as control
+groups charge it) is more than 1.2 of its budget and 250 MiB, Python and PyTorch included.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def worker(name: str, way: str, budget: int) -> dict[str, Any]:
         return {"infeasible": f"needs {error.smallest_budget}"}
 
 
-def point(command: list[str], most_growth: int | None, preload: str) -> dict[str, Any]:
-    """Runs a worker; kills it when it grows by more than `most_growth`."""
+def point(command: list[str], most: int | None, preload: str) -> dict[str, Any]:
+    """Runs a worker; kills it when it takes more than `most` bytes of its own."""
     environment = os.environ | ({"LD_PRELOAD": preload} if preload else {})
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -182,9 +182,8 @@ def point(command: list[str], most_growth: int | None, preload: str) -> dict[str
                 if not line.startswith("{"):
                     continue
                 row |= json.loads(line)
-                if "growth" not in row and most_growth is not None:
-                    limit = row["before"] + most_growth
-                    threading.Thread(target=watch, args=(process, limit), daemon=True).start()
+                if "growth" not in row and most is not None:
+                    threading.Thread(target=watch, args=(process, most), daemon=True).start()
             code = process.wait()
         finally:
             timer.cancel()
@@ -195,20 +194,19 @@ def point(command: list[str], most_growth: int | None, preload: str) -> dict[str
         elif code:
             errors.seek(0)
             row |= {"failed": (errors.read().strip().splitlines() or [str(code)])[-1][:200]}
-        if most_growth is not None and row.get("growth", 0) > most_growth:
-            row |= {"killed": True}  # faster than the watchdog looked: the system's figure counts
     return row
 
 
 def watch(process: subprocess.Popen[str], limit: int) -> None:
-    """Kill the process once more than `limit` bytes of it are in memory."""
-    statm = Path(f"/proc/{process.pid}/statm")
+    """Kill the process once it has more than `limit` bytes of its own in memory."""
+    status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         try:
-            taken = int(statm.read_text().split()[1]) * PAGE
-        except (OSError, IndexError):
+            lines = status.read_text().splitlines()
+        except OSError:
             return
-        if taken > limit:
+        own = [1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")]
+        if sum(own) > limit:
             process.kill()
             return
         time.sleep(EVERY_SECONDS)

@@ -22,6 +22,8 @@ class Holders:
         modules: Bytes by module.
         lines: Bytes by source line.
         operators: Bytes by operator.
+        resident: What the process took of the machine, as the system counts it; 0 if unknown.
+        cached: Bytes of that which were free, and kept for the next request.
     """
 
     memory: Bytes = 0
@@ -31,6 +33,8 @@ class Holders:
     modules: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
     lines: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
     operators: Mapping[str, Bytes] = field(default_factory=dict[str, Bytes])
+    resident: Bytes = 0
+    cached: Bytes = 0
 
 
 @final

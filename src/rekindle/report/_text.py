@@ -58,13 +58,25 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
         f"recomputations  {report.recomputations:>11}",
         f"time lost       {paint(lost, _YELLOW) if report.time_lost else lost}",
     ]
-    rows += _swapped(report)
+    rows += _resident(report) + _swapped(report)
     if report.smallest_budget is not None:
         part = f"   {report.smallest_budget / report.peak:.1%} of the peak" if report.peak else ""
         rows.append(f"smallest budget {format_bytes(report.smallest_budget):>11}{part}")
     if report.plain_ns is not None:
         rows.append(f"plain step      {format_ns(report.plain_ns):>11}   without Rekindle")
     return rows
+
+
+def _resident(report: Figures) -> list[str]:
+    """What the process took of the machine near the peak, and what that is made of."""
+    peak = report.at_peak
+    if not peak.resident:
+        return []
+    parts = [f"{format_bytes(peak.memory)} counted"]
+    parts += [f"{format_bytes(peak.cached)} free"] if peak.cached else []
+    beside = max(0, peak.resident - peak.memory - peak.cached)
+    parts.append(f"{format_bytes(beside)} Python and libraries")
+    return [f"resident        {format_bytes(peak.resident):>11}   {', '.join(parts)}"]
 
 
 def _swapped(report: Figures) -> list[str]:

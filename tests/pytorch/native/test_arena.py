@@ -131,6 +131,19 @@ def test_arena_is_off_without_a_limit_or_when_asked(amount: str | None) -> None:
     del kept
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_report_says_what_the_process_took() -> None:
+    with rekindle.budget("64MiB") as run:
+        kept = torch.ones(5_000_000)
+        kept.sum()
+    report = run.report()
+    (row,) = (line for line in report.text().splitlines() if line.startswith("resident"))
+    assert report.at_peak.resident > report.at_peak.memory + report.at_peak.cached
+    assert "19.1 MiB counted" in row
+    assert row.endswith("Python and libraries")
+    assert type(report).from_json(report.to_json()) == report
+
+
 def test_memory_from_before_may_be_freed_inside() -> None:
     before = [torch.ones(size) for size in (10, 1_000, 1_000_000)]
     with rekindle.budget("20MiB"):

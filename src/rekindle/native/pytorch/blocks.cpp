@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <iterator>
+#include <memory>
 #include <mutex>
 
 namespace rekindle {
@@ -261,6 +263,16 @@ char* Blocks::map_anyway(std::size_t size) {
         found = map(size);
     }
     return found;
+}
+
+Bytes resident_bytes() noexcept {
+    const auto close = [](std::FILE* file) { std::fclose(file); };
+    const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen("/proc/self/statm", "r"));
+    long long pages = 0;
+    if (file == nullptr || std::fscanf(file.get(), "%*s %lld", &pages) != 1) {
+        return 0;
+    }
+    return static_cast<Bytes>(pages) * sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace rekindle

@@ -87,4 +87,7 @@ private:
     std::atomic<Bytes> outside_ = 0;  // what it holds besides that
 };
 
+// Bytes of this process that are in memory; 0: the system does not say.
+Bytes resident_bytes() noexcept;
+
 }  // namespace rekindle

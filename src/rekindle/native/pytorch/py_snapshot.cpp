@@ -95,9 +95,11 @@ PyObject* list_of(const std::vector<Each>& things) {
 PyObject* tuple_of(const Snapshot& snapshot) {
     const ProgramLine& line = snapshot.line;
     return Py_BuildValue(
-        "LL(sisi)NN",
+        "LLLL(sisi)NN",
         static_cast<long long>(snapshot.memory),
         static_cast<long long>(snapshot.clock),
+        static_cast<long long>(snapshot.resident),
+        static_cast<long long>(snapshot.cached),
         line.file.c_str(),
         line.number,
         line.library.c_str(),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "arena.h"
 #include "driver.h"
 #include "python.h"
 #include "signature.h"
@@ -145,6 +146,10 @@ void Driver::take_peak_snapshot(ProgramLine line) {
         return;  // what made the peak has died meanwhile
     }
     take_snapshot(peak_snapshot, std::move(line));
+    if (!device.queues()) {
+        peak_snapshot.resident = resident_bytes();
+        peak_snapshot.cached = the_arena().cached();
+    }
     const Bytes clearly_more = engine.memory + engine.memory / 50;
     peak_threshold_ = std::max(engine.memory, std::min(clearly_more, exact_from_ - 1));
 }

@@ -60,6 +60,8 @@ struct ProgramLine final {
 struct Snapshot final {
     Bytes memory = 0;
     Nanoseconds clock = 0;
+    Bytes resident = 0;  // what the process takes of the machine; 0: the system does not say
+    Bytes cached = 0;    // of that, free in the arena
     ProgramLine line;
     std::vector<Holder> holders;
     std::vector<Owned> owned;  // of two that speak of one allocation the later one counts

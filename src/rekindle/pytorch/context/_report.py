@@ -88,8 +88,9 @@ def swapped_by(driver: NativeDriver) -> Swapped | None:
 def _holders(peak: Snapshot, places: Places | None) -> Holders:
     if places is None:
         return Holders(
-            peak.memory, peak.clock, peak.where, peak.categories, operators=dict(peak.sites)
-        )
+            peak.memory, peak.clock, peak.where, peak.categories,
+            operators=dict(peak.sites), resident=peak.resident, cached=peak.cached,
+        )  # fmt: skip
 
     def module(place: Place, holder: Holder) -> str:
         return places.parameters.get(holder.parameter, place.module)
@@ -106,6 +107,8 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
         _sums(peak, places, module),
         _sums(peak, places, line),
         dict(peak.sites),
+        peak.resident,
+        peak.cached,
     )
 
 

@@ -54,6 +54,8 @@ class _Owned(NamedTuple):
 class _Snapshot(NamedTuple):
     memory: Bytes
     clock: Nanoseconds
+    resident: Bytes
+    cached: Bytes
     line: tuple[str, int, str, int]
     holders: Iterable[tuple[Any, ...]]
     owned: Iterable[tuple[Any, ...]]
@@ -61,7 +63,7 @@ class _Snapshot(NamedTuple):
 
 def in_words(noted: tuple[Any, ...]) -> Snapshot:
     """Give a snapshot of the core's categories, names and the line of the program."""
-    memory, clock, line, holders, owned = _Snapshot(*noted)
+    memory, clock, resident, cached, line, holders, owned = _Snapshot(*noted)
     said = {
         each.allocation: (_KINDS[each.kind], each.parameter)
         for each in (_Owned(*each) for each in owned)
@@ -78,7 +80,8 @@ def in_words(noted: tuple[Any, ...]) -> Snapshot:
         if category in (SAVED, PROGRAM, KEPT):
             sites[shown_name(each.site)] += each.nbytes
     ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
-    return Snapshot(memory, clock, line_in_words(*line), ordered, sites.most_common(5), found)
+    where, most = line_in_words(*line), sites.most_common(5)
+    return Snapshot(memory, clock, where, ordered, most, found, resident, cached)
 
 
 def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:

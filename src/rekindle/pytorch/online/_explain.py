@@ -47,6 +47,8 @@ class Snapshot:
     categories: dict[str, Bytes] = field(default_factory=dict)
     sites: list[tuple[str, Bytes]] = field(default_factory=list)
     holders: dict[StorageId, Holder] = field(default_factory=dict)
+    resident: Bytes = 0  #: what the process took of the machine; 0: not known
+    cached: Bytes = 0  #: of that, free in the arena
 
 
 def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes) -> OutOfBudget:
