@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -399,10 +399,13 @@ def test_nothing_is_let_go_while_an_operator_of_a_thread_runs() -> None:
     assert wrong == []
 
 
-def test_while_an_older_thread_lives_nothing_held_is_let_go() -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_while_an_older_thread_lives_nothing_held_is_let_go(earlier: bool) -> None:
+    """`earlier`: it started within a budget that is over, and is not within the next one."""
     stop = threading.Event()
     thread = threading.Thread(target=lambda: stop.wait(60))
-    thread.start()
+    with rekindle.budget(1 << 30) if earlier else nullcontext():
+        thread.start()
     try:
         with rekindle.budget(1 << 30, evict="anything") as run:
             x = torch.ones(NUMBERS) * 3

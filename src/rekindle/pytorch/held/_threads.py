@@ -35,6 +35,11 @@ HARMLESS = (
 )
 
 
+#: Modules that start the threads of others: where these come from, another frame tells. (The second
+#: puts a thread that starts within a budget into it. After that budget it is in none.)
+_STARTERS = ("threading", "rekindle.pytorch.context._threads")
+
+
 @final
 class Threads:
     """The threads of the process, as seen by the one that made this."""
@@ -72,7 +77,7 @@ def _is_harmless(origin: str) -> bool:
 
 
 def _origin(ident: int) -> str:
-    """The module of the outermost function of a thread that is not of `threading` itself."""
+    """The module of the outermost function of a thread that did not start it."""
     if _compiles(ident):
         return "torch._inductor"
     if any(each.ident == ident and each.name.startswith(OURS) for each in threading.enumerate()):
@@ -82,7 +87,7 @@ def _origin(ident: int) -> str:
     while each is not None:
         names.append(each.f_globals.get("__name__", ""))
         each = each.f_back
-    return next((name for name in reversed(names) if name != "threading"), "threading")
+    return next((name for name in reversed(names) if name not in _STARTERS), "threading")
 
 
 def _compiles(ident: int) -> bool:
