@@ -21,6 +21,7 @@ import rekindle
 from rekindle.pytorch.held import _threads
 from tests.helpers import combined, name_of
 from tests.pytorch import cores
+from tests.pytorch.fuzz.check import letting_go_of_everything
 from tests.pytorch.harsh import harshest
 from tests.pytorch.held.husks import HOME, UNREADABLE, empty, is_empty, unseen_by_the_core
 from tests.pytorch.models import ALL_CASES, Case
@@ -490,3 +491,15 @@ def test_what_autograd_alone_saved_is_let_go_without_any_of_it() -> None:
     with rekindle.budget("1GiB", evict="saved"):
         assert "data_ptr" not in vars(Tensor)
         assert torch.autograd.Function.apply == apply
+
+
+def test_fused_step_reads_what_a_gradient_scaler_made() -> None:
+    """The scaler leaves tensors in the optimizer, which its step on shapes reads ahead."""
+    weight = torch.ones(100, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight], 0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with letting_go_of_everything(), rekindle.budget(1 << 30, evict="anything"):
+        scaler.scale((weight * 3).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert weight.detach().allclose(torch.full((100,), 1 - 0.1 * 0.01 - 0.1))

@@ -76,6 +76,10 @@ class Played:
     within: int  # of that, the most within a budget
 
 
+class NoRoomSomewhere(Exception):
+    """PyTorch put an `OutOfBudget` into an error of its own."""
+
+
 @dataclass
 class Outcome:
     """What is wrong with one program; empty complaint: nothing."""
@@ -93,6 +97,7 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
 
     Raises:
         rekindle.OutOfBudget: the amount is too small.
+        NoRoomSomewhere: likewise.
     """
     tally = Tally()
 
@@ -120,6 +125,8 @@ def play(seed: int, mode: Mode | None, amount: int = 0) -> Played:
             except rekindle.OutOfBudget:
                 raise
             except Exception as raised:
+                if "nothing is left to evict" in str(raised):  # `load_state_dict` words it again
+                    raise NoRoomSomewhere from raised
                 error.append(raised)
                 world.notes.append(f"{type(raised).__name__}: {str(raised).splitlines()[0]}")
 
@@ -218,6 +225,9 @@ def _complaint(seed: int, plain: Played, mode: Mode, tightness: float) -> str:
                     f"PyTorch's peak is {plain.peak}; {str(error).splitlines()[0]}"
                 )
             amount = max(error.smallest_budget, int(amount * 1.1))
+            continue
+        except NoRoomSomewhere:
+            amount = int(amount * 1.1)
             continue
         names = [name for name in {**plain.left, **got.left}
                  if plain.left.get(name) != got.left.get(name)]  # fmt: skip

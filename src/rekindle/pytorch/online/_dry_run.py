@@ -85,7 +85,7 @@ class _DryRun(TorchDispatchMode):
     def stand_in(self, tensor: Tensor) -> Tensor:
         """For what is there before the step. A number stays one, in a copy: its value counts."""
         if tensor.numel() == 1:
-            made = tensor.detach().clone()
+            made = _copy_of_number(tensor)
         else:
             storage = torch.UntypedStorage(tensor.untyped_storage().nbytes(), device="meta")
             made = _StandIn(geometry_of(tensor).of(storage), tensor.device)
@@ -153,6 +153,16 @@ class _DryRun(TorchDispatchMode):
             self._known[address] = weakref.ref(home, free)
 
 
+def _copy_of_number(tensor: Tensor) -> Tensor:
+    """Copy a tensor of one element, which may be evicted: the core does not see the dry run."""
+    try:
+        return tensor.detach().clone()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=tensor.device)
+
+
 def _home(tensor: Tensor) -> torch.UntypedStorage:
     return (tensor.shape_of if type(tensor) is _StandIn else tensor).untyped_storage()
 
@@ -168,7 +178,12 @@ def _returned(func: Any, written: list[Tensor]) -> Any:
 def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
     """An optimizer of stand-ins, in the same state."""
     shadow = object.__new__(type(optimizer))
-    vars(shadow).update(vars(optimizer))
+    vars(shadow).update(
+        {
+            name: dry_run.stand_in(value) if isinstance(value, Tensor) else value
+            for name, value in vars(optimizer).items()  # `GradScaler` leaves tensors there
+        }
+    )
     shadow.state = defaultdict(dict)
     shadow.param_groups = []
     for group in optimizer.param_groups:
