@@ -162,7 +162,9 @@ long readers() {
                 rekindle::Locked lock;
                 Reads reads(homes[piece]);
                 all.add(reads);
-                evicted[piece] = false;
+                if (evicted[piece]) {  // else another one may be reading it
+                    evicted[piece] = false;
+                }
                 {
                     const rekindle::Unlocked others(lock);
                     wrong += evicted[piece] ? 1 : 0;
