@@ -114,6 +114,7 @@ def test_without_need_nothing_of_it_happens() -> None:
 _QUICK_CASES = [case for case in ALL_CASES if case.name != "lstm"]
 
 
+@pytest.mark.filterwarnings("ignore:recomputation took")  # on a slow machine it is too much
 @pytest.mark.parametrize("case", sampled(_QUICK_CASES, 3), ids=name_of)
 def test_models_train_the_same_with_everything_let_go(case: Case) -> None:
     workload = case.build()
