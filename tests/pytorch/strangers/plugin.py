@@ -1,7 +1,7 @@
 """A plugin of pytest that runs each test in one way, and writes down what came of it.
 
 It is loaded by `-p tests.pytorch.strangers.plugin` into a process that runs somebody else's tests,
-and is told what to do by two variables of the environment.
+and is told what to do by variables of the environment.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tests.pytorch.strangers.ways import SHARE, Found, Way
 
 _WAY = Way(os.environ["STRANGERS_WAY"])
 _FILE = Path(os.environ["STRANGERS_FOUND"])  # written here, line by line
-_DONE: frozenset[str] = frozenset(json.loads(os.environ["STRANGERS_DONE"]))
-_PEAKS: dict[str, int] = json.loads(os.environ.get("STRANGERS_PEAKS", "{}"))
+_TOLD: dict[str, Any] = json.loads(Path(os.environ["STRANGERS_TOLD"]).read_text(encoding="utf-8"))
+_DONE: frozenset[str] = frozenset(_TOLD["done"])
+_PEAKS: dict[str, int] = _TOLD["peaks"]
 _LEAST = 1 << 16  # of a budget: a test that makes less is not worth a tight one
 
 _peaks: dict[str, int] = {}
