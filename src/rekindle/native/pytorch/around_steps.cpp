@@ -70,6 +70,7 @@ PyObject* set_budget(PyObject* arguments) {
     Driver& driver = driver_of(capsule);
     driver.engine.budget = budget < 0 ? UNLIMITED : budget;
     driver.shortfall.forget();
+    driver.reserved.forget();
     if (driver.uses_arena) {
         the_arena().limit(driver.engine.budget);
     }
@@ -84,8 +85,21 @@ PyObject* shortfall(PyObject* arguments) {
     const Bytes budget = driver.engine.budget == UNLIMITED ? -1 : driver.engine.budget;
     const Shortfall& shortfall = driver.shortfall;
     return Py_BuildValue(
-        "iLi", shortfall.times(), static_cast<long long>(budget), shortfall.by_sum()
+        "iLii",
+        shortfall.times(),
+        static_cast<long long>(budget),
+        shortfall.by_sum(),
+        driver.reserved.places()
     );
+}
+
+// keep_reserved(driver): the budget is one of what the device's allocator reserves
+PyObject* keep_reserved(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.reserved.is_the_budget = true;
+    driver.device.empty_cache();
+    return nothing();
 }
 
 // met(driver) -> the addresses of storages of weights that were met since this was last asked

@@ -10,6 +10,7 @@ _object* take_samples(_object* arguments);
 _object* space_samples(_object* arguments);
 _object* set_budget(_object* arguments);
 _object* shortfall(_object* arguments);
+_object* keep_reserved(_object* arguments);
 _object* met(_object* arguments);
 _object* keep_from_now_on(_object* arguments);
 _object* save_what_needs(_object* arguments);

@@ -118,10 +118,22 @@ void Device::keep_until_read(const c10::StorageImpl& home) const {
     }
 }
 
+c10::CachingDeviceAllocator::DeviceStats Device::stats() const {
+    return c10::getDeviceAllocator(which_.type())->getDeviceStats(which_.index());
+}
+
 GivenOut Device::given_out() const {
-    const auto stats = c10::getDeviceAllocator(which_.type())->getDeviceStats(which_.index());
-    const auto& bytes = stats.allocated_bytes[0];  // of all pools
+    const auto all = stats();
+    const auto& bytes = all.allocated_bytes[0];  // of all pools
     return {bytes.current, bytes.peak, bytes.freed};
+}
+
+Bytes Device::reserved() const {
+    return stats().reserved_bytes[0].current;
+}
+
+Bytes Device::most_reserved() const {
+    return stats().reserved_bytes[0].peak;
 }
 
 void Device::empty_cache() const {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
@@ -90,6 +91,10 @@ public:
     // What the allocator says now.
     GivenOut given_out() const;
 
+    // Bytes that the allocator has taken of the device, and the most that it ever had.
+    Bytes reserved() const;
+    Bytes most_reserved() const;
+
     // Bytes that it has given out, to whomever.
     Bytes allocated() const { return given_out().current; }
 
@@ -110,8 +115,10 @@ public:
     bool doubts = true;
     bool keeps_back = true;
     bool has_neighbors = true;
+    bool finds_places = true;
 
 private:
+    c10::CachingDeviceAllocator::DeviceStats stats() const;
     void see(const c10::Stream& stream);
     void wait_for_others() const;
     void let_others_wait() const;

@@ -506,11 +506,24 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
         });
     };
     if (device.queues()) {
+        find_places(recipe, in_place);
         or_rescue(*this, recipe, in_place, run_in_order);
     } else {
         homes = run_again(recipe, in_place, call);
     }
     TORCH_CHECK(!now, "interrupted after a replay");
+}
+
+void Driver::find_places(const Recipe& recipe, bool in_place) {
+    if (!reserved.limited()) {
+        return;
+    }
+    for (const Value* value : recipe.outputs()) {
+        if (!in_place) {
+            reserved.find_place(value->storage->nbytes);
+        }
+    }
+    reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
 }
 
 void Driver::compute_now(Call& call, bool in_place) {

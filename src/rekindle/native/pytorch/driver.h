@@ -35,6 +35,7 @@
 #include "prices.h"
 #include "reader.h"
 #include "recipe.h"
+#include "reserved.h"
 #include "shortfall.h"
 #include "snapshot.h"
 #include "transcript.h"
@@ -118,6 +119,7 @@ public:
     Engine engine;
     Device device;
     Shortfall shortfall;
+    Reserved reserved{*this};
     Prices prices;
     Deaths deaths;
     Positions positions;
@@ -360,6 +362,24 @@ public:
     // Evicts the cheapest neighbors in memory so that `nbytes` are free in one piece on the device.
     // Returns whether there were such.
     bool evict_neighbors(Bytes nbytes);
+    // Evicts what is in the cheapest place for `nbytes`: neighbors, or all of some segments of
+    // `missing` bytes, which the caller gives back to the device.
+    Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
+
+    // All memory there whose end nobody tells of, by its address and bytes.
+    template <class F>
+    void each_on_device(F&& visit) const {
+        for (const Unheard& each : unheard_) {
+            const Home home = each.home.lock();
+            if (home && home->device() == device.which() && home->data() != nullptr) {
+                const auto address = reinterpret_cast<std::uintptr_t>(home->data());
+                visit(
+                    static_cast<Bytes>(address), device.rounded(static_cast<Bytes>(home->nbytes()))
+                );
+            }
+        }
+    }
+
     // Takes what is dead out of the table; it is acted on later. Before anything is looked up
     // there.
     void collect();
@@ -467,6 +487,7 @@ private:
     void wait_for_room(Call& call, bool in_place);
     void wait_for_copies() const;
     void refuse_in_a_graph(const char* site) const;
+    void find_places(const Recipe& recipe, bool in_place);
     void compute_now(Call& call, bool in_place);
     void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes);
     bool may_drop(const Record& record) const;
@@ -515,13 +536,18 @@ private:
 template <class F>
 void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     const Bytes at_first = engine.memory;
+    const bool known = reserved.limited();
+    reserved.turned_out(device.most_reserved());
     std::string said = said_by(out);
+    bool lowers = known || !device.finds_places;
     const auto fits = [&] {
         wait_for_copies();
         const Bytes now = engine.memory + engine.in_flight + needed;
         try {
             attempt();
-            shortfall.fitted(std::max(now, at_first / 2 + needed), engine.budget);
+            shortfall.fitted(
+                lowers ? std::max(now, at_first / 2 + needed) : UNLIMITED, engine.budget
+            );
             return true;
         } catch (const std::exception& error) {
             if (!is_full(error)) {
@@ -536,6 +562,7 @@ void Driver::rescue(Bytes needed, const std::exception& out, F&& attempt) {
     if (evict_neighbors(piece) && fits()) {
         return;
     }
+    lowers = true;
     const Bytes before = engine.memory;
     const Bytes step = shortfall.step(needed, before);
     for (const Bytes most : {before - step, before - 4 * step, Bytes{-1}}) {

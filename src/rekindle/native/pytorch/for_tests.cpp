@@ -90,6 +90,7 @@ PyObject* take_out(PyObject* arguments) {
     device.keeps = device.keeps && what != "keep_until_read";
     device.doubts = device.doubts && what != "may_differ";
     device.keeps_back = device.keeps_back && what != "kept_back";
+    device.finds_places = device.finds_places && what != "find_place";
     device.has_neighbors = device.has_neighbors && what != "cheapest_neighbors";
     return nothing();
 }

@@ -487,6 +487,7 @@ PyMethodDef methods[] = {
     method<rekindle::take_samples>("take_samples"),
     method<rekindle::space_samples>("space_samples"),
     method<rekindle::set_budget>("set_budget"),
+    method<rekindle::keep_reserved>("keep_reserved"),
     method<rekindle::shortfall>("shortfall"),
     method<rekindle::set_flag<&Driver::tell_ranges>>("tell_ranges"),
     method<rekindle::set_flag<&Driver::stepping>>("stepping"),

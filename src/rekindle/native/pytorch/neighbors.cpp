@@ -1,5 +1,6 @@
 #include "neighbors.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -48,13 +49,48 @@ std::optional<Window> cheapest_window(std::span<const Block> blocks, Bytes nbyte
     return best;
 }
 
+std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes) {
+    struct Offer final {
+        double loss;
+        Bytes nbytes;
+        std::size_t number;
+
+        double for_a_byte() const noexcept { return loss / static_cast<double>(nbytes); }
+    };
+
+    std::vector<Offer> offers;
+    for (std::size_t number = 0; number < segments.size(); ++number) {
+        const std::vector<Block>& blocks = segments[number];
+        const auto stays = [](const Block& block) { return block.used && !block.loss; };
+        if (!blocks.empty() && std::ranges::none_of(blocks, stays)) {
+            const Block& last = blocks.back();
+            const Bytes whole = last.address + last.nbytes - blocks.front().address;
+            offers.push_back({loss_of(blocks), whole, number});
+        }
+    }
+    std::ranges::stable_sort(offers, {}, &Offer::for_a_byte);
+    Release release{0, {}};
+    for (const Offer& offer : offers) {
+        if (nbytes <= 0) {
+            break;
+        }
+        nbytes -= offer.nbytes;
+        release.loss += offer.loss;
+        release.segments.push_back(offer.number);
+    }
+    return nbytes <= 0 ? std::optional(release) : std::nullopt;
+}
+
 bool Driver::evict_neighbors(Bytes nbytes) {
     if (!device.queues() || !device.has_neighbors || nbytes <= 0) {
         return false;
     }
     ask_allocator();
     poll_held();
-    std::vector<std::vector<Block>> segments = segments_of(*this);
+    return evict_for_place(nbytes, UNLIMITED, segments_of(*this)) != Way::none;
+}
+
+Way Driver::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
     if (own_policy != nullptr) {
         own_policy->ask_losses(engine.clock);
     }
@@ -66,7 +102,7 @@ bool Driver::evict_neighbors(Bytes nbytes) {
         }
     }
     std::optional<Window> best;
-    std::vector<Ref<Storage>> victims;
+    std::span<const Block> chosen;
     for (std::vector<Block>& segment : segments) {
         for (Block& block : segment) {
             if (const auto found = at.find(block.address); block.used && found != at.end()) {
@@ -74,19 +110,35 @@ bool Driver::evict_neighbors(Bytes nbytes) {
             }
         }
         const std::optional<Window> window = cheapest_window(segment, nbytes);
-        if (!window || (best && window->loss >= best->loss)) {
-            continue;
-        }
-        best = window;
-        victims.clear();
-        for (std::size_t i = window->first; i <= window->last; ++i) {
-            if (segment[i].used) {
-                victims.emplace_back(at.at(segment[i].address));
-            }
+        if (window && (!best || window->loss < best->loss)) {
+            best = window;
+            chosen = std::span(segment).subspan(window->first, window->last - window->first + 1);
         }
     }
+    std::vector<Ref<Storage>> victims;
+    const auto go = [&](std::span<const Block> blocks) {
+        for (const Block& block : blocks) {
+            if (block.used) {
+                victims.emplace_back(at.at(block.address));
+            }
+        }
+    };
+    const std::optional<Release> release =
+        missing == UNLIMITED ? std::nullopt : cheapest_release(segments, missing);
+    const bool by_segments = release && (!best || release->loss < best->loss);
+    if (by_segments) {
+        for (const std::size_t each : release->segments) {
+            go(segments[each]);
+        }
+    } else {
+        go(chosen);
+    }
     perform([&] { engine.evict_these(victims); });
-    return !victims.empty();
+    wait_for_copies();
+    if (by_segments) {
+        return Way::whole_segments;
+    }
+    return victims.empty() ? Way::none : Way::neighbors;
 }
 
 }  // namespace rekindle

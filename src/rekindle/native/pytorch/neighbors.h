@@ -5,13 +5,16 @@
 // blocks that the device's allocator tells of, with the policy's score without the size as the
 // loss.
 //
-// Missing: whole segments that would go for less, and that a request finds its place among the
-// blocks of its own stream and pool only. Where the window does not help, room is made by the sum.
+// Or all that is in some segments, which then go back to the device, where that is cheaper.
+//
+// Missing: that a request finds its place among the blocks of its own stream and pool only. Where
+// neither helps, room is made by the sum.
 #pragma once
 
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "../base/types.h"
 
@@ -25,6 +28,12 @@ struct Block final {
     std::optional<double> loss;  // of evicting what is in there; none: it stays
 };
 
+// The blocks of each segment, in order.
+using Segments = std::vector<std::vector<Block>>;
+
+// How a place was made.
+enum class Way { none, neighbors, whole_segments };
+
 // Blocks side by side, the last one included.
 struct Window final {
     double loss;
@@ -35,5 +44,14 @@ struct Window final {
 // The neighbors that go for the least loss so that `nbytes` are free in one piece, if there are
 // such. `blocks`: those of one segment, in order.
 std::optional<Window> cheapest_window(std::span<const Block> blocks, Bytes nbytes);
+
+// Which segments of `nbytes` in all go for the least loss, by their numbers: those that cost least
+// for a byte, until it is enough.
+struct Release final {
+    double loss;
+    std::vector<std::size_t> segments;
+};
+
+std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes);
 
 }  // namespace rekindle

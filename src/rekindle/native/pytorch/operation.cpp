@@ -132,6 +132,7 @@ void Operation::only_count() {
     if (!fits()) {
         or_lending([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
+    or_lending([&] { find_places(); });
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     call();
@@ -192,6 +193,18 @@ bool Operation::fits() const {
     return wanted <= engine.budget - engine.memory - engine.in_flight;
 }
 
+// In one piece each: its results, and what it takes inside itself.
+void Operation::find_places() {
+    if (!driver_.reserved.limited()) {
+        return;
+    }
+    const std::vector<Bytes> guess{needed_};
+    for (const Bytes nbytes : invocation_.signature->pieces.value_or(guess)) {
+        driver_.reserved.find_place(nbytes);
+    }
+    driver_.reserved.find_place(inside_);
+}
+
 void Operation::make_room() {
     const Signature& signature = *invocation_.signature;
     inside_ = driver_.stepping ? 0 : signature.workspace;
@@ -206,6 +219,7 @@ void Operation::make_room() {
         }
         driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }
+    find_places();
     if (signature.watched == 0 && !signature.priced && Watched::possible(driver_.device)) {
         driver_.clear(needed_ + guess_workspace(signature, driver_.device));
     }
@@ -293,6 +307,10 @@ void Operation::register_results() {
     Signature& signature = *invocation_.signature;
     if (!signature.fresh) {
         signature.learn(positions, nbytes, exotic);
+        signature.pieces.emplace();
+        for (const Made& each : made) {
+            signature.pieces->push_back(driver_.counted(*each.home));
+        }
     }
     Nanoseconds cost = signature.cost;
     recording_ = recording_ && inputs_can_be_had();

@@ -102,6 +102,7 @@ private:
     bool fits() const;
     bool take_private_inputs();
     void make_room();
+    void find_places();
     void make_good();
     void draw();
     c10::Device where() const;

@@ -253,8 +253,8 @@ void ask(const char* name, const char* format, Numbers... numbers) {
 
 }  // namespace
 
-std::vector<std::vector<Block>> segments_of(Driver& driver) {
-    std::vector<std::vector<Block>> segments;
+Segments segments_of(Driver& driver) {
+    Segments segments;
     const Consulting consulting(driver);
     const auto take = [&](PyObject* told) {
         for (Py_ssize_t i = 0; i < PyList_Size(told); ++i) {

@@ -52,7 +52,7 @@ void tell_losses(Driver& driver);
 void tell_places(Driver& driver);
 // All blocks of the device that the budget is for, segment by segment, as its allocator has them;
 // none: it does not tell. With the lock, which is given back meanwhile.
-std::vector<std::vector<Block>> segments_of(Driver& driver);
+Segments segments_of(Driver& driver);
 // A copy on the host failed: Python warns of it.
 void tell_complaint(Driver& driver);
 // A range of the profiler begins or ends amid an optimizer's step.

@@ -76,11 +76,13 @@ class CopiesOnHost(Protocol):
 
 class NativeShortfall(NamedTuple):
     """How often the device had less than the budget says; what that is now, negative: none; how
-    often no place among neighbors in memory helped."""
+    often no place among neighbors in memory helped; how often something was evicted for a place
+    before the allocator was asked."""
 
     times: int
     budget: Bytes
     by_sum: int
+    for_places: int
 
 
 @final
