@@ -144,8 +144,11 @@ def test_where_the_device_has_no_room_neighbors_in_memory_go(extension: Path) ->
 
 @pytest.mark.slow
 def test_what_the_device_has_shown_to_have_is_the_budget(extension: Path) -> None:
-    """One allocation fails in a step, not one after the other; the report says so."""
-    question = "large, native, full, late"
+    """One allocation fails in a step, not one after the other; the report says so.
+
+    Where no place is looked for before, which would do as well.
+    """
+    question = "large, native, full, late, find_place"
     lowered, as_given = asked(extension, question, f"{question}, fitted").values()
     assert lowered.get("equal"), lowered
     assert as_given.get("equal"), as_given
@@ -154,6 +157,26 @@ def test_what_the_device_has_shown_to_have_is_the_budget(extension: Path) -> Non
     assert [told.partition(" although")[0] for told in lowered["told"]] == [
         "The device had no room 1 time"
     ]
+
+
+@pytest.mark.slow
+def test_a_full_device_has_places_found_before_it_is_asked(extension: Path) -> None:
+    """After one allocation failed: the others find a place among what the allocator has."""
+    question = "of_many_sizes, native, full, late, fitted"
+    found, failed = asked(extension, question, f"{question}, find_place").values()
+    assert found.get("equal"), found
+    assert failed.get("equal"), failed
+    assert (failed["places"], found["rescues"] < failed["rescues"]) == (0, True), (found, failed)
+    assert found["places"] > 0
+
+
+@pytest.mark.slow
+def test_a_budget_of_reserved_memory_keeps_what_is_reserved(extension: Path) -> None:
+    questions = [f"of_many_sizes, native, reserved, {streams}" for streams in STREAMS]
+    found = asked(extension, *questions, f"{questions[0]}, find_place")
+    assert {question: a for question, a in found.items() if not a.get("equal")} == {}
+    *kept, grown = [answer["reserved over budget"] for answer in found.values()]
+    assert max(kept) <= 1.1 < grown, found
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ MODES: dict[str, dict[str, Any]] = {
     # Whatever there is room for, whatever it takes:
     "native, swapped": {"swap": rekindle.policies.Swap(only=True)},
     "native, full": {},  # the device has less than the budget says
+    "native, reserved": {"of": "reserved"},
     "native, swapped, full": {"swap": rekindle.policies.Swap(only=True)},
     "native, oldest, full": {"policy": rekindle.policies.LRU()},
     # Decides the same whatever operators took:
@@ -468,11 +469,13 @@ def answer(question: str) -> dict[str, Any]:
     return {
         "equal": all(map(torch.equal, values, expected)),
         "peak over budget": peak / amount,
+        "reserved over budget": torch.cuda.max_memory_reserved() / amount,
         "states set": STANDIN.states_set() - before - states_set,
         "evictions": run.evictions,
         "recomputations": run.recomputations,
         "rescues": run._driver.shortfall.times,
         "swapped": getattr(run.report().swapped, "out", 0),
+        "places": run._driver.shortfall.for_places,
         "rescues by the sum": run._driver.shortfall.by_sum,
         "told": [each for each in run.report().advice if "had no room" in each],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,6 +43,14 @@ def large() -> tuple[Any, Step]:
     """Each activation is as much as the allocator takes of the device at once."""
     model = blocks(width=256)
     return _training(model, lambda: model(torch.randn(2048, 256, device="cuda")).pow(2).mean())
+
+
+def of_many_sizes() -> tuple[Any, Step]:
+    """Activations of 6 to 24 MiB, so that few free pieces are of use to the next one."""
+    widths = (64, 256, 64, 192) * 3 + (64,)
+    layers = [nn.Linear(*each) for each in pairwise(widths)]
+    model = nn.Sequential(*(nn.Sequential(each, nn.GELU()) for each in layers)).cuda()
+    return _training(model, lambda: model(torch.randn(24576, 64, device="cuda")).pow(2).mean())
 
 
 def batches_of_the_host() -> tuple[Any, Step]:
@@ -269,6 +278,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Step]]] = {
     for program in (
         mlp,
         large,
+        of_many_sizes,
         batches_of_the_host,
         a_staging_buffer,
         convolutions,

@@ -71,6 +71,13 @@ _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "n
     "at any time.",
 )
 @click.option(
+    "--of",
+    type=click.Choice(["allocated", "reserved"]),
+    default="allocated",
+    show_default=True,
+    help="On CUDA: limit the memory of tensors, or what PyTorch's allocator reserves for them.",
+)
+@click.option(
     "--device",
     metavar="NAME",
     help="The device whose memory is meant. Default: CUDA where there is one, of several that with "
@@ -107,6 +114,7 @@ def command(
     swap: Bytes | None,
     swap_directory: str | None,
     evict: Any,
+    of: Any,
     device: str | None,
     record: bool,
     reports: Reports,
@@ -140,6 +148,7 @@ def command(
             swap=swap,
             swap_directory=swap_directory,
             evict=evict,
+            of=of,
         )
     except (InvalidArgument, InvalidBudget) as error:
         raise click.UsageError(str(error)) from None

@@ -350,6 +350,8 @@ public:
     void make_room(Bytes needed, const char* who);
     // Lets go until `wanted` bytes fit, or until nothing is left to let go.
     void clear(Bytes wanted);
+    // Until no memory is on its way to the host.
+    void wait_for_copies() const;
     // Lets go of all that may be.
     void let_go_now();
     // Finds out which values the program has let go of. Not amid an action.
@@ -485,7 +487,6 @@ private:
     void let_go_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
     void wait_for_room(Call& call, bool in_place);
-    void wait_for_copies() const;
     void refuse_in_a_graph(const char* site) const;
     void find_places(const Recipe& recipe, bool in_place);
     void compute_now(Call& call, bool in_place);

@@ -62,21 +62,30 @@ void Reserved::find_place(Bytes nbytes) {
         return;
     }
     ++places_;
-    switch (driver_.evict_for_place(nbytes, missing(nbytes), now())) {
-        case Way::neighbors:
-            break;
-        case Way::whole_segments:
-            driver_.device.empty_cache();
-            ask_allocator();
-            break;
-        case Way::none:
-            driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - nbytes); });
-            driver_.device.empty_cache();
-            ask_allocator();
-            break;
+    const Way way = driver_.evict_for_place(nbytes, missing(nbytes), now());
+    if (way == Way::whole_segments) {
+        driver_.device.empty_cache();
+        ask_allocator();
     }
     count_gaps();
+    if (way == Way::none) {
+        make_by_sum(nbytes);
+    }
     take(nbytes);
+}
+
+// Nothing helps that lies side by side: as much goes, then four times that.
+void Reserved::make_by_sum(Bytes nbytes) {
+    for (const Bytes less : {nbytes, 4 * nbytes}) {
+        driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
+        driver_.wait_for_copies();
+        driver_.device.empty_cache();
+        ask_allocator();
+        count_gaps();
+        if (gaps_.lower_bound(nbytes) != gaps_.end() || missing(nbytes) <= 0) {
+            return;
+        }
+    }
 }
 
 // The smallest piece that is large enough is what the allocator takes.

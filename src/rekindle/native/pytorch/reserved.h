@@ -48,6 +48,7 @@ public:
 private:
     Bytes missing(Bytes nbytes) const;
     bool take(Bytes nbytes);
+    void make_by_sum(Bytes nbytes);
     void ask_allocator();
     Segments now() const;
     void count_gaps();

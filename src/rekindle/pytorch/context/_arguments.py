@@ -37,6 +37,7 @@ class Arguments:
     swap: str | Bytes | Swap | None
     swap_directory: str | os.PathLike[str] | None
     evict: Literal["saved", "auto", "anything"]
+    of: Literal["allocated", "reserved"] = "allocated"
     cache: bool = True
     arena: bool = True
 
@@ -56,6 +57,7 @@ class Arguments:
         checks.switch(self.cache, "rekindle.budget(..., cache={})")
         checks.switch(self.arena, "rekindle.budget(..., arena={})")
         self._check_evict()
+        checks.one_of(self.of, ("allocated", "reserved"), "rekindle.budget(..., of={})")
         device = device_of(self.device)
         check_device(device)
         self.host(device)

@@ -82,6 +82,10 @@ class budget:
             mode on. "anything": also those that your variables hold, at any time. A tensor returns
             when something reads it, and all of them return at the end. "auto" means "saved" with
             `swap` and before torch 2.12; "anything" is refused there.
+        of: On CUDA, the bytes that the amount limits. "allocated": those that tensors have.
+            "reserved": those that PyTorch's allocator takes of the device for them, as `nvidia-smi`
+            shows; free pieces between tensors count, so a little more is evicted. Small tensors
+            and the first step may pass it by some MiB. It changes nothing on a CPU.
         cache: Keep learned plans in `~/.cache/rekindle` (or `REKINDLE_CACHE`) for later processes.
         arena: On a CPU, take PyTorch's memory from an arena that returns freed memory to the
             system, so that the process stays near the budget too. False leaves it to the C library.
@@ -116,11 +120,12 @@ class budget:
         swap: str | int | Swap | None = None,
         swap_directory: str | os.PathLike[str] | None = None,
         evict: Literal["saved", "auto", "anything"] = "auto",
+        of: Literal["allocated", "reserved"] = "allocated",
         cache: bool = True,
         arena: bool = True,
     ) -> None:
         self._arguments = Arguments(
-            amount, policy, device, record, learn, swap, swap_directory, evict, cache, arena
+            amount, policy, device, record, learn, swap, swap_directory, evict, of, cache, arena
         )
         self._stack: ExitStack | None = None
 
@@ -218,6 +223,8 @@ class budget:
             policy,
         )
         core.use_arena(driver.handle, given.uses_arena(device))
+        if given.of == "reserved" and is_accelerator(device):
+            driver.keep_reserved()
         run = Run(driver, amount, policy, record=given.record)
         if learns and amount is not None:
             lessons = lessons_for(amount, device, cache=given.cache, patient=patient)

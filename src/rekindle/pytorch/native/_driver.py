@@ -245,6 +245,10 @@ class NativeDriver:
         """Of the device, beneath the budget."""
         return NativeShortfall(*self.core.shortfall(self.handle))
 
+    def keep_reserved(self) -> None:
+        """The budget limits what the device's allocator reserves, not what it gives out."""
+        self.core.keep_reserved(self.handle)
+
     def elsewhere(self) -> str | None:
         """What to say if the program was on another device all the time."""
         met = [torch.device(name) for name in self.core.devices_met(self.handle)]
