@@ -100,7 +100,7 @@ public:
     std::vector<Geometry> geometries;  // of the tensor arguments, in order
     Bytes needed = -1;   // of the storages that a call makes, or an upper bound; negative: unknown
     bool bound = false;  // it is an upper bound
-    std::optional<std::vector<Bytes>> pieces;  // of each of those storages, once it is known
+    std::optional<std::vector<Bytes>> pieces;         // of each of those storages, once it is known
     std::optional<std::vector<std::uint32_t>> fresh;  // which results have storages of their own
     bool ordinary = false;  // its bytes are known beforehand, and nothing else to look out for
     bool priced = false;
