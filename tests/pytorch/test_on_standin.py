@@ -347,3 +347,27 @@ def test_what_is_taken_out_is_missed(
     questions = [f"{program}, {mode}, {streams}, {missing}" for streams in STREAMS]
     found = asked(extension, *questions)
     assert not all(answer.get("equal") for answer in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scene", "streams", "missing"),
+    [("read", "side first", "readers_wait"), ("write", "side last", "writers_wait")],
+)
+def test_other_stream_waits_for_recomputations(
+    extension: Path, scene: str, streams: str, missing: str
+) -> None:
+    """For the value that it reads, and until what it writes has been read; else bits differ."""
+    questions = [f"{scene}, ordered, {each}" for each in STREAMS]
+    found = asked(extension, *questions, f"{scene}, ordered, {streams}, {missing}")
+    *right, wrong = found.values()
+    assert all(answer.get("equal") for answer in right), found
+    assert wrong["equal"] is False
+    assert min(answer["recomputations"] for answer in right) > 0
+
+
+@pytest.mark.slow
+def test_idle_stream_is_not_waited_for_again(extension: Path) -> None:
+    (found,) = asked(extension, "idle, ordered, prompt").values()
+    assert found["recomputations"] >= 19
+    assert found["waits"] <= 1  # for what was there before anybody looked

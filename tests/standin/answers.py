@@ -35,6 +35,7 @@ from tests.native.journals import HELD, KINDS, Replay  # noqa: E402
 from tests.pytorch.scenes.world import Own  # noqa: E402
 from tests.standin.captures import captured  # noqa: E402
 from tests.standin.faults import FAULTS  # noqa: E402
+from tests.standin.orders import ORDERS  # noqa: E402
 from tests.standin.programs import PROGRAMS, STEPS, blocks  # noqa: E402
 
 MODES: dict[str, dict[str, Any]] = {
@@ -400,7 +401,7 @@ def _undone() -> dict[str, Any]:
 #: What is no mode of a program.
 ALONE = (
     "planned", "least", "dropped", "auto", "acts", "fails", "small", "captured",
-    "refuses", "undone",
+    "ordered", "refuses", "undone",
 )  # fmt: skip
 
 
@@ -424,6 +425,9 @@ def answer(question: str) -> dict[str, Any]:
     if mode == "refuses":
         STANDIN.late(*SCHEDULES[streams])
         return FAULTS[name]()
+    if mode == "ordered":
+        STANDIN.late(*SCHEDULES[streams])
+        return ORDERS[name](missing)
     if mode == "captured":
         STANDIN.late(*SCHEDULES[streams])
         return captured(name, OPTIONS[missing[0]])

@@ -21,7 +21,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void uncheckedSetDevice(Device d) const noexcept override { if (d.index() >= 0) this_device = d.index(); }
   static Stream stream(int d, int64_t id) { return Stream(Stream::UNSAFE, Device(DEVICE_TYPE, d), id); }
-  Stream getStream(Device d) const override { return stream(index_of(d), current_stream[index_of(d)]); }
+  Stream getStream(Device d) const override { asked.stream++; return stream(index_of(d), current_stream[index_of(d)]); }
   Stream getDefaultStream(Device d) const override { return stream(index_of(d), 0); }
   Stream getNewStream(Device d, int = 0) const override {
     int i = index_of(d);
@@ -39,10 +39,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream s) const override { return queue_of(s); }
   void destroyEvent(void* e, const DeviceIndex) const noexcept override { delete static_cast<Event*>(e); }
   void record(void** e, const Stream& s, const DeviceIndex, const c10::EventFlag) const override {
+    asked.event_record++;
     if (!*e) *e = new Event;
     static_cast<Event*>(*e)->mark = mark_on(queue_of(s));
   }
   void block(void* e, const Stream& s) const override {
+    asked.event_wait++;
     if (!e) return;
     auto mark = static_cast<Event*>(e)->mark;
     auto* q = queue_of(s);
@@ -50,12 +52,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (mark->queue != q) q->push([mark] { mark->wait(); });
   }
   bool queryEvent(void* e) const override {
+    asked.event_query++;
     TORCH_CHECK(failing_query == 0 || --failing_query != 0, "standin device: unspecified launch failure");
     return !e || static_cast<Event*>(e)->mark->query();
   }
   DeviceIndex deviceCount() const noexcept override { return DEVICES; }
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
-  bool isStreamCapturing(const Stream&) const override { return capturing; }
+  bool isStreamCapturing(const Stream&) const override { asked.capturing++; return capturing; }
   bool queryStream(const Stream& s) const override { return queue_of(s)->idle(); }
   void synchronizeStream(const Stream& s) const override { queue_of(s)->drain(); raise_errors(); }
   void synchronizeEvent(void* e) const override { if (e) { static_cast<Event*>(e)->mark->wait(); raise_errors(); } }

@@ -179,6 +179,8 @@ struct Allocator final : c10::DeviceAllocator {
       }
   }
   void recordStream(const DataPtr& p, Stream s) override {
+    asked.record_stream++;
+    if (p.get_deleter() != &delete_) return;  // as CUDA's: such memory is somebody else's
     std::lock_guard l(m);
     auto it = live.find(p.get());
     if (it != live.end() && it->second->queue != queue_of(s)) it->second->others.insert(queue_of(s));
@@ -198,7 +200,7 @@ struct Allocator final : c10::DeviceAllocator {
     }
     return found;
   }
-  Stats getDeviceStats(DeviceIndex d) override { std::lock_guard l(m); return stats[d]; }
+  Stats getDeviceStats(DeviceIndex d) override { asked.stats++; std::lock_guard l(m); return stats[d]; }
   template <class F> void each(DeviceIndex d, F f) {
     std::lock_guard l(m);
     auto& s = stats[d];

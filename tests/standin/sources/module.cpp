@@ -73,6 +73,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     r["overridden"] = overridden; r["queued"] = queued; r["at_once"] = at_once; r["strides_differ"] = strides_differ;
     return r;
   });
+  m.def("asked", [] {
+    std::map<std::string, int64_t> r;
+    auto take = [&](const char* name, std::atomic<int64_t>& n) { r[name] = n.exchange(0); };
+    take("stream", asked.stream); take("capturing", asked.capturing); take("event_record", asked.event_record);
+    take("event_query", asked.event_query); take("event_wait", asked.event_wait); take("stats", asked.stats);
+    take("generator", asked.generator); take("record_stream", asked.record_stream);
+    return r;
+  });
   m.def("device", [] { return (int)this_device; });
   m.def("set_device", [](int d) { this_device = d; });
   m.def("stream", [](int d) { return current_stream[d]; });

@@ -20,8 +20,8 @@ struct Generator final : c10::GeneratorImpl {
   void was_set() { if (this == the_default(device().index())) states_set++; }
   void set_current_seed(uint64_t s) override { *at = {s, 0}; was_set(); }
   void set_offset(uint64_t o) override { at->offset = o; was_set(); }
-  uint64_t get_offset() const override { return at->offset; }
-  uint64_t current_seed() const override { return at->seed; }
+  uint64_t get_offset() const override { asked.generator++; return at->offset; }
+  uint64_t current_seed() const override { asked.generator++; return at->seed; }
   uint64_t seed() override { auto s = c10::detail::getNonDeterministicRandom(false); set_current_seed(s); return s; }
   void set_state(const c10::TensorImpl& t) override {
     TORCH_CHECK(!capturing, "set_state while a graph is captured");
@@ -38,6 +38,7 @@ struct Generator final : c10::GeneratorImpl {
     return Tensor(t).getIntrusivePtr();
   }
   Generator* clone_impl() const override {
+    asked.generator++;
     auto* g = new Generator(device().index());
     *g->at = *at;
     return g;

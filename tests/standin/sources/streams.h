@@ -38,6 +38,11 @@ inline std::atomic<int64_t> queued{0}, at_once{0}, strides_differ{0};
 inline int64_t overridden = 0;
 inline std::mutex names_mutex;
 inline std::map<std::string, int64_t> at_once_names;
+// How often the device was asked for what, since somebody last looked.
+struct Asked {
+  std::atomic<int64_t> stream{0}, capturing{0}, event_record{0}, event_query{0}, event_wait{0}, stats{0}, generator{0}, record_stream{0};
+};
+inline Asked asked;
 inline std::mutex error_mutex;
 inline std::string first_error;
 

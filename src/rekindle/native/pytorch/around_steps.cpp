@@ -10,32 +10,6 @@
 
 namespace rekindle {
 
-namespace {
-
-// Has `act` done to each tensor of a list.
-template <class F>
-PyObject* for_each_tensor(PyObject* arguments, F&& act) {
-    PyObject* capsule = nullptr;
-    PyObject* tensors = nullptr;
-    parse(arguments, "OO", &capsule, &tensors);
-    Driver& driver = driver_of(capsule);
-    const Object each(PySequence_Fast(tensors, "tensors: a list"));
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
-        const c10::TensorImpl& tensor = tensor_of(PySequence_Fast_GET_ITEM(each.get(), i));
-        in_words(driver, [&] {
-            Locked lock;
-            about_to_let_go(driver, lock);
-            driver.settle();
-            if (has_memory(tensor)) {
-                act(driver, tensor);
-            }
-        });
-    }
-    return nothing();
-}
-
-}  // namespace
-
 // take_samples(driver) -> their numbers as they lie in memory
 PyObject* take_samples(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
@@ -117,20 +91,6 @@ PyObject* met(PyObject* arguments) {
         must(PyList_Append(list.get(), address.get()) == 0);
     }
     return list.give();
-}
-
-// keep_from_now_on(driver, tensors)
-PyObject* keep_from_now_on(PyObject* arguments) {
-    return for_each_tensor(arguments, [](Driver& driver, const c10::TensorImpl& tensor) {
-        driver.keep_from_now_on(tensor);
-    });
-}
-
-// save_what_needs(driver, tensors)
-PyObject* save_what_needs(PyObject* arguments) {
-    return for_each_tensor(arguments, [](Driver& driver, const c10::TensorImpl& tensor) {
-        driver.save_what_needs(tensor);
-    });
 }
 
 // forget_sources(driver): what is kept for nothing but to compute again what is there goes

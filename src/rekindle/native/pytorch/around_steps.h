@@ -12,8 +12,6 @@ _object* set_budget(_object* arguments);
 _object* shortfall(_object* arguments);
 _object* keep_reserved(_object* arguments);
 _object* met(_object* arguments);
-_object* keep_from_now_on(_object* arguments);
-_object* save_what_needs(_object* arguments);
 _object* forget_sources(_object* arguments);
 
 }  // namespace rekindle

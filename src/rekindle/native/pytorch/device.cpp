@@ -1,7 +1,6 @@
 #include "device.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -25,12 +24,6 @@ constexpr std::array<std::string_view, 4> OUT_OF_MEMORY{
     "CUDNN_STATUS_ALLOC_FAILED",
     "NCCL Error 1: unhandled cuda error: out of memory",
 };
-
-void wait(const c10::Stream& waiting, const c10::Stream& first) {
-    c10::Event done(first.device_type());
-    done.record(first);
-    done.block(waiting);
-}
 
 }  // namespace
 
@@ -77,44 +70,59 @@ Device::Device(c10::Device which) : which_(which) {
     }
 }
 
-bool Device::is_capturing() const {
-    if (guard_ == nullptr) {
-        return false;
-    }
-    const c10::Stream now = current_stream();
-    return now.id() != 0 && writes_a_graph(*guard_, now);  // the default stream never does
+bool Device::is_capturing(const std::optional<c10::Stream>& now) const {
+    return now && now->id() != 0 && writes_a_graph(*guard_, *now);  // the default stream never does
 }
 
-void Device::see(const c10::Stream& stream) {
-    if (std::ranges::find(seen_, stream) == seen_.end()) {
-        seen_.push_back(stream);
-    }
-}
-
-void Device::wait_for_others() const {
-    const c10::Stream here = current_stream();
-    for (const c10::Stream& each : seen_) {
-        if (each != here) {
-            wait(here, each);
+void Device::read(const c10::StorageImpl& home, Order& order, StreamIndex here) {
+    if (order.again) {
+        if (orders_readers) {
+            streams.wait_for_maker(here, order);
         }
+        keep_for(home, order, here);
+    }
+    order.readers.add(here);
+}
+
+void Device::about_to_read_again(const c10::StorageImpl& home, Order& order, StreamIndex here) {
+    recomputed_on_.add(here);
+    if (orders) {
+        streams.wait_for_maker(here, order);
+    }
+    keep_for(home, order, here);
+    order.readers.add(here);
+    order.again_readers.add(here);
+}
+
+void Device::about_to_write_again(const Order& order, StreamIndex here) {
+    if (orders) {
+        streams.wait_for(here, order.readers);
     }
 }
 
-void Device::let_others_wait() const {
-    const c10::Stream here = current_stream();
-    for (const c10::Stream& each : seen_) {
-        if (each != here) {
-            wait(each, here);
-        }
+void Device::about_to_step() {
+    if (queues() && streams.are_several() && orders_writers) {
+        streams.wait_for(see(), std::exchange(recomputed_on_, {}));
     }
 }
 
-void Device::keep_until_read(const c10::StorageImpl& home) const {
-    if (seen_.size() < 2 || !keeps || home.device_type() != which_.type()) {
+// If the memory is freed meanwhile, its block stays until the stream has read it.
+void Device::keep_for(const c10::StorageImpl& home, Order& order, StreamIndex here) const {
+    if (keeps && !order.kept_for.has(here) && home.device_type() == which_.type()) {
+        guard_->recordDataPtrOnStream(home.data_ptr(), streams.seen()[here]);
+        order.kept_for.add(here);
+    }
+}
+
+void Device::keep_until_read(const c10::StorageImpl& home, const StreamSet& readers) const {
+    if (!streams.are_several() || !keeps || home.device_type() != which_.type()) {
         return;
     }
-    for (const c10::Stream& each : seen_) {
-        guard_->recordDataPtrOnStream(home.data_ptr(), each);
+    const auto& seen = streams.seen();
+    for (StreamIndex i = 0; i < seen.size(); ++i) {
+        if (readers.has(i)) {
+            guard_->recordDataPtrOnStream(home.data_ptr(), seen[i]);
+        }
     }
 }
 

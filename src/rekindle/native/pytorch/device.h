@@ -15,13 +15,14 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/util/SmallVector.h>
 
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "../base/types.h"
+#include "streams.h"
 
 namespace rekindle {
 
@@ -52,42 +53,66 @@ public:
 
     c10::Device which() const noexcept { return which_; }
 
-    // Whether what is launched now goes into a graph, and nothing may be asked of the device.
-    bool is_capturing() const;
-
     // The stream that the next operator will run on.
     c10::Stream current_stream() const { return guard_->getStream(which_); }
 
-    // An operator is about to run, on the current stream.
-    void see() {
-        if (guard_ != nullptr && (seen_.empty() || seen_.front() != current_stream())) {
-            see(current_stream());
-        }
+    // Likewise; none: there are no streams.
+    std::optional<c10::Stream> stream_if_any() const {
+        return guard_ == nullptr ? std::nullopt : std::optional(current_stream());
     }
+
+    // Whether what is launched now goes into a graph, and nothing may be asked of the device.
+    bool is_capturing() const { return is_capturing(stream_if_any()); }
+
+    // Likewise, where that is the current stream.
+    bool is_capturing(const std::optional<c10::Stream>& now) const;
+
+    // Which stream of the program what is queued now goes to.
+    StreamIndex see() { return see(stream_if_any()); }
+
+    // Likewise, where that is the current stream.
+    StreamIndex see(const std::optional<c10::Stream>& now) { return now ? streams.see(*now) : 0; }
 
     // What `act` runs comes after all that is queued, and before all that comes later.
     template <class F>
     void in_order(F&& act) {
-        see();
-        if (seen_.size() < 2 || !orders) {
+        const StreamIndex here = see();
+        if (!streams.are_several() || !orders) {
             act();
             return;
         }
-        wait_for_others();
+        streams.wait_for_others(here);
         try {
             act();
         } catch (...) {
-            let_others_wait();
+            streams.let_others_wait(here);
             throw;
         }
-        let_others_wait();
+        streams.let_others_wait(here);
     }
 
-    // The streams of the program, in the order in which they were seen.
-    const c10::SmallVector<c10::Stream, 2>& seen() const noexcept { return seen_; }
+    // The program is about to read, or to write, what is in `home` on the stream `here`.
+    void about_to_read(const c10::StorageImpl& home, Order& order, StreamIndex here) {
+        if (streams.are_several()) {
+            read(home, order, here);
+        }
+    }
 
-    // When `home` is freed its block stays until all has run that was queued by then.
-    void keep_until_read(const c10::StorageImpl& home) const;
+    void about_to_write(const Order& order, StreamIndex here) {
+        if (streams.are_several() && orders_writers) {
+            streams.wait_for(here, order.again_readers);
+        }
+    }
+
+    // Likewise a recomputation, of which the program knows nothing.
+    void about_to_read_again(const c10::StorageImpl& home, Order& order, StreamIndex here);
+    void about_to_write_again(const Order& order, StreamIndex here);
+    // An optimizer is about to write what recomputations have read, maybe where nobody sees it.
+    void about_to_step();
+    // When `home` is freed its block stays until all has run that `readers` have queued by then.
+    void keep_until_read(
+        const c10::StorageImpl& home, const StreamSet& readers = StreamSet::all()
+    ) const;
     // What the allocator says now.
     GivenOut given_out() const;
 
@@ -110,22 +135,25 @@ public:
     // Off in tests that show what each is for.
     bool learns = true;  // what operators take inside themselves
     bool guesses = true;
-    bool orders = true;
+    bool orders = true;          // a recomputation waits for those that made what it reads,
+    bool orders_readers = true;  // those that read what it makes wait for it,
+    bool orders_writers = true;  // and those that write what it reads
     bool keeps = true;
     bool doubts = true;
     bool keeps_back = true;
     bool has_neighbors = true;
     bool finds_places = true;
 
+    Streams streams;  // of the program
+
 private:
     c10::CachingDeviceAllocator::DeviceStats stats() const;
-    void see(const c10::Stream& stream);
-    void wait_for_others() const;
-    void let_others_wait() const;
+    void read(const c10::StorageImpl& home, Order& order, StreamIndex here);
+    void keep_for(const c10::StorageImpl& home, Order& order, StreamIndex here) const;
 
     const c10::Device which_;
     const c10::impl::DeviceGuardImplInterface* guard_ = nullptr;
-    c10::SmallVector<c10::Stream, 2> seen_;  // the streams of the program
+    StreamSet recomputed_on_;  // since the last step
 };
 
 }  // namespace rekindle

@@ -421,7 +421,7 @@ void Driver::vacate(Record& record) {
     }
     if (device.queues()) {
         if (const Home home = record.at()) {  // else the program let go of it just now
-            device.keep_until_read(*home);
+            device.keep_until_read(*home, record.order.readers);
         }
     }
     if (record.address != nullptr) {
@@ -480,7 +480,28 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
 
 }  // namespace
 
-void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
+// Those that made what it reads come before, on whatever stream they are.
+StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
+    const StreamIndex here = device.see();
+    if (!device.streams.are_several()) {
+        return here;
+    }
+    for (const auto& input : recipe.inputs()) {
+        Record& record = record_of(*input.value->storage);
+        if (const Home home = record.at()) {
+            device.about_to_read_again(*home, record.order, here);
+        }
+    }
+    if (in_place) {
+        for (const Overwrite& pair : recipe.overwrites()) {
+            device.about_to_write_again(record_of(*pair.source->storage).order, here);
+        }
+    }
+    return here;
+}
+
+// Returns who made what is in `homes`.
+Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
     TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
@@ -497,13 +518,11 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
             throw;
         }
     };
+    Order order;
     const auto run_in_order = [&] {
-        device.in_order([&] {
-            homes = run_again(recipe, in_place, call);
-            for (const Home& home : homes) {
-                device.keep_until_read(*home);
-            }
-        });
+        const StreamIndex here = order_recomputation(recipe, in_place);
+        homes = run_again(recipe, in_place, call);
+        order = device.streams.made_by(here, true);
     };
     if (device.queues()) {
         find_places(recipe, in_place);
@@ -512,6 +531,7 @@ void Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes
         homes = run_again(recipe, in_place, call);
     }
     TORCH_CHECK(!now, "interrupted after a replay");
+    return order;
 }
 
 void Driver::find_places(const Recipe& recipe, bool in_place) {
@@ -530,9 +550,10 @@ void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     refuse_in_a_graph(recipe.name());
     c10::SmallVector<Home, 2> homes;
+    Order order;
     try {
         const Counted counted(replaying);
-        run(recipe, in_place, homes);
+        order = run(recipe, in_place, homes);
     } catch (std::exception& error) {
         if (in_place) {  // who knows what is in there now
             after(error, [&] {
@@ -550,7 +571,7 @@ void Driver::compute_now(Call& call, bool in_place) {
     if (!call.replayable || !call.linked) {  // others saw to that meanwhile: nobody wants it so
         return;
     }
-    settle_results(recipe, homes);
+    settle_results(recipe, homes, order);
     if (audit) {
         audit->made_again(recipe, device);
     }
@@ -564,14 +585,22 @@ void Driver::refuse_in_a_graph(const char* site) const {
 }
 
 // What `recipe` made again is where it was.
-void Driver::settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes) {
+void Driver::settle_results(
+    Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order
+) {
+    bool is_programs = false;  // which may read it where nobody sees that
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
         Record& made = record_of(*value->storage);
         const Home& home = homes[next++];
         if (!made.resident) {
+            is_programs = is_programs || made.husk;
+            made.order = order;
             arrive(made, home, take_husk(made));
         }
+    }
+    if (is_programs && device.streams.are_several() && device.orders_readers) {
+        device.streams.let_others_wait(order.maker);
     }
 }
 

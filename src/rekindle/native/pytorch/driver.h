@@ -17,6 +17,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -408,12 +409,14 @@ public:
     }
 
     // An operator of the program is about to run.
-    void about_to_run() {
-        device.see();
+    // Returns which stream `now` is.
+    StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
+        const StreamIndex here = device.see(now);
         settle_if_needed();
         if (transcriber.writes()) {
             poll();  // a trace says when the program lets go, not when somebody asks
         }
+        return here;
     }
 
     // Memory is about to be more than ever: what died by now does not count.
@@ -490,9 +493,10 @@ private:
     void refuse_in_a_graph(const char* site) const;
     void find_places(const Recipe& recipe, bool in_place);
     void compute_now(Call& call, bool in_place);
-    void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes);
+    StreamIndex order_recomputation(const Recipe& recipe, bool in_place);
+    void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order);
     bool may_drop(const Record& record) const;
-    void run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
+    Order run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes);
     void poll_held();
     bool ask_allocator();
     void look_at_all();

@@ -87,6 +87,8 @@ PyObject* take_out(PyObject* arguments) {
     device.learns = device.learns && what != "took";
     device.guesses = device.guesses && what != "guess";
     device.orders = device.orders && what != "in_order";
+    device.orders_readers = device.orders_readers && what != "in_order" && what != "readers_wait";
+    device.orders_writers = device.orders_writers && what != "in_order" && what != "writers_wait";
     device.keeps = device.keeps && what != "keep_until_read";
     device.doubts = device.doubts && what != "may_differ";
     device.keeps_back = device.keeps_back && what != "kept_back";

@@ -119,6 +119,11 @@ void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
     if (driver.any_time) {
         driver.any_time->stays(record);
     }
+    if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
+        if (const Home home = record.at()) {
+            driver.device.about_to_read(*home, record.order, driver.device.see());
+        }
+    }
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ bool Driver::leave_a_husk(Record& record) {
         return true;
     }
     if (device.queues()) {
-        device.keep_until_read(*home);
+        device.keep_until_read(*home, record.order.readers);
     }
     table_.take(record.address);
     record.owned.reset();

@@ -225,6 +225,7 @@ void Invocation::take_statistics(const torch::jit::Stack& stack) {
             }
         }
     }
+    std::ranges::sort(written);
 }
 
 }  // namespace rekindle

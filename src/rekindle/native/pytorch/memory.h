@@ -15,6 +15,7 @@
 #include "../engine/graph.h"
 #include "facts.h"
 #include "husk.h"
+#include "streams.h"
 
 namespace rekindle {
 
@@ -70,6 +71,7 @@ struct Record final : Storage {
     WeakHome home = no_home();        // where it lives, whoever keeps it
     WeakTensor origin = no_tensor();  // a tensor of the program that has that version counter
     Version version;
+    Order order;                    // among the streams of a device
     const Facts* maker = nullptr;   // null: seen first as an argument
     Ref<Storage> successor;         // whose value now lives where this one did
     Record* held_before = nullptr;  // among what the program may hold

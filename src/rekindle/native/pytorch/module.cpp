@@ -19,6 +19,7 @@
 #include "held.h"
 #include "kernel_operands.h"
 #include "learning.h"
+#include "optimizer.h"
 #include "own_policy.h"
 #include "profiled.h"
 #include "proxy.h"
@@ -492,8 +493,9 @@ PyMethodDef methods[] = {
     method<rekindle::set_flag<&Driver::tell_ranges>>("tell_ranges"),
     method<rekindle::set_flag<&Driver::stepping>>("stepping"),
     method<rekindle::met>("met"),
-    method<rekindle::keep_from_now_on>("keep_from_now_on"),
-    method<rekindle::save_what_needs>("save_what_needs"),
+    method<rekindle::tensors_within>("tensors_within"),
+    method<rekindle::begin_optimizer_step>("begin_optimizer_step"),
+    method<rekindle::save_before_optimizer_step>("save_before_optimizer_step"),
     method<rekindle::evicted_bytes>("evicted_bytes"),
     method<rekindle::add_module_tensor>("add_module_tensor"),
     method<rekindle::has_new_peak>("has_new_peak"),

@@ -38,9 +38,14 @@ void Operation::know_inputs() {
         record->find_version_counter(*tensor);  // when it has run, nobody may have the tensor
         foreign_ = foreign_ || record->foreign;
     }
+    const bool ordered = driver_.device.streams.are_several();
     for (std::uint32_t i = 0; i < inputs_.size(); ++i) {
         if (inputs_[i] && input(i)->flags != 0) {
             look_twice(i);
+        }
+        if (ordered && inputs_[i]) {
+            const c10::TensorImpl& tensor = *invocation_.tensors[i];
+            order(i, *tensor.unsafe_storage().unsafeGetStorageImpl(), *input(i));
         }
     }
 }
@@ -54,8 +59,7 @@ void Operation::keep_inputs_there() {
 }
 
 bool Operation::is_written(std::uint32_t position) const noexcept {
-    const auto& written = invocation_.written;
-    return std::ranges::find(written, position) != written.end();
+    return std::ranges::binary_search(invocation_.written, position);
 }
 
 // What is in there may have come from where nobody saw it (R4).

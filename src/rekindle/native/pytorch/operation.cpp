@@ -14,8 +14,8 @@
 
 namespace rekindle {
 
-void Operation::run() {
-    driver_.about_to_run();
+void Operation::run(const std::optional<c10::Stream>& now) {
+    stream_ = driver_.about_to_run(now);
     invocation_.take(stack_);
     driver_.begins(*this);
     begun_ = true;
@@ -135,7 +135,14 @@ void Operation::only_count() {
     or_lending([&] { find_places(); });
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
+    const bool ordered = driver_.device.streams.are_several();
+    if (ordered) {
+        order_counted();
+    }
     call();
+    if (ordered) {
+        note_writer();
+    }
     Bytes made = 0;
     if (!facts_.returns_written) {
         each_memory(
@@ -147,6 +154,47 @@ void Operation::only_count() {
     }
     driver_.count(invocation_.signature->cost, made, invocation_.signature->workspace);
     make_good();
+}
+
+// What it reads, and writes, where there are several streams.
+void Operation::order_counted() {
+    for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
+        const c10::StorageImpl& home =
+            *invocation_.tensors[i]->unsafe_storage().unsafeGetStorageImpl();
+        const Driver::Resident* found = driver_.resident_at(home);
+        if (found != nullptr && found->record != nullptr) {
+            order(i, home, *found->record);
+        }
+    }
+}
+
+void Operation::order(std::uint32_t position, const c10::StorageImpl& home, Record& record) {
+    driver_.device.about_to_read(home, record.order, stream_);
+    if (is_written(position)) {
+        driver_.device.about_to_write(record.order, stream_);
+    }
+}
+
+// What it wrote in place was made on its stream.
+void Operation::note_writer() {
+    for (const std::uint32_t position : invocation_.written) {
+        const Driver::Resident* found = driver_.resident_at(
+            *invocation_.tensors[position]->unsafe_storage().unsafeGetStorageImpl()
+        );
+        if (found != nullptr && found->record != nullptr) {
+            found->record->order = written(found->record->order);
+        }
+    }
+}
+
+// The order of what is where something else was, of which the memory goes on.
+Order Operation::written(const Order& before) {
+    Order after = driver_.device.streams.made_by(stream_);
+    after.readers = before.readers;
+    after.readers.add(stream_);
+    after.kept_for = before.kept_for;
+    after.again = before.again;
+    return after;
 }
 
 // -- before the operator runs ---------------------------------------------------------------------
@@ -368,6 +416,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     for (const Made& each : made) {
         Record& record = driver_.new_storage(call, driver_.counted(*each.home));
         record.maker = &facts_;
+        record.order = driver_.device.streams.made_by(stream_);
         record.flags = facts_.content;
         Driver::remember(record, *each.tensor);
         if (!invocation_.written.empty()) {
@@ -417,6 +466,7 @@ bool Operation::written_over(bool recording, Bytes results) {
             continue;
         }
         record->version.expected = -1;
+        record->order = written(record->order);
         if (facts_.resizes) {
             driver_.resized(*record);
         }
@@ -434,6 +484,7 @@ bool Operation::written_over(bool recording, Bytes results) {
     for (const std::uint32_t position : replaced) {
         Record& before = *input(position);
         Record& after = driver_.write_over(call, before);
+        after.order = written(before.order);
         after.flags = facts_.content;
         after.maker = &facts_;
         pairs.push_back({&after.root, &before.root});

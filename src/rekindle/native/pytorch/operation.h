@@ -52,7 +52,8 @@ public:
         }
     }
 
-    void run();
+    // On the stream `now`, if there are streams.
+    void run(const std::optional<c10::Stream>& now);
     void note_read(Homes& read) const override;
 
 private:
@@ -91,6 +92,10 @@ private:
     void keep_inputs_there();
     bool may_only_count();
     void only_count();
+    void order_counted();
+    void order(std::uint32_t position, const c10::StorageImpl& home, Record& record);
+    void note_writer();
+    Order written(const Order& before);
     void forget_history();
     void know_inputs();
     void meet();
@@ -139,6 +144,7 @@ private:
     c10::SmallVector<Record*, 1> fixed_;        // sources that recipes read, and that it writes
     c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
     c10::SmallVector<Home, 1> private_;         // copies of what others may write
+    StreamIndex stream_ = 0;                    // that it runs on
     bool begun_ = false;                        // it is among the readers
     bool recording_ = false;
     bool foreign_ = false;  // an input is where others may write

@@ -172,7 +172,8 @@ bool run(
 ) {
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
-    if (driver.device.is_capturing()) {  // it neither counts nor is recorded
+    const std::optional<c10::Stream> now = driver.device.stream_if_any();
+    if (driver.device.is_capturing(now)) {  // it neither counts nor is recorded
         if (driver.lends || driver.any_time) {
             keep_operands_of_graph(driver, facts, *stack);
         }
@@ -199,7 +200,7 @@ bool run(
     } else if (facts.moves) {
         set_memory(driver, facts, op, keys, stack, lock);
     } else {
-        Operation(driver, facts, op, keys, *stack, lock).run();
+        Operation(driver, facts, op, keys, *stack, lock).run(now);
     }
     return true;
 }

@@ -58,6 +58,7 @@ Recipe& Driver::new_call(const Facts* facts, Nanoseconds cost, bool replayable) 
 
 Record& Driver::new_storage(Call& call, Bytes nbytes) {
     Record& made = records_.make(engine.graph, storages_made++, nbytes);
+    made.order = device.streams.unknown();
     engine.graph.makes(call, made);
     return made;
 }
@@ -229,6 +230,7 @@ void Driver::settle_in(Record& record, const Home& home) {
     record.home = WeakHome(home);
     record.size = static_cast<Bytes>(home->nbytes());
     record.unheard = !on_cpu || !watch(*home);
+    record.order.kept_for = {};
     // What PyTorch did not allocate cannot be resized, nor what it lent to NumPy.
     if (((on_cpu && record.unheard) || !home->resizable()) && !record.foreign) {
         record.foreign = std::make_unique<Foreign>();
@@ -397,8 +399,9 @@ void Driver::note_if_it_strays(const c10::TensorImpl& tensor) {
 }
 
 void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
-    Record* record = known(tensor);
-    if (record == nullptr || !record->replayable) {
+    Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    Record* record = found == nullptr ? nullptr : found->record;
+    if (record == nullptr || !record->replayable) {  // what is only counted has no recipe
         return;
     }
     const Ref<Storage> kept(record);
@@ -444,6 +447,7 @@ bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
 void Driver::has_been_resized() {
     if (const Ref<Storage> record = std::exchange(resizing_, {}); record) {
         collect();
+        record_of(*record).order = device.streams.unknown();
         resized(record_of(*record));
         if (record_of(*record).size == 0) {
             emptied_.push_back(record);

@@ -121,8 +121,9 @@ void Swapper::tell_streams() {
         return;
     }
     driver_.device.see();
-    while (told_ < driver_.device.seen().size()) {
-        copies.see(driver_.device.seen()[told_++]);
+    const auto& seen = driver_.device.streams.seen();
+    while (told_ < seen.size()) {
+        copies.see(seen[told_++]);
     }
 }
 

@@ -12,6 +12,7 @@ void Driver::swap_with(const Swap& swap, _object* copies) {
 }
 
 void Driver::hang(Record& record, const Home& home) {
+    record.order = device.streams.unknown();
     arrive(record, home, {});
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -295,13 +295,28 @@ class NativeDriver:
             self.undo = None
             self.core.tell_ranges(self.handle, False)
 
-    def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
-        """An optimizer will write them, step after step."""
-        self.core.keep_from_now_on(self.handle, list(tensors))
+    def tensors_within(self, value: object) -> list[Tensor]:
+        """Return the tensors in nested containers; of one made of others (a DTensor), those."""
+        return self.core.tensors_within(value)
 
-    def save_what_needs(self, tensors: Iterable[Tensor]) -> None:
-        """What can only be computed from them as they are is brought back, and stays (R4)."""
-        self.core.save_what_needs(self.handle, list(tensors))
+    def begin_step(self, optimizer: Any, *, saves: bool) -> tuple[bool, bytes]:
+        """Count what the step of `optimizer` will read; what it will write is a source.
+
+        Args:
+            optimizer: Its step is about to begin.
+            saves: If all its tensors are plain, do what `save_before_step` does as well.
+
+        Returns:
+            Whether its parameters are plain tensors with dense gradients; what tells its kind.
+        """
+        return self.core.begin_optimizer_step(
+            self.handle, optimizer.param_groups, _dict_of(optimizer.state), saves
+        )
+
+    def save_before_step(self, optimizer: Any) -> None:
+        """Recompute and pin what depends on the contents that the step will overwrite (R4)."""
+        groups, state = optimizer.param_groups, _dict_of(optimizer.state)
+        self.core.save_before_optimizer_step(self.handle, groups, state)
 
     def forget_sources(self) -> bool:
         """What is kept for nothing but to compute again what is there goes; whether it did."""
@@ -429,3 +444,8 @@ class NativeDriver:
         such a thread: gradients are known by their parameters, and may be freed meanwhile.
         """
         return in_words(self.core.snapshot(self.handle, list(self.owners.optimizers)))
+
+
+def _dict_of(state: Any) -> dict[Any, Any]:
+    """Return the state of an optimizer, which may be any mapping, as a dict."""
+    return state if isinstance(state, dict) else dict(state.items())

@@ -7,23 +7,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, final
 
 from rekindle._types import Bytes, Nanoseconds
-
-
-class _Numbers(NamedTuple):
-    """As the core gives them."""
-
-    memory: Bytes
-    peak: Bytes
-    clock: Nanoseconds
-    compute_ns: Nanoseconds
-    recompute_ns: Nanoseconds
-    lost_ns: Nanoseconds
-    evictions: int
-    recomputations: int
-    unlisted: Bytes
-    storages: int
-    alive: int
-    bookkeeping: Bytes
+from rekindle.pytorch.online import Numbers
 
 
 class NativeHost(NamedTuple):
@@ -60,8 +44,8 @@ class NativeEngine:
         """What went to the host so far; None: nothing is swapped."""
         return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
 
-    def now(self) -> _Numbers:
-        return _Numbers(*self._core.numbers(self._handle))
+    def now(self) -> Numbers:
+        return Numbers(*self._core.numbers(self._handle))
 
     @property
     def memory(self) -> Bytes:

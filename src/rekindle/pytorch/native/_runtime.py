@@ -69,7 +69,7 @@ class NativeRuntime:
         driver.peak.note_states()
         if driver.watcher is not None:
             driver.watcher.step()
-        driver.steps.over(driver.evictions, driver.recomputations, driver.lost_ns)
+        driver.steps.over()
 
 
 @contextmanager

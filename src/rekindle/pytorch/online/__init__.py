@@ -48,6 +48,7 @@ from rekindle.pytorch.online._session import Runtime as Runtime
 from rekindle.pytorch.online._session import StepUndo as StepUndo
 from rekindle.pytorch.online._steps import SHOWN as SHOWN
 from rekindle.pytorch.online._steps import Figures as Figures
+from rekindle.pytorch.online._steps import Numbers as Numbers
 from rekindle.pytorch.online._steps import Step as Step
 from rekindle.pytorch.online._steps import Steps as Steps
 from rekindle.pytorch.online._too_small import too_small as too_small

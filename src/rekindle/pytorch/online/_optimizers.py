@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.optim.optimizer as hooks
-from torch import Tensor, optim
+from torch import optim
 
 from rekindle._types import Bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online._dry_run import bytes_of_step
-from rekindle.pytorch.online._session import Driver, Runtime
-from rekindle.pytorch.online._undo import Undo, tensors_kept_by
-from rekindle.pytorch.operators import PLAIN_TENSORS
+from rekindle.pytorch.online._session import Runtime
+from rekindle.pytorch.online._steps import Numbers
+from rekindle.pytorch.online._undo import Undo
 
 #: Their steps take the same memory again and again, and run nobody's code but their own.
 KNOWN: Final = frozenset({
@@ -50,9 +50,7 @@ class _Begun:
 
     kind: tuple[object, ...] | None
     undo: Undo | None
-    peak: Bytes
-    memory: Bytes
-    changes: tuple[int, int]
+    before: Numbers
 
 
 _seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()  # of each optimizer, the last
@@ -119,7 +117,7 @@ class OptimizerSteps:
         if begun is None:
             return
         engine = self._driver.engine
-        engine.peak = max(engine.peak, begun.peak)
+        engine.peak = max(engine.peak, begun.before.peak)
         if begun.undo is not None:
             begun.undo.end()
         self._runtime.record_without_grad(True)
@@ -136,19 +134,18 @@ class OptimizerSteps:
         closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
         if closure is not None and _is_predictable(optimizer):  # calls it, and then writes
             return (optimizer, self._and_begin(closure, optimizer)), {}
-        kind = _kind_of(optimizer, self._driver.device) if plain else None
         if _are_alone(optimizer):
-            self._begin(optimizer, kind)
+            self._begin(optimizer, plain=plain)
         else:
             hook = optimizer.register_step_pre_hook
-            self._last = hook(lambda optimizer, *_: self._begin(optimizer, kind))
+            self._last = hook(lambda optimizer, *_: self._begin(optimizer, plain=plain))
         return None if closure is None else ((optimizer, self._recorded(closure)), {})
 
     def _and_begin(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
-            self._begin(optimizer, None)
+            self._begin(optimizer, plain=False)
             return loss
 
         return close
@@ -166,15 +163,14 @@ class OptimizerSteps:
 
         return close
 
-    def _begin(self, optimizer: Any, kind: tuple[object, ...] | None) -> None:
-        """Makes room for what the step will take; here it fails, if it does."""
+    def _begin(self, optimizer: Any, *, plain: bool) -> None:
+        """Makes room for what the step will take; here it fails, if it does.
+
+        `plain`: called without a closure or anything else."""
         driver, engine = self._driver, self._driver.engine
         with driver.lock:
-            predictable = _is_predictable(optimizer)
-            tensors = [*tensors_kept_by(optimizer), *_gradients_of(optimizer)]
-            for tensor in tensors:
-                driver.meet(tensor)  # or it would seem to come of the step
-            driver.keep_from_now_on(tensors)
+            predictable, kind = self._look_at(optimizer)
+            kind = kind if plain else None
             driver.owners.optimizers.add(optimizer)  # whose state is told from what its step uses
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
@@ -182,9 +178,8 @@ class OptimizerSteps:
             if seen is not None and not predictable and not engine.has_room(seen.needed):
                 seen = None  # copies were part of that, maybe: it refuses nothing
             name = f"{type(optimizer).__name__}.step()"
-            if (predictable or seen is not None) and not driver.written_down:
-                driver.save_what_needs(_tensors_of(optimizer))
-                driver.forget_sources()  # or they would seem to be freed by the step
+            if seen is not None and not predictable and not driver.written_down:
+                driver.save_before_step(optimizer)  # else that was done when it was looked at
             undo = None
             needed = seen.needed if seen is not None else None
             if predictable and needed is None:
@@ -192,17 +187,26 @@ class OptimizerSteps:
                     needed = bytes_of_step(optimizer, driver.device)
             if needed is not None and not (driver.written_down and engine.has_room(needed)):
                 driver.make_room(needed, name)  # who replays a trace makes room as it goes
-            memory = engine.memory
+            before = now = engine.now()
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
                 self._runtime.undoes(undo)
-            self._begun = _Begun(kind, undo, engine.peak, memory, _changes(driver))
+                now = engine.now()  # with the copies
+            self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
             self._runtime.record_without_grad(False)  # what it makes lives on, and changes
             driver.stepping = True
-            engine.peak = engine.memory
+            engine.peak = now.memory
+
+    def _look_at(self, optimizer: Any) -> tuple[bool, tuple[object, ...]]:
+        """Count what the step reads. Return whether it is predictable, and its kind."""
+        driver = self._driver
+        predictable = _is_predictable(optimizer)
+        saves = predictable and not driver.written_down
+        are_plain, gradients = driver.begin_step(optimizer, saves=saves)
+        return predictable and are_plain, _kind_of(optimizer, driver.device, gradients)
 
     def _after(self, optimizer: Any) -> None:
-        begun, driver, engine = self._begun, self._driver, self._driver.engine
+        begun, driver = self._begun, self._driver
         with driver.lock:
             driver.forget_sources()
         if self._nested:
@@ -212,13 +216,14 @@ class OptimizerSteps:
             begun.undo.end()
         if begun is not None and begun.kind is not None:
             with driver.lock:
-                if engine.memory == begun.memory and _changes(driver) == begun.changes:
-                    _seen[optimizer] = _Seen(begun.kind, engine.peak - begun.memory)
+                before, now = begun.before, driver.engine.now()
+                if now.memory == before.memory and _changes(now) == _changes(before):
+                    _seen[optimizer] = _Seen(begun.kind, now.peak - before.memory)
         self.recover()
 
 
-def _changes(driver: Driver) -> tuple[int, int]:
-    return driver.evictions, driver.recomputations
+def _changes(numbers: Numbers) -> tuple[int, int]:
+    return numbers.evictions, numbers.recomputations
 
 
 def _are_alone(optimizer: Any) -> bool:
@@ -229,31 +234,16 @@ def _are_alone(optimizer: Any) -> bool:
 
 
 def _is_predictable(optimizer: Any) -> bool:
-    """Whether a dry run tells what its step will take."""
-    if type(optimizer) not in PREDICTABLE:
-        return False
-    for group in optimizer.param_groups:
-        if group.get("differentiable"):
-            return False
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            dense = type(gradient) is Tensor and gradient.layout is torch.strided
-            if type(parameter) not in PLAIN_TENSORS or not (gradient is None or dense):
-                return False
-    return True
+    """Whether a dry run tells what its step will take, if its tensors are plain."""
+    return type(optimizer) in PREDICTABLE and not any(
+        group.get("differentiable") for group in optimizer.param_groups
+    )
 
 
-def _kind_of(optimizer: Any, device: torch.device) -> tuple[object, ...]:
+def _kind_of(optimizer: Any, device: torch.device, gradients: object) -> tuple[object, ...]:
     """Steps of equal kinds take the same memory."""
-    kind: list[object] = [type(optimizer), device]
+    kind: list[object] = [type(optimizer), device, gradients]
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is None:
-                kind.append(None)
-            else:
-                sparse = gradient.layout is not torch.strided and gradient._nnz()
-                kind += [gradient.dtype, sparse, len(optimizer.state.get(parameter, ()))]
         for name, value in group.items():
             if name != "params":
                 kind.append(_kind_of_setting(value))
@@ -265,22 +255,3 @@ def _kind_of_setting(value: object) -> object:
     if type(value) in (int, float):
         return bool(value)
     return value if value is None or type(value) is bool else type(value)
-
-
-def _gradients_of(optimizer: Any) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter.grad
-
-
-def _tensors_of(optimizer: Any) -> Iterator[Tensor]:
-    """What a step may write: parameters that have a gradient, that, their state."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter
-                yield parameter.grad
-                for value in optimizer.state.get(parameter, {}).values():
-                    if isinstance(value, Tensor):
-                        yield value

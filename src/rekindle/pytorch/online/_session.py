@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any, Protocol
@@ -70,20 +70,24 @@ class Driver(Protocol):
         """Who held memory when there was most of it."""
         ...
 
-    def meet(self, tensor: Tensor) -> None:
-        """Count the memory of `tensor` from now on."""
-        ...
-
     def make_room(self, needed: Bytes, who: str) -> None:
         """Evict until `needed` bytes fit, or raise `OutOfBudget`: `who` needs them."""
         ...
 
-    def keep_from_now_on(self, tensors: Iterable[Tensor]) -> None:
-        """Treat `tensors` as sources: an optimizer will write them, step after step."""
+    def tensors_within(self, value: object) -> list[Tensor]:
+        """Return the tensors in nested containers; of one made of others (a DTensor), those."""
         ...
 
-    def save_what_needs(self, tensors: Iterable[Tensor]) -> None:
-        """Recompute and pin what depends on the contents that `tensors` have now (R4)."""
+    def begin_step(self, optimizer: Any, *, saves: bool) -> tuple[bool, bytes]:
+        """Count what the step of `optimizer` will read; what it will write is a source.
+
+        `saves`: if all its tensors are plain, do what `save_before_step` does as well. Return
+        whether they are, with dense gradients, and what tells the kind of the step.
+        """
+        ...
+
+    def save_before_step(self, optimizer: Any) -> None:
+        """Recompute and pin what depends on the contents that the step will overwrite (R4)."""
         ...
 
     def forget_sources(self) -> bool:

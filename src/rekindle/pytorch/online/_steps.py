@@ -27,6 +27,23 @@ MOST: Final = 4 * SHOWN * A_STEP
 Figures = tuple[Nanoseconds, Nanoseconds, int, int]
 
 
+class Numbers(NamedTuple):
+    """How a run stands, as its engine gives it: all at once, for each look takes a while."""
+
+    memory: Bytes
+    peak: Bytes
+    clock: Nanoseconds
+    compute_ns: Nanoseconds
+    recompute_ns: Nanoseconds
+    lost_ns: Nanoseconds
+    evictions: int
+    recomputations: int
+    unlisted: Bytes
+    storages: int
+    alive: int
+    bookkeeping: Bytes
+
+
 class Counting(Protocol):
     """What is asked of an engine."""
 
@@ -36,17 +53,9 @@ class Counting(Protocol):
     @peak.setter
     def peak(self, nbytes: Bytes) -> None: ...
 
-    @property
-    def memory(self) -> Bytes: ...
-
-    @property
-    def clock(self) -> Nanoseconds: ...
-
-    @property
-    def compute_ns(self) -> Nanoseconds: ...
-
-    @property
-    def recompute_ns(self) -> Nanoseconds: ...
+    def now(self) -> Numbers:
+        """Return how the run stands."""
+        ...
 
     def take_samples(self) -> bytes:
         """Those since the last time: clock, memory and time lost, 8 bytes each."""
@@ -136,29 +145,34 @@ class Steps:
 
     def forget_peak(self) -> None:
         """The peak is that of what comes now."""
-        self._peak_before, self._engine.peak = 0, self._engine.memory
+        self._peak_before, self._engine.peak = 0, self._engine.now().memory
 
-    def over(self, evictions: int, recomputations: int, lost_ns: Nanoseconds) -> None:
-        """A step is over; the counts are those since the beginning."""
-        engine = self._engine
-        now = Counts(evictions, recomputations, engine.compute_ns, engine.recompute_ns, lost_ns)
-        memory, peak = engine.memory, engine.peak
+    def over(self) -> None:
+        """A step is over."""
+        numbers = self._engine.now()
+        now = Counts(
+            numbers.evictions,
+            numbers.recomputations,
+            numbers.compute_ns,
+            numbers.recompute_ns,
+            max(numbers.lost_ns, numbers.recompute_ns),
+        )
+        memory, peak = numbers.memory, numbers.peak
         with self._lock:
             before, self._before = self._before, now
             self._number += 1
             spent = (new - old for new, old in zip(now, before, strict=True))
             self.last = step = Step(self._number, memory, peak, *spent)
             self._peak_before = max(self._peak_before, peak)
-        engine.peak = memory
-        self._note()
-        self._begin()
-        self._space()
+        self._engine.peak = memory
+        self._collect(numbers)
+        self._begin(numbers.clock)
+        self._space(numbers.clock)
         for listener in tuple(self.listeners):
             listener(step)
 
-    def _begin(self) -> None:
+    def _begin(self, clock: Nanoseconds) -> None:
         """Samples of all but the last steps go; the next ones are as far apart as these need."""
-        clock = self._engine.clock
         with self._lock:
             self._every = (clock - self._starts[-1]) // A_STEP
             self._starts.append(clock)
@@ -168,25 +182,23 @@ class Steps:
 
     def sample(self) -> None:
         """Notes how much memory is in use now."""
-        self._note()
-        self._space()
+        numbers = self._engine.now()
+        self._collect(numbers)
+        self._space(numbers.clock)
 
-    def _note(self) -> None:
-        engine = self._engine
-        self._collect(engine.clock, engine.memory, engine.recompute_ns)
-
-    def _collect(self, *now: int) -> None:
+    def _collect(self, now: Numbers | None = None) -> None:
         """What the engine took, and then `now`."""
         taken = array("q", self._engine.take_samples())
-        taken.extend(now)
+        if now is not None:
+            taken.extend((now.clock, now.memory, now.recompute_ns))
         with self._lock:
             for place, samples in enumerate((self._clock, self._memory, self._lost)):
                 samples.extend(taken[place::3])
             if len(self._clock) > MOST:
                 self._thin()
 
-    def _space(self) -> None:
-        self._engine.space_samples(self._engine.clock + self._every, self._every)
+    def _space(self, clock: Nanoseconds) -> None:
+        self._engine.space_samples(clock + self._every, self._every)
 
     def _thin(self) -> None:
         """Of two neighbours the one with more memory stays, and samples get twice as rare."""

@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import IO, Any, final
 
@@ -135,7 +134,8 @@ class Undo:
         """What `optimizer` may write goes back as well, from what it is now."""
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
-            for home in homes_of(tensors_kept_by(optimizer)):
+            kept = [optimizer.param_groups, *optimizer.state.values()]
+            for home in homes_of(self.driver.tensors_within(kept)):
                 if home._cdata not in self._before:
                     self._before[home._cdata] = _Before(home, self._copy_of(home))
             self._leave_items()
@@ -221,7 +221,7 @@ class Undo:
     def _copy_of(self, home: torch.UntypedStorage) -> Tensor | _Outside:
         """Copy `home` within the budget if nothing has to make way for that."""
         engine = self.driver.engine
-        if engine.memory + home.nbytes() <= engine.budget:
+        if engine.now().memory + home.nbytes() <= engine.budget:
             try:
                 return self._clone(home)
             except OutOfBudget:  # some room is kept for small results
@@ -242,25 +242,3 @@ class Undo:
             return _Outside(home, self._file)
         except OSError:
             return None
-
-
-def tensors_kept_by(optimizer: Any) -> Iterator[Tensor]:
-    """Its parameters, and its state."""
-    for group in optimizer.param_groups:
-        yield from _tensors_within(list(group.values()))
-    yield from _tensors_within(list(optimizer.state.values()))
-
-
-def _tensors_within(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested containers; of one that is made of others (a DTensor), those."""
-    if isinstance(value, Tensor):
-        flatten = getattr(value, "__tensor_flatten__", None)
-        if flatten is None:
-            yield value
-        else:
-            yield from _tensors_within([getattr(value, name) for name in flatten()[0]])
-    elif isinstance(value, dict):
-        yield from _tensors_within(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_within(item)
