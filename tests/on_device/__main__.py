@@ -31,6 +31,7 @@ def found_by(name: str, arguments: argparse.Namespace, seconds: float, setting: 
     """What one stage found, and how it ended."""
     command = [sys.executable, "-m", "tests.on_device.stages", name, arguments.device]
     command += ["--tiny"] if arguments.tiny else []
+    command += ["--quick"] if arguments.quick else []
     # cuBLAS adds up in one order only with a workspace of this kind (stages that compare bits).
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if setting:
@@ -102,6 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("scripts/on_device", description=__doc__)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small programs: a rehearsal")
+    parser.add_argument("--quick", action="store_true", help="time only what memory decides about")
     parser.add_argument("--slower", type=float, default=1.0, help="times the limits of stages")
     parser.add_argument("--jobs", type=int, default=1, help="stages at once, of those not timed")
     parser.add_argument("--out", type=Path, default=Path("on_device"), help="a folder")

@@ -37,11 +37,12 @@ class Took:
 
 @final
 class Machine:
-    """`kind` is "cuda" or "cpu"; `tiny` programs for a rehearsal."""
+    """`kind` is "cuda" or "cpu"; `tiny` programs for a rehearsal; `quick`: few rows of times."""
 
-    def __init__(self, kind: str, *, tiny: bool) -> None:
+    def __init__(self, kind: str, *, tiny: bool, quick: bool = False) -> None:
         self.kind = kind
         self.tiny = tiny
+        self.quick = quick
         self.is_cuda = kind == "cuda"
 
     def size(self, full: int, tiny: int) -> int:

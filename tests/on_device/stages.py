@@ -348,7 +348,7 @@ STAGES: dict[str, Stage] = {
 
 def main() -> None:
     name, kind = sys.argv[1:3]
-    machine = Machine(kind, tiny="--tiny" in sys.argv)
+    machine = Machine(kind, tiny="--tiny" in sys.argv, quick="--quick" in sys.argv)
     torch.set_float32_matmul_precision("highest")
     if not machine.is_cuda:
         torch.set_num_threads(1)

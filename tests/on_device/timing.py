@@ -32,7 +32,7 @@ def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
         )
         most = machine.trained(lambda _, b=build, n=rows: b(n)(), 2).peak
         reserved = torch.cuda.max_memory_reserved() if machine.is_cuda else 0
-        for method, n, context in _methods(machine, most, rows, times):
+        for method, n, context in list(_methods(machine, most, rows, times)):
             label = {"model": name, "bf16": bf16, "method": method, "rows": n}
             limited = method.endswith(_LIMITED)
             what = f"speed: {name}, bf16 {bf16}, {method} completes"
@@ -59,12 +59,15 @@ def _methods(
     within = partial(rekindle.budget, device=machine.kind)
     if not _settings():
         yield "plain", rows, None
+        yield "online", times * rows, partial(within, most, learn=False)
+    yield "online" + _LIMITED, times * rows, partial(within, most, learn=False)
+    reserved = max(most, torch.cuda.max_memory_reserved() if machine.is_cuda else 0)
+    yield "of reserved", times * rows, partial(within, reserved, of="reserved", learn=False)
+    if not _settings() and not machine.quick:
         yield "watched", rows, partial(within, None)
         yield "plain, beyond the memory", times * rows, None
-        yield "online", times * rows, partial(within, most, learn=False)
         yield "learned", times * rows, partial(within, most, learn="wait", cache=False)
         yield "swap", times * rows, partial(within, most, swap="32GiB")
-    yield "online" + _LIMITED, times * rows, partial(within, most, learn=False)
 
 
 def _settings() -> str:
