@@ -60,13 +60,16 @@ def page() -> str:
 
 
 def on_device() -> str:
-    """What a GPU showed: checks that hold, and throughput in the memory of a smaller batch."""
+    """What a GPU showed, the newest run first."""
     found = load("on_device")
-    if not found:
-        return ""
+    return "\n".join(["## On a GPU", "", *map(_on_device, found["runs"])]) if found else ""
+
+
+def _on_device(found: dict[str, Any]) -> str:
+    """Checks that hold, the host's time, and throughput in the memory of a smaller batch."""
     version, commit = found["versions"]["torch"], found["commit"][:9]
     said = f"`{found['command']}`, {found['device']}, torch {version}, commit `{commit}`."
-    parts = ["## On a GPU", "", said, "", found["remarks"], ""]
+    parts = [said, "", found["remarks"], ""]
     checks = [
         [f"{each['stage']} {each['setting']}", *_held(each["lines"]), each["ended"] or "done"]
         for each in found["stages"]
@@ -81,13 +84,24 @@ def on_device() -> str:
         "without a limit. *In that device*: the device has no more memory than the plain run of",
         "the smaller batch reserved.",
     ]
+    lines = [line for each in found["stages"] for line in each["lines"]]
+    hosts = [
+        [line["host of"], line["calls"], line["plain ms"], line["watched ms"],
+         line["within half ms"], line["within half, recomputed"]]
+        for line in lines if "host of" in line
+    ]  # fmt: skip
+    heads = ["a small batch in bfloat16", "calls", "plain ms", "watched ms", "within half ms",
+             "recomputed operators"]  # fmt: skip
+    parts += ["", *table_of(heads, hosts)]
+    optimizers = {line["optimizer"]: line["ms a step"] for line in lines if "optimizer" in line}
+    parts += ["", "A step of fused AdamW over 300 small parameters, ms: "
+              + ", ".join(f"{name} {ms}" for name, ms in optimizers.items()) + "."]  # fmt: skip
     for bf16 in (False, True):
-        lines = [line for each in found["stages"] for line in each["lines"] if "rows/s" in line]
-        rows = [line for line in lines if line["bf16"] is bf16]
+        rows = [line for line in lines if "rows/s" in line and line["bf16"] is bf16]
         base = {row["model"]: row["rows/s"] for row in rows if row["method"] == "plain"}
         table = [
             [f"{row['model']}, {row['method']}{_allocator(row)}", row["rows"], row["rows/s"],
-             f"{row['rows/s'] / base[row['model']]:.1%}", row["peak MiB"], row["reserved MiB"],
+             _over(row, base), row["peak MiB"], row["reserved MiB"],
              row["recomputed"], f"{row['host share']:.0%}"]
             for row in rows
         ]  # fmt: skip
@@ -95,6 +109,12 @@ def on_device() -> str:
                  "reserved MiB", "recomputed operators", "time until the host is done"]  # fmt: skip
         parts += ["", *table_of(heads, table)]
     return "\n".join(parts) + "\n"
+
+
+def _over(row: dict[str, Any], base: dict[str, float]) -> str:
+    """Throughput over that of the plain run, where there is one."""
+    plain = base.get(row["model"])
+    return f"{row['rows/s'] / plain:.1%}" if plain else ""
 
 
 def _allocator(row: dict[str, Any]) -> str:

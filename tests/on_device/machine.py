@@ -102,6 +102,7 @@ class Machine:
         gc.collect()
         if self.is_cuda:
             torch.cuda.synchronize()
+            torch._C._cuda_clearCublasWorkspaces()  # one for each stream that there ever was
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
