@@ -15,8 +15,8 @@ constexpr std::size_t FINE = 8;    // multiples of `GRAIN` before sizes grow by 
 
 // Where the part of the addresses begins in which `address` lies, or the one before that.
 const void* part_of(const void* address, std::size_t length, bool before = false) noexcept {
-    const auto number = reinterpret_cast<std::uintptr_t>(address);
-    return reinterpret_cast<const void*>(number - number % length - (before ? length : 0));
+    const auto beyond = reinterpret_cast<std::uintptr_t>(address) % length;
+    return static_cast<const char*>(address) - beyond - (before ? length : 0);
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -268,11 +270,13 @@ char* Blocks::map_anyway(std::size_t size) {
 Bytes resident_bytes() noexcept {
     const auto close = [](std::FILE* file) { std::fclose(file); };
     const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen("/proc/self/statm", "r"));
-    long long pages = 0;
-    if (file == nullptr || std::fscanf(file.get(), "%*s %lld", &pages) != 1) {
+    std::array<char, 128> said{};  // all pages, those in memory, ...
+    if (file == nullptr || std::fgets(said.data(), said.size(), file.get()) == nullptr) {
         return 0;
     }
-    return static_cast<Bytes>(pages) * sysconf(_SC_PAGESIZE);
+    char* second = nullptr;
+    std::strtoll(said.data(), &second, 10);
+    return static_cast<Bytes>(std::strtoll(second, nullptr, 10)) * sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace rekindle

@@ -56,7 +56,7 @@ private:
         char* address = nullptr;
         std::size_t size = 0;
         std::size_t asked = 0;
-        BySize::iterator place{};  // while it is free
+        BySize::iterator place;  // while it is free
     };
 
     // Bytes that new blocks may take before free ones have to go.

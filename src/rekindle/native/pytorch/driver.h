@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -492,6 +493,7 @@ private:
     void wait_for_room(Call& call, bool in_place);
     void refuse_in_a_graph(const char* site) const;
     void find_places(const Recipe& recipe, bool in_place);
+    std::unordered_map<Bytes, Storage*> price(Segments& segments);
     void compute_now(Call& call, bool in_place);
     StreamIndex order_recomputation(const Recipe& recipe, bool in_place);
     void settle_results(Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order);

@@ -68,7 +68,9 @@ std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes) 
             offers.push_back({loss_of(blocks), whole, number});
         }
     }
-    std::ranges::stable_sort(offers, {}, &Offer::for_a_byte);
+    std::ranges::sort(offers, {}, [](const Offer& offer) {
+        return std::pair(offer.for_a_byte(), offer.number);
+    });
     Release release{0, {}};
     for (const Offer& offer : offers) {
         if (nbytes <= 0) {
@@ -90,7 +92,8 @@ bool Driver::evict_neighbors(Bytes nbytes) {
     return evict_for_place(nbytes, UNLIMITED, segments_of(*this)) != Way::none;
 }
 
-Way Driver::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
+// What may be evicted on the device, by its address, and in `segments` what that would cost.
+std::unordered_map<Bytes, Storage*> Driver::price(Segments& segments) {
     if (own_policy != nullptr) {
         own_policy->ask_losses(engine.clock);
     }
@@ -101,20 +104,30 @@ Way Driver::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
             at.emplace(static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(home->data())), each);
         }
     }
-    std::optional<Window> best;
-    std::span<const Block> chosen;
     for (std::vector<Block>& segment : segments) {
         for (Block& block : segment) {
             if (const auto found = at.find(block.address); block.used && found != at.end()) {
                 block.loss = engine.loss(*found->second);
             }
         }
+    }
+    return at;
+}
+
+Way Driver::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
+    const std::unordered_map<Bytes, Storage*> at = price(segments);
+    std::optional<Window> best;
+    std::span<const Block> chosen;
+    for (const std::vector<Block>& segment : segments) {
         const std::optional<Window> window = cheapest_window(segment, nbytes);
         if (window && (!best || window->loss < best->loss)) {
             best = window;
             chosen = std::span(segment).subspan(window->first, window->last - window->first + 1);
         }
     }
+    const std::optional<Release> release =
+        missing == UNLIMITED ? std::nullopt : cheapest_release(segments, missing);
+    const bool by_segments = release && (!best || release->loss < best->loss);
     std::vector<Ref<Storage>> victims;
     const auto go = [&](std::span<const Block> blocks) {
         for (const Block& block : blocks) {
@@ -123,13 +136,8 @@ Way Driver::evict_for_place(Bytes nbytes, Bytes missing, Segments segments) {
             }
         }
     };
-    const std::optional<Release> release =
-        missing == UNLIMITED ? std::nullopt : cheapest_release(segments, missing);
-    const bool by_segments = release && (!best || release->loss < best->loss);
     if (by_segments) {
-        for (const std::size_t each : release->segments) {
-            go(segments[each]);
-        }
+        std::ranges::for_each(release->segments, [&](std::size_t each) { go(segments[each]); });
     } else {
         go(chosen);
     }

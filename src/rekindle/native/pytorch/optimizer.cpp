@@ -15,33 +15,39 @@ namespace rekindle {
 
 namespace {
 
-// Calls `visit` with each tensor in nested containers; of one that is made of others (a DTensor),
-// with those.
+// Nested containers end the program no sooner than nested calls of Python's.
+class Deeper final {
+public:
+    Deeper() { must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0); }
+
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
+    Deeper(Deeper&&) = delete;
+    Deeper& operator=(Deeper&&) = delete;
+
+    ~Deeper() { Py_LeaveRecursiveCall(); }
+};
+
+template <class F>
+void each_within(PyObject* value, F& visit);
+
+// `value` is a tensor that is made of others (a DTensor).
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
-void each_within(PyObject* value, F& visit) {
-    if (PyLong_Check(value) || PyFloat_Check(value) || value == Py_None) {
-        return;
+void each_part(PyObject* value, F& visit) {
+    const Object told(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
+    const Object parts(PySequence_GetItem(told.get(), 0));
+    const Object names(PySequence_Fast(parts.get(), "__tensor_flatten__: names wanted"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
+        const Object part(PyObject_GetAttr(value, PySequence_Fast_GET_ITEM(names.get(), i)));
+        each_within(part.get(), visit);
     }
-    must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0);
-    const Object kept(Py_NewRef(value));
-    if (THPVariable_Check(value)) {
-        const at::Tensor& tensor = THPVariable_Unpack(value);
-        if (is_plain_object(*tensor.unsafeGetTensorImpl()) ||
-            PyObject_HasAttrString(value, "__tensor_flatten__") == 0) {
-            visit(tensor);
-        } else {
-            const Object told(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
-            const Object parts(PySequence_GetItem(told.get(), 0));
-            const Object names(PySequence_Fast(parts.get(), "__tensor_flatten__: names wanted"));
-            for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
-                const Object part(
-                    PyObject_GetAttr(value, PySequence_Fast_GET_ITEM(names.get(), i))
-                );
-                each_within(part.get(), visit);
-            }
-        }
-    } else if (PyDict_Check(value)) {
+}
+
+template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): containers are nested
+void each_item(PyObject* value, F& visit) {
+    if (PyDict_Check(value)) {
         PyObject* key = nullptr;
         PyObject* item = nullptr;
         for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item) != 0;) {
@@ -52,7 +58,28 @@ void each_within(PyObject* value, F& visit) {
             each_within(PySequence_Fast_GET_ITEM(value, i), visit);
         }
     }
-    Py_LeaveRecursiveCall();
+}
+
+// Calls `visit` with each tensor in nested containers; of one that is made of others, with those.
+template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): containers are nested
+void each_within(PyObject* value, F& visit) {
+    if (PyLong_Check(value) || PyFloat_Check(value) || value == Py_None) {
+        return;
+    }
+    const Deeper deeper;
+    const Object kept(Py_NewRef(value));
+    if (!THPVariable_Check(value)) {
+        each_item(value, visit);
+        return;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    if (is_plain_object(*tensor.unsafeGetTensorImpl()) ||
+        PyObject_HasAttrString(value, "__tensor_flatten__") == 0) {
+        visit(tensor);
+    } else {
+        each_part(value, visit);
+    }
 }
 
 // The state of one parameter after the other, as a rule in the order of the parameters: there it
@@ -141,6 +168,14 @@ void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     }
 }
 
+void add_group(PyObject* group, States& states, Optimized& found) {
+    const Object listed(PyMapping_GetItemString(group, "params"));
+    const Object parameters(PySequence_Fast(listed.get(), "parameters: a list is wanted"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(parameters.get()); ++i) {
+        add_parameter(PySequence_Fast_GET_ITEM(parameters.get(), i), states, found);
+    }
+}
+
 // `groups`: a list of dicts, `state`: a dict by parameters, as every optimizer has them.
 Optimized optimized(PyObject* groups, PyObject* state) {
     Optimized found;
@@ -150,12 +185,7 @@ Optimized optimized(PyObject* groups, PyObject* state) {
     States states(state);
     const Object all(PySequence_Fast(groups, "groups of parameters: a list is wanted"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.get()); ++i) {
-        PyObject* group = PySequence_Fast_GET_ITEM(all.get(), i);
-        const Object listed(PyMapping_GetItemString(group, "params"));
-        const Object parameters(PySequence_Fast(listed.get(), "parameters: a list is wanted"));
-        for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(parameters.get()); ++j) {
-            add_parameter(PySequence_Fast_GET_ITEM(parameters.get(), j), states, found);
-        }
+        add_group(PySequence_Fast_GET_ITEM(all.get(), i), states, found);
     }
     return found;
 }

@@ -91,8 +91,11 @@ PyObject* profiler_starts(PyObject* /*arguments*/) {
 PyObject* profiler_stops(PyObject* /*arguments*/) {
     if (last_callback != at::INVALID_CALLBACK_HANDLE) {
         remove_last();
-        if (profilers > 0 && --profilers == 0) {
-            at::disableCallback(first());
+        if (profilers > 0) {
+            --profilers;
+            if (profilers == 0) {
+                at::disableCallback(first());
+            }
         }
     }
     return nothing();

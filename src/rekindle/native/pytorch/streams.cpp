@@ -5,7 +5,7 @@
 namespace rekindle {
 
 StreamIndex Streams::see_another(const c10::Stream& stream) {
-    const auto found = std::ranges::find(seen_, stream);
+    const auto* const found = std::ranges::find(seen_, stream);
     const auto index = static_cast<StreamIndex>(found - seen_.begin());
     if (found == seen_.end()) {
         seen_.push_back(stream);
