@@ -230,7 +230,7 @@ void Blocks::split(List::iterator block, std::size_t size) {
         return;
     }
     note_not_free(block);
-    const auto rest = free_.emplace(block, Block{block->address + size, block->size - size});
+    const auto rest = free_.emplace(block, Block{block->address + size, block->size - size, 0, {}});
     block->size = size;
     note_free(rest);
     note_free(block);
