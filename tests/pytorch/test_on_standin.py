@@ -352,7 +352,11 @@ def test_what_is_taken_out_is_missed(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scene", "streams", "missing"),
-    [("read", "side first", "readers_wait"), ("write", "side last", "writers_wait")],
+    [
+        ("read", "side first", "readers_wait"),
+        ("write", "side last", "writers_wait"),
+        ("unseen", "side first", "readers_wait"),
+    ],
 )
 def test_other_stream_waits_for_recomputations(
     extension: Path, scene: str, streams: str, missing: str

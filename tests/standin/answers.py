@@ -7,6 +7,7 @@ what is taken out of Rekindle: "mlp, native, swap, side first, streams told".
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -493,6 +494,10 @@ def main() -> None:
         except Exception as error:
             found[question] = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    # At once: autograd's thread for the device may still let go of a graph task, for which it wants
+    # the GIL; PyTorch then ends the process if the interpreter is on its end.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import rekindle
+from rekindle.pytorch.native._higher import hidden
 
 N = 1000
 
@@ -90,6 +91,42 @@ def write(missing: list[str]) -> dict[str, Any]:
     return {"equal": torch.equal(found.cpu(), expected), "recomputations": again}
 
 
+def unseen(missing: list[str]) -> dict[str, Any]:
+    """A function of the program's reads what it saved on the other stream, by no operator."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    weight = torch.rand(N).cuda().requires_grad_()
+
+    class Cosine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.cos()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            with hidden(), torch.cuda.stream(side):  # as a kernel of one's own
+                out = -x.sin()
+            main.wait_stream(side)
+            out.record_stream(main)
+            return grad * out
+
+    with _within(missing) as run:
+        with torch.cuda.stream(side):  # or nobody knows of the stream
+            torch.ones(1, device="cuda")
+        value = weight * 2
+        result = Cosine.apply(value)
+        side.wait_stream(main)
+        value.record_stream(side)
+        del value
+        _evict(run)
+        found = _gradient(result, weight)
+        torch.cuda.synchronize()
+        again = run.recomputations
+    expected = -2 * (weight.detach().cpu() * 2).sin()
+    return {"equal": torch.equal(found.cpu(), expected), "recomputations": again}
+
+
 def idle(missing: list[str]) -> dict[str, Any]:
     """How often the main stream waits, or is waited for, once another one ran one operator."""
     import _standin
@@ -115,5 +152,6 @@ def idle(missing: list[str]) -> dict[str, Any]:
 ORDERS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
     "read": read,
     "write": write,
+    "unseen": unseen,
     "idle": idle,
 }

@@ -98,6 +98,14 @@ public:
         }
     }
 
+    // What was made again on the current stream may be read on any other, where nobody sees it.
+    void hand_to_any_stream(const c10::StorageImpl& home) {
+        if (orders_readers) {
+            streams.let_others_wait(see());
+        }
+        keep_until_read(home, StreamSet::all());
+    }
+
     void about_to_write(const Order& order, StreamIndex here) {
         if (streams.are_several() && orders_writers) {
             streams.wait_for(here, order.again_readers);

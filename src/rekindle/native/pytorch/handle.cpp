@@ -7,7 +7,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "held.h"
@@ -107,6 +109,18 @@ void Handle::keep_as_it_is(const at::Tensor& tensor) {
 
 namespace {
 
+// Whether a node of PyTorch's own reads, which runs nothing but operators. Names of those that it
+// generates end in a digit, as `MulBackward0`; a function of the program's may launch kernels of
+// its own, on whatever stream.
+bool is_read_by_operators() {
+    const auto node = torch::autograd::get_current_node();
+    if (!node) {
+        return false;
+    }
+    const std::string name = node->name();
+    return !name.empty() && name.back() >= '0' && name.back() <= '9';
+}
+
 // What autograd saved is there, and stays while the node reads it.
 void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
     if (record.resident) {
@@ -122,6 +136,9 @@ void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
     if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
         if (const Home home = record.at()) {
             driver.device.about_to_read(*home, record.order, driver.device.see());
+            if (record.order.again && !is_read_by_operators()) {
+                driver.device.hand_to_any_stream(*home);
+            }
         }
     }
 }
