@@ -56,15 +56,14 @@ class Outcome:
 
 @final
 class _Watch(TorchDispatchMode):
-    """Sees the operators of the program, not those that `busy` runs in between."""
+    """Takes down the operators of the program and what they give."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, before: Before, busy: Callable[[], bool]) -> None:
+    def __init__(self, before: Before) -> None:
         super().__init__()
         self.operators: list[tuple[Site, tuple[Fingerprint, ...]]] = []
         self._before = before
-        self._busy = busy
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -73,7 +72,7 @@ class _Watch(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         facts = operator(func)
-        if facts.view or self._busy():
+        if facts.view:
             return func(*args, **kwargs)
         self._before.about_to_run(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -83,12 +82,10 @@ class _Watch(TorchDispatchMode):
         return result
 
 
-def observe(
-    step: Callable[[], object], before: Before, busy: Callable[[], bool] = lambda: False
-) -> Outcome:
-    """Runs `step` and takes down what it did. Does not restore."""
+def observe(step: Callable[[], object], before: Before) -> Outcome:
+    """Run `step` and take down what it did; restore nothing."""
     names = Names(before)
-    with _counting_calls(before, names) as calls, _Watch(before, busy) as watch:
+    with _counting_calls(before, names) as calls, _Watch(before) as watch:
         result = step()
     left = left_behind(result, before, names)
     left.update(((CALLS, name), count) for name, count in calls.items())
