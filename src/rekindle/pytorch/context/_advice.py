@@ -91,8 +91,8 @@ def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
             (
                 f"The allocator reserved {format_bytes(reserved)} but gave out at most "
                 f"{format_bytes(allocated)}, {format_bytes(rounding)} of it by rounding up "
-                f"({format_bytes(split)} in pieces of larger blocks): "
-                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+                f"({format_bytes(split)} in pieces of larger blocks): to limit what it reserves, "
+                'write rekindle.budget(..., of="reserved").'
             ),
         )
     retries: int = stats.get("num_alloc_retries", 0)
@@ -100,7 +100,7 @@ def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
         yield (
             0,
             (
-                f"The allocator ran short and emptied its cache {retries} times: that is slow: "
-                "give a smaller budget."
+                f"The allocator ran short and emptied its cache {retries} times, which is slow: "
+                'write rekindle.budget(..., of="reserved"), or give a smaller budget.'
             ),
         )
