@@ -82,12 +82,12 @@ def test_time_is_told() -> None:
 
 
 def test_bookkeeping_is_small_and_flat() -> None:
-    """Per recorded operator; over steps nothing is left."""
+    """Per recorded operator, 32 bytes of it the order among streams; over steps nothing is left."""
     weight = vector(True)
     with unlimited() as run:
         others = numbers(run).bookkeeping  # of graphs that other tests left
         loss = deeper(weight, 500).sum()
-        assert numbers(run).bookkeeping - others <= 428 * 2_000
+        assert numbers(run).bookkeeping - others <= 460 * 2_000
         del loss
         deeper(weight, 8).sum().backward()
         gc.collect()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rekindle.pytorch.online._steps import MOST, Steps
+from rekindle.pytorch.online._steps import MOST, Numbers, Steps
 
 THREADS = 4
 STEPS = 500
@@ -21,14 +21,10 @@ class Counted:
     """An engine whose clock goes on whenever somebody looks."""
 
     peak: int = 8
-    memory: int = 4
-    compute_ns: int = 0
-    recompute_ns: int = 0
     ticks: Iterator[int] = field(default_factory=itertools.count)
 
-    @property
-    def clock(self) -> int:
-        return next(self.ticks)
+    def now(self) -> Numbers:
+        return Numbers(4, self.peak, next(self.ticks), *[0] * 9)
 
     def take_samples(self) -> bytes:
         return b""
@@ -51,8 +47,8 @@ def test_each_step_and_each_sample_counts_once() -> None:
     steps.listeners.append(lambda step: heard.append(step.number))
 
     def train(_: int) -> None:
-        for number in range(STEPS):
-            steps.over(number, number, 0)
+        for _ in range(STEPS):
+            steps.over()
             for _ in range(20):
                 steps.sample()
 
