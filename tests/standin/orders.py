@@ -120,6 +120,7 @@ def unseen(missing: list[str]) -> dict[str, Any]:
         value.record_stream(side)
         del value
         _evict(run)
+        torch.cuda.synchronize()  # what was there is overwritten
         found = _gradient(result, weight)
         torch.cuda.synchronize()
         again = run.recomputations
