@@ -4,9 +4,9 @@
 // A program orders its streams for what it does itself: a value is read on another stream only
 // after a wait. Recomputation and eviction come at other moments, on whatever stream is current
 // then, and the program knows nothing of them. So with a second stream in sight, what runs again
-// waits for all of them and all of them wait for it, and memory that is evicted goes to whoever
-// wants it only when everything that was queued before has run. A program with one stream pays for
-// one question.
+// waits for those that made what it reads, and those that read what it makes wait for it; memory
+// that is evicted goes to whoever wants it only when all its readers have run. A program with one
+// stream pays for one question.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -136,4 +136,16 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     }
 }
 
+// Runs `act` with the lock, for what Python asks for: it may evict, and what has died by now is
+// known.
+template <class F>
+auto settled(Driver& driver, F&& act) {
+    return in_words(driver, [&] {
+        Locked lock;
+        about_to_let_go(driver, lock);
+        driver.settle();
+        return std::forward<F>(act)(lock);
+    });
+}
+
 }  // namespace rekindle

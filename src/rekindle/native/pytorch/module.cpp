@@ -219,10 +219,7 @@ PyObject* to_tensor(PyObject* arguments, F&& act) {
     parse(arguments, "OO", &capsule, &object);
     Driver& driver = driver_of(capsule);
     const c10::TensorImpl& tensor = tensor_of(object);
-    rekindle::in_words(driver, [&] {
-        Locked lock;
-        rekindle::about_to_let_go(driver, lock);
-        driver.settle();
+    rekindle::settled(driver, [&](Locked& lock) {
         if (rekindle::has_memory(tensor)) {
             act(driver, lock, tensor);
         }
@@ -317,10 +314,7 @@ PyObject* about_to_resize(PyObject* arguments) {
     parse(arguments, "OKL", &capsule, &address, &bytes);
     Driver& driver = driver_of(capsule);
     c10::StorageImpl& home = home_at(address);
-    const bool known = rekindle::in_words(driver, [&] {
-        Locked lock;
-        rekindle::about_to_let_go(driver, lock);
-        driver.settle();
+    const bool known = rekindle::settled(driver, [&](Locked& /*lock*/) {
         return driver.about_to_resize(home, bytes);
     });
     return PyBool_FromLong(known ? 1 : 0);

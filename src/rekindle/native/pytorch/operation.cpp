@@ -132,7 +132,9 @@ void Operation::only_count() {
     if (!fits()) {
         or_lending([&] { driver_.make_room(needed_ + inside_, facts_.name.c_str()); });
     }
-    or_lending([&] { find_places(); });
+    if (driver_.reserved.limited()) {
+        or_lending([&] { find_places(); });
+    }
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
     const bool ordered = driver_.device.streams.are_several();
@@ -243,12 +245,12 @@ bool Operation::fits() const {
 
 // In one piece each: its results, and what it takes inside itself.
 void Operation::find_places() {
-    if (!driver_.reserved.limited()) {
-        return;
-    }
-    const std::vector<Bytes> guess{needed_};
-    for (const Bytes nbytes : invocation_.signature->pieces.value_or(guess)) {
-        driver_.reserved.find_place(nbytes);
+    if (const auto& pieces = invocation_.signature->pieces) {
+        for (const Bytes nbytes : *pieces) {
+            driver_.reserved.find_place(nbytes);
+        }
+    } else {
+        driver_.reserved.find_place(needed_);
     }
     driver_.reserved.find_place(inside_);
 }
@@ -267,7 +269,9 @@ void Operation::make_room() {
         }
         driver_.make_room(needed_ + inside_, facts_.name.c_str());
     }
-    find_places();
+    if (driver_.reserved.limited()) {
+        find_places();
+    }
     if (signature.watched == 0 && !signature.priced && Watched::possible(driver_.device)) {
         driver_.clear(needed_ + guess_workspace(signature, driver_.device));
     }
@@ -355,9 +359,11 @@ void Operation::register_results() {
     Signature& signature = *invocation_.signature;
     if (!signature.fresh) {
         signature.learn(positions, nbytes, exotic);
-        signature.pieces.emplace();
-        for (const Made& each : made) {
-            signature.pieces->push_back(driver_.counted(*each.home));
+        if (driver_.device.queues()) {  // else nobody asks for places
+            signature.pieces.emplace();
+            for (const Made& each : made) {
+                signature.pieces->push_back(driver_.counted(*each.home));
+            }
         }
     }
     Nanoseconds cost = signature.cost;

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "any_time.h"
 #include "conversions.h"
+#include "held.h"
 #include "mutex.h"
 #include "python.h"
 
@@ -231,10 +231,7 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     parse(arguments, "OOOp", &capsule, &groups, &state, &saves);
     Driver& driver = driver_of(capsule);
     const Optimized found = optimized(groups, state);
-    in_words(driver, [&] {
-        Locked lock;
-        about_to_let_go(driver, lock);
-        driver.settle();
+    settled(driver, [&](Locked& /*lock*/) {
         driver.device.about_to_step();
         // All of them first, or they would seem to come of the step.
         each_with_memory(found.read, [&](const c10::TensorImpl& each) { driver.meet(each); });
@@ -262,12 +259,7 @@ PyObject* save_before_optimizer_step(PyObject* arguments) {
     parse(arguments, "OOO", &capsule, &groups, &state);
     Driver& driver = driver_of(capsule);
     const Optimized found = optimized(groups, state);
-    in_words(driver, [&] {
-        Locked lock;
-        about_to_let_go(driver, lock);
-        driver.settle();
-        save_what_needs(driver, found.written);
-    });
+    settled(driver, [&](Locked& /*lock*/) { save_what_needs(driver, found.written); });
     return nothing();
 }
 

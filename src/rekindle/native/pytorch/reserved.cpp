@@ -62,16 +62,25 @@ void Reserved::find_place(Bytes nbytes) {
         return;
     }
     ++places_;
-    const Way way = driver_.evict_for_place(nbytes, missing(nbytes), now());
-    if (way == Way::whole_segments) {
-        driver_.device.empty_cache();
-        ask_allocator();
-    }
-    count_gaps();
-    if (way == Way::none) {
-        make_by_sum(nbytes);
+    switch (driver_.evict_for_place(nbytes, missing(nbytes), now())) {
+        case Way::neighbors:
+            count_gaps();
+            break;
+        case Way::whole_segments:
+            give_back();
+            break;
+        case Way::none:
+            make_by_sum(nbytes);
+            break;
     }
     take(nbytes);
+}
+
+// What is free in whole segments is the device's again.
+void Reserved::give_back() {
+    driver_.device.empty_cache();
+    ask_allocator();
+    count_gaps();
 }
 
 // Nothing helps that lies side by side: as much goes, then four times that.
@@ -79,9 +88,7 @@ void Reserved::make_by_sum(Bytes nbytes) {
     for (const Bytes less : {nbytes, 4 * nbytes}) {
         driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
         driver_.wait_for_copies();
-        driver_.device.empty_cache();
-        ask_allocator();
-        count_gaps();
+        give_back();
         if (gaps_.lower_bound(nbytes) != gaps_.end() || missing(nbytes) <= 0) {
             return;
         }

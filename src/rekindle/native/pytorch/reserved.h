@@ -49,6 +49,7 @@ private:
     Bytes missing(Bytes nbytes) const;
     bool take(Bytes nbytes);
     void make_by_sum(Bytes nbytes);
+    void give_back();
     void ask_allocator();
     Segments now() const;
     void count_gaps();
