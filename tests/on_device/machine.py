@@ -75,12 +75,14 @@ class Machine:
         self, program: Program, amount: int, steps: int = 3, **options: Any
     ) -> tuple[Took, int]:
         """The same within the smallest budget from `amount` on that does, and that one."""
+        refusals: list[str] = []
         for _ in range(12):
             try:
                 return self.trained(program, steps, amount, **options), amount
             except rekindle.OutOfBudget as error:
+                refusals.append(f"{amount}: {str(error)[:300]}")
                 amount = max(error.rehearse(), amount + 1)
-        raise RuntimeError(f"the smallest budget grew too often, to {amount}")
+        raise RuntimeError(f"the smallest budget grew too often: {refusals}")
 
     def timed(self, step: Callable[[], object], count: int) -> tuple[list[float], float]:
         """Milliseconds of `count` steps, and the share of them until the host returned."""
