@@ -20,12 +20,12 @@ native_flags() { # where headers of others are
 }
 
 # Parsing headers takes longer than looking at the sources: so each half is one unit.
-NATIVE_UNITS=(pytorch engine)
+NATIVE_UNITS=(torch engine)
 
 native_unit() { # UNIT FOLDER: writes it there, and prints where
     case "$1" in
-        pytorch) printf '#include "%s"\n' "$PWD"/src/rekindle/native/pytorch/*.cpp ;;
-        engine) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{engine,replay}/*.cpp ;;
+        torch) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{allocator,torch,ops,memory,steps,dispatch,python}/*.cpp ;;
+        engine) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{base,engine,replay}/*.cpp ;;
     esac >"$2/$1.cpp"
     printf '%s\n' "$2/$1.cpp"
 }

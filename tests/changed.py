@@ -19,7 +19,10 @@ ELSEWHERE = {
     "src/rekindle/native/base": ("tests/native",),
     "src/rekindle/native/engine": ("tests/native",),
     "src/rekindle/native/replay": ("tests/native",),
-    "src/rekindle/native/pytorch": ("tests/pytorch/native", "tests/pytorch/online"),
+    **{
+        f"src/rekindle/native/{room}": ("tests/pytorch/native", "tests/pytorch/online")
+        for room in ("allocator", "torch", "ops", "memory", "steps", "dispatch", "python")
+    },
     "docs": ("tests/test_docs.py",),
     "examples": ("tests/test_examples.py",),
 }

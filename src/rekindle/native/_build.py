@@ -36,7 +36,7 @@ _UNFINISHED: Final = "build-"  # prefix of folders in which something is compile
 _OBJECTS: Final = (
     "objects"  # the folder of compiled units: a changed file compiles one of them again
 )
-_WITHOUT_TORCH: Final = ("engine", "replay")  # folders of sources that include no PyTorch
+_WITHOUT_TORCH: Final = ("base", "engine", "replay")  # folders of sources that include no PyTorch
 FLAGS: Final = (
     "-std=c++20",
     "-O2",

@@ -1,7 +1,7 @@
 """Compile sources into objects: a few large units, one for each core at a time, with progress.
 
-Parsing PyTorch's headers takes longer than compiling any one source, so the sources of a folder are
-joined into few units. The caller, `_build`, decides which units need compiling, and links them.
+Parsing PyTorch's headers takes longer than compiling any one source, so sources are joined into few
+units. The caller, `_build`, decides which units need compiling, and links them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CompilerError(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Sources of one folder that are compiled as one."""
+    """Sources that are compiled as one."""
 
     sources: tuple[Path, ...]
     with_torch: bool  # whether they include PyTorch's headers
@@ -57,14 +57,14 @@ class Unit:
 
 
 def units_of(sources: Sequence[Path], without_torch: Sequence[str]) -> list[Unit]:
-    """Group the sources of each folder into few units of about equal size.
+    """Group sources into few units of about equal size.
 
     Args:
-        sources: those of a folder stand together.
+        sources: those without PyTorch's headers stand together.
         without_torch: names of folders whose sources do not include PyTorch's headers.
     """
     units: list[Unit] = []
-    for folder, group in groupby(sources, key=lambda path: path.parent):
+    for with_torch, group in groupby(sources, lambda path: path.parent.name not in without_torch):
         files = list(group)
         sizes = [path.stat().st_size for path in files]
         total = max(sum(sizes), 1)
@@ -73,7 +73,6 @@ def units_of(sources: Sequence[Path], without_torch: Sequence[str]) -> list[Unit
         for path, size in zip(files, sizes, strict=True):
             parts[(before + size // 2) * len(parts) // total].append(path)
             before += size
-        with_torch = folder.name not in without_torch
         units += [Unit(tuple(part), with_torch) for part in parts if part]
     return units
 

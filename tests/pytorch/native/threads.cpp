@@ -20,12 +20,12 @@
 #include <utility>
 #include <vector>
 
-#include "arena.h"
-#include "counting.h"
-#include "deaths.h"
-#include "mutex.h"
-#include "reader.h"
-#include "without_gil.h"
+#include "allocator/arena.h"
+#include "allocator/counting.h"
+#include "torch/deaths.h"
+#include "base/mutex.h"
+#include "memory/reader.h"
+#include "base/without_gil.h"
 
 namespace rekindle {
 

@@ -1,6 +1,6 @@
 """What the native core asks, and is told, where it evicts what variables hold.
 
-The core itself brings back what operators read, and what autograd asks for: native/pytorch/held.h,
+The core itself brings back what operators read, and what autograd asks for: native/memory/held.h,
 any_time.h and reader.h. What goes around the dispatcher is seen here, and noted there as long as
 somebody reads it. So no thread evicts what another one reads.
 """

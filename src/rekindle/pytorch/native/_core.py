@@ -17,7 +17,19 @@ from rekindle.pytorch.native._higher import ONCE
 from rekindle.pytorch.operators import EFFECTS, ROOMY_ON_HOST, SUMS_OF_PRODUCTS, traits
 
 NAME: Final = "_torch"
-_SOURCES: Final = ("engine/*.cpp", "pytorch/*.cpp")
+#: The rooms of the core, lower ones first.
+_ROOMS: Final = (
+    "base",
+    "engine",
+    "allocator",
+    "torch",
+    "ops",
+    "memory",
+    "steps",
+    "dispatch",
+    "python",
+)
+_SOURCES: Final = tuple(f"{room}/*.cpp" for room in _ROOMS)
 _OLDEST: Final = (2, 11)
 _SEES_ALL: Final = (2, 13)  # before, its dispatch key comes above that of modes
 

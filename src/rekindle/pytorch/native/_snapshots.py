@@ -23,7 +23,7 @@ from rekindle.pytorch.online import (
     line_in_words,
 )
 
-# Flags of a holder, and kinds of what is owned, as in `native/pytorch/snapshot.h`.
+# Flags of a holder, and kinds of what is owned, as in `native/memory/snapshot.h`.
 _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
     1 << bit for bit in range(7)
 )

@@ -1,7 +1,7 @@
 """The ways by which others get at a tensor's memory, to write there without a word.
 
 Each of them is seen inside a budget: what recipes made of the memory stays right
-(native/pytorch/foreign.cpp).
+(native/memory/foreign.cpp).
 Not among them: `data_ptr()`, by which kernels read far more often than they write.
 """
 

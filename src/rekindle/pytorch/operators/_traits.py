@@ -33,7 +33,7 @@ def _in_aten(names: Iterable[str]) -> set[str]:
     return {f"aten::{name}" for name in names}
 
 
-#: By the bit that stands for it, as in `native/pytorch/facts.h`.
+#: By the bit that stands for it, as in `native/ops/facts.h`.
 _KINDS: Final = {
     1: ROUTING,
     2: INDEXING,

@@ -1,0 +1,204 @@
+#include "counting.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "../base/mutex.h"
+#include "../base/slab.h"
+#include "arena.h"
+
+namespace rekindle {
+
+namespace {
+
+// What was asked for since somebody watches, piece by piece: sizes as the allocator rounds them
+// differ from call to call.
+struct Watch final {
+    struct Piece final {
+        Bytes bytes;
+        std::uint64_t during;  // which operator; 0: none that is watched
+    };
+
+    std::atomic<bool> on{false};
+    SpinLock& mutex = leaf(Leaf::allocations);
+    std::unordered_map<const void*, Piece> pieces;
+    std::uint64_t operators = 0;  // that were watched so far
+    bool watching = false;        // one just now
+    bool tallying = false;
+    GivenOutInside given;  // to that one
+    GivenOutInside tally;  // to everybody, since somebody tallies
+
+    void takes(const void* piece, Bytes bytes) {
+        const std::scoped_lock guard(mutex);
+        pieces[piece] = {bytes, watching ? operators : 0};
+        if (watching) {
+            add(given, bytes);
+        }
+        if (tallying) {
+            add(tally, bytes);
+        }
+    }
+
+    void gives_back(const void* piece) {
+        const std::scoped_lock guard(mutex);
+        const auto found = pieces.find(piece);
+        if (found == pieces.end()) {
+            return;  // what is older counts for nobody
+        }
+        if (watching && found->second.during == operators) {
+            given.now -= found->second.bytes;
+        }
+        if (tallying) {
+            tally.now -= found->second.bytes;
+        }
+        pieces.erase(found);
+    }
+
+    // Which of the two there are from now on.
+    void set(bool watches, bool tallies) {
+        watching = watches;
+        tallying = tallies;
+        on.store(watches || tallies, std::memory_order_relaxed);
+    }
+
+private:
+    static void add(GivenOutInside& to, Bytes bytes) {
+        to.now += bytes;
+        to.most = std::max(to.most, to.now);
+    }
+};
+
+// Never destroyed: memory may be freed while the process ends.
+Watch& the_watch() noexcept {
+    static auto& made = immortal<Watch>();
+    return made;
+}
+
+class Counting final : public c10::Allocator {
+public:
+    explicit Counting(c10::Allocator& counted) : counted_(counted) {}
+
+    c10::DataPtr allocate(std::size_t bytes) override {
+        c10::DataPtr piece = from_arena(bytes);
+        if (piece == nullptr) {
+            piece = counted_.allocate(bytes);
+        }
+        if (the_watch().on.load(std::memory_order_relaxed) &&
+            (piece.get_deleter() == &give_back ||
+             piece.compare_exchange_deleter(own(), &give_back))) {
+            the_watch().takes(piece.get_context(), static_cast<Bytes>(bytes));
+        }
+        return piece;
+    }
+
+    // Of all that is allocated while nobody watches and no arena was open. Libraries such as
+    // oneDNN, which allocate without a tensor (`raw_allocate`), ask for it when they free that.
+    c10::DeleterFnPtr raw_deleter() const override {
+        const bool watched = the_watch().on.load(std::memory_order_relaxed);
+        return watched || the_arena().was_open() ? &give_back : own();
+    }
+
+    c10::DeleterFnPtr own() const { return counted_.raw_deleter(); }
+
+    bool is_simple_data_ptr(const c10::DataPtr& piece) const override {
+        return piece.get() == piece.get_context();
+    }
+
+    void copy_data(void* to, const void* from, std::size_t bytes) const override {
+        counted_.copy_data(to, from, bytes);
+    }
+
+    static void give_back(void* piece);
+
+private:
+    static c10::DataPtr from_arena(std::size_t bytes) {
+        void* found = the_arena().take(bytes);
+        return {found, found, &give_back, c10::DeviceType::CPU};
+    }
+
+    c10::Allocator& counted_;
+};
+
+// Never destroyed: tensors keep its deleter.
+Counting*& the_counting() {
+    static Counting* made = nullptr;
+    return made;
+}
+
+void Counting::give_back(void* piece) {
+    if (the_watch().on.load(std::memory_order_relaxed)) {
+        the_watch().gives_back(piece);
+    }
+    if (!the_arena().give(piece)) {
+        the_counting()->own()(piece);
+    }
+}
+
+}  // namespace
+
+void count_allocations() {
+    c10::Allocator* there = c10::GetCPUAllocator();
+    if (the_counting() != nullptr || there == nullptr || there->raw_deleter() == nullptr) {
+        return;
+    }
+    the_counting() = &immortal<Counting>(*there);
+    c10::SetCPUAllocator(the_counting(), 1);  // nothing happens if another has a higher priority
+}
+
+bool allocations_are_counted() noexcept {
+    return the_counting() != nullptr && c10::GetCPUAllocator() == the_counting();
+}
+
+c10::DeleterFnPtr allocators_own() noexcept {
+    static const c10::DeleterFnPtr found =
+        allocations_are_counted() ? the_counting()->own() : c10::GetCPUAllocator()->raw_deleter();
+    return found;
+}
+
+c10::DeleterFnPtr counting_ones_own() noexcept {
+    return &Counting::give_back;
+}
+
+void watch_allocations() {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    if (!watch.tallying) {
+        watch.pieces.clear();
+    }
+    ++watch.operators;
+    watch.given = {};
+    watch.set(true, watch.tallying);
+}
+
+GivenOutInside watched_allocations() noexcept {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    watch.set(false, watch.tallying);
+    return watch.given;
+}
+
+void tally_allocations(bool tallies) {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    watch.pieces.clear();
+    watch.tally = {};
+    watch.set(watch.watching, tallies);
+}
+
+GivenOutInside tallied_allocations() noexcept {
+    Watch& watch = the_watch();
+    const std::scoped_lock guard(watch.mutex);
+    const GivenOutInside found = watch.tally;
+    watch.tally.most = watch.tally.now;
+    return found;
+}
+
+}  // namespace rekindle

@@ -1,0 +1,230 @@
+// An operator of the program is called: timed, and called once more if the device is full.
+#include <ATen/Context.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <optional>
+
+#include "../allocator/arena.h"
+#include "../ops/kernel_operands.h"
+#include "../ops/workspaces.h"
+#include "../python/python.h"
+#include "../steps/learner.h"
+#include "../torch/dispatch_key.h"
+#include "../torch/switches.h"
+#include "operation.h"
+
+namespace rekindle {
+
+namespace {
+
+Nanoseconds now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+// An operator of the program runs as long as this lives, which gives back what it takes. Both ends
+// with the lock.
+class Running final {
+public:
+    Running(Driver& driver, Bytes nbytes, bool reads_anything)
+        : driver_(driver), nbytes_(nbytes), reads_anything_(reads_anything) {
+        driver_.engine.in_flight += nbytes_;
+        ++driver_.running;
+        if (reads_anything_) {
+            ++driver_.reading_anything;
+            if (driver_.lending != 0 || driver_.replaying != 0) {
+                driver_.stops_lending();
+            }
+        }
+    }
+
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    Running(Running&&) = delete;
+    Running& operator=(Running&&) = delete;
+
+    ~Running() {
+        driver_.engine.in_flight -= nbytes_;
+        --driver_.running;
+        if (reads_anything_) {
+            --driver_.reading_anything;
+        }
+    }
+
+private:
+    Driver& driver_;
+    const Bytes nbytes_;
+    const bool reads_anything_;
+};
+
+}  // namespace
+
+// Tells who knows the program's steps that this comes next.
+void Operation::meet() {
+    if (!driver_.learner || !driver_.learner->watches()) {
+        return;
+    }
+    Learner& learner = *driver_.learner;
+    const std::int64_t met = met_by(invocation_);
+    if (learner.asks(met)) {
+        {
+            const Unlocked others(lock_);
+            ask_for_lessons(driver_, met);
+        }
+        driver_.collect();
+    }
+    learner.meets(met, invocation_);
+}
+
+void Operation::call() {
+    // A kernel may have taken some of them before it finds out that there is no memory.
+    c10::SmallVector<c10::IValue, 6> arguments;
+    if (driver_.device.queues() && facts_.starts_anew) {
+        const auto given = torch::jit::last(stack_, facts_.arguments);
+        arguments.append(given.begin(), given.end());
+    }
+    std::optional<Watched> watched;  // no other may run meanwhile
+    if (!invocation_.signature->priced && driver_.running == 0) {
+        watched.emplace(driver_.device);
+    }
+    if (driver_.uses_arena) {
+        the_arena().note_counted(driver_.engine.memory);
+    }
+    const std::uint64_t begun = ++driver_.begun;
+    const KernelOperands operands(
+        std::span(invocation_.tensors.data(), invocation_.tensors.size())
+    );
+    try {
+        const bool reads_anything = !facts_.name.starts_with("aten::");
+        const Running running(driver_, needed_ + inside_, reads_anything);
+        const Unlocked others(lock_);
+        redispatch();
+    } catch (std::exception& error) {
+        driver_.collect();
+        if (!rescued(error, {arguments.data(), arguments.size()})) {
+            interrupted(error);
+            throw;
+        }
+        return;
+    }
+    driver_.collect();
+    if (watched && driver_.begun == begun) {
+        if (const std::optional<Used> used = watched->end()) {
+            learn_workspace(*invocation_.signature, *used, driver_.device);
+        }
+    }
+}
+
+// Whether it was out of memory of the device, and went well with less in it.
+bool Operation::rescued(const std::exception& error, std::span<const c10::IValue> arguments) {
+    if (arguments.empty() || !is_full(error)) {
+        return false;
+    }
+    driver_.rescue(invocation_.signature->needed, error, [&] {
+        stack_.resize(below_);
+        stack_.insert(stack_.end(), arguments.begin(), arguments.end());
+        for (const std::unique_ptr<Position>& each : random_) {
+            each->restore();
+        }
+        const Unlocked others(lock_);
+        redispatch();
+    });
+    driver_.collect();
+    return true;
+}
+
+void Operation::redispatch() {
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
+    if (facts_.has(Traits::CONJUGATING)) {  // as where no mode of the program's is active
+        const auto keys = c10::impl::tls_local_dispatch_key_set();
+        conjugating.emplace(
+            keys.included_,
+            keys.excluded_.remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative)
+        );
+    }
+    Signature& signature = *invocation_.signature;
+    if (signature.priced) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    if (driver_.device.queues()) {
+        priced_by_events();
+        return;
+    }
+    const Nanoseconds started = now_ns();
+    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    signature.sample(now_ns() - started);
+}
+
+// Not with the lock, which who notes the end takes for a moment.
+void Operation::priced_by_events() {
+    bool wanted = false;
+    {
+        const std::scoped_lock again(lock_);
+        wanted = driver_.prices.wants_more(*invocation_.signature);
+    }
+    if (!wanted) {
+        op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+        return;
+    }
+    const c10::Stream stream = driver_.device.current_stream();
+    Prices::Pair pair(invocation_.signature, stream);
+    op_.redispatchBoxed(keys_ & BELOW_KEY, &stack_);
+    pair.end.record(stream);
+    const std::scoped_lock again(lock_);
+    driver_.prices.add(std::move(pair));
+}
+
+// Whether such a call may give other bits when it runs again, so that it is kept. Twin of
+// rekindle.pytorch.operators._doubtful, where the reasons are.
+bool Operation::may_differ() const {
+    const auto given = torch::jit::last(stack_, facts_.arguments);
+    if (facts_.own_state != 0) {
+        bool draws = true;
+        for (std::uint32_t i = 0; i < facts_.arguments && i < 64; ++i) {
+            if ((facts_.own_state >> i & 1) != 0) {
+                const c10::IValue& value = given[i];
+                draws = draws &&
+                        (value.isTensor() ? value.toTensor().defined()
+                                          : !value.isNone() && value.toScalar().toDouble() > 0);
+            }
+        }
+        return draws;
+    }
+    const auto on_cpu = [](const c10::TensorImpl* tensor) { return tensor->is_cpu(); };
+    if (!facts_.has(Traits::DOUBT) || !driver_.device.doubts ||
+        std::ranges::all_of(invocation_.tensors, on_cpu)) {
+        return false;
+    }
+    if (facts_.has(Traits::TIMED)) {
+        return kernels_are_timed();
+    }
+    if (at::globalContext().deterministicAlgorithms()) {
+        return false;
+    }
+    if (facts_.has(Traits::ACCUMULATES)) {
+        const auto position = static_cast<std::size_t>(facts_.traits.accumulate);
+        return position < given.size() && given[position].isBool() && given[position].toBool();
+    }
+    return true;
+}
+
+// A part of it happened, maybe: what is there is what counts. The program sees `error`.
+void Operation::interrupted(std::exception& error) {
+    after(error, [&] {
+        if (!inputs_.empty() && !invocation_.written.empty()) {
+            written_over(false, 0);
+        }
+    });
+    after(error, [&] {
+        for (Record* record : owned_here_) {
+            driver_.disown(*record);
+        }
+    });
+}
+
+}  // namespace rekindle

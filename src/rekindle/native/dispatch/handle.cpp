@@ -1,0 +1,295 @@
+#include "handle.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "../memory/held.h"
+#include "../memory/parked.h"
+#include "../python/python.h"
+
+namespace rekindle {
+
+namespace {
+
+at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
+    return at::Tensor(std::move(impl));
+}
+
+// Whether the node that made `tensor` is the one that saves it now: whoever saves something else
+// has been made since.
+bool is_result_of_newest_node(const at::Tensor& tensor) {
+    const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+    const torch::autograd::Node* node = meta == nullptr ? nullptr : meta->grad_fn_.get();
+    return node != nullptr && node->sequence_nr() + 1 == at::sequence_number::peek() &&
+           node->thread_id() == at::RecordFunction::currentThreadId();
+}
+
+}  // namespace
+
+Handle::~Handle() {
+    if (record_ != nullptr) {
+        driver_->deaths.released(*record_);
+        if (driver_->deaths.late.load(std::memory_order_relaxed)) {
+            settle_late();
+        }
+    }
+    let_go(std::move(driver_));
+}
+
+void Handle::call_pack_hook(const at::Tensor& tensor) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
+        kept_ = tensor;  // no graph of its own, hence no cycle
+    }
+    const bool packed =
+        is_plain(impl) && !driver_->device.is_capturing() && is_plain_object(impl) &&
+        in_words(*driver_, [&] { return pack(impl, is_result_of_newest_node(tensor)); });
+    if (!packed) {
+        keep_as_it_is(tensor);
+    }
+    tell(*driver_);
+}
+
+bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
+    Locked lock;
+    Driver& driver = *driver_;
+    driver.settle_if_needed();
+    bring_back(driver, lock, tensor);
+    Record* record = driver.known(tensor);
+    if (record == nullptr) {
+        return false;
+    }
+    if ((record->flags & (UNWRITTEN | ZEROED)) != 0) {
+        driver.seal(*record);
+        record->flags = 0;
+    }
+    driver.retain(*record, Home::reclaim_copy(tensor.unsafe_storage().unsafeGetStorageImpl()));
+    hold(static_cast<Storage&>(*record));
+    record_ = record;
+    driver.note_if_it_strays(tensor);
+    record->find_version_counter(tensor);
+    if (record->version.expected < 0) {
+        record->version.look();
+    }
+    geometry_.set_sizes(tensor.sizes());
+    geometry_.set_strides(tensor.strides());
+    offset_ = tensor.storage_offset();
+    dtype_ = tensor.dtype();
+    keys_ = tensor.key_set();
+    version_.counter = tensor.version_counter();
+    version_.look();
+    if (!by_its_own_node) {
+        saved_ = WeakTensor(
+            c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+                const_cast<c10::TensorImpl*>(&tensor)
+            )
+        );
+    }
+    return true;
+}
+
+// An alias of it: a result in its own graph would be a cycle that nobody can collect.
+void Handle::keep_as_it_is(const at::Tensor& tensor) {
+    if (!kept_.defined()) {
+        kept_ = detached(tensor);
+    }
+    version_.counter = kept_.unsafeGetTensorImpl()->version_counter();
+    version_.look();
+    dtype_ = tensor.dtype();
+}
+
+namespace {
+
+// Whether a node of PyTorch's own reads, which runs nothing but operators. Names of those that it
+// generates end in a digit, as `MulBackward0`; a function of the program's may launch kernels of
+// its own, on whatever stream.
+bool is_read_by_operators() {
+    const auto node = torch::autograd::get_current_node();
+    if (!node) {
+        return false;
+    }
+    const std::string name = node->name();
+    return !name.empty() && name.back() >= '0' && name.back() <= '9';
+}
+
+// What autograd saved is there, and stays while the node reads it.
+void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
+    if (record.resident) {
+        driver.use(record);
+    } else if (driver.device.is_capturing()) {
+        throw InAGraph(record.site());
+    } else {
+        or_lending(driver, lock, [&] { driver.use(record); });
+    }
+    if (driver.any_time) {
+        driver.any_time->stays(record);
+    }
+    if (driver.device.streams.are_several() && !driver.device.is_capturing()) {
+        if (const Home home = record.at()) {
+            driver.device.about_to_read(*home, record.order, driver.device.see());
+            if (record.order.again && !is_read_by_operators()) {
+                driver.device.hand_to_any_stream(*home);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+at::Tensor Handle::call_unpack_hook() {
+    if (record_ == nullptr) {
+        check_version("a tensor");
+        return kept_;
+    }
+    at::Tensor found = in_words(*driver_, [&] {
+        Locked lock;
+        Driver& driver = *driver_;
+        if (!driver.device.is_capturing()) {
+            driver.settle_if_needed();
+            if (driver.let_go_of_everything) {
+                driver.let_go_now();
+            }
+        }
+        check_version(record_->site());
+        at::Tensor elsewhere = moved(current(*record_));
+        if (elsewhere.defined()) {
+            return elsewhere;
+        }
+        if (Record& record = current(*record_); record.replayable || !record.held) {
+            bring_back_saved(driver, lock, record);
+        }
+        if (kept_.defined()) {
+            return kept_;
+        }
+        if (at::Tensor own = own_tensor(); own.defined()) {
+            return own;
+        }
+        const Home home = current(*record_).at();  // others may have written it meanwhile
+        TORCH_CHECK(home, "a value that should be in memory is not; please report this");
+        return in(home);
+    });
+    tell(*driver_);
+    return found;
+}
+
+// One more reference to the same value.
+std::unique_ptr<Handle> Handle::another() const {
+    auto made = std::make_unique<Handle>(driver_);
+    if (record_ != nullptr) {
+        const Locked lock;
+        driver_->engine.retain(current(*record_));
+        hold(static_cast<Storage&>(*record_));
+        made->record_ = record_;
+    }
+    made->geometry_ = geometry_;
+    made->offset_ = offset_;
+    made->dtype_ = dtype_;
+    made->keys_ = keys_;
+    made->version_ = version_;
+    made->saved_ = saved_;
+    made->kept_ = kept_;
+    return made;
+}
+
+std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
+Handle::retrieve_unpack_hook_data() const {
+    return unpacked_by_python(another());
+}
+
+// Autograd's own check is off under hooks (R7).
+void Handle::check_version(const char* maker) const {
+    if (!version_.moved()) {
+        return;
+    }
+    const auto name = c10::getDtypeNames(c10::typeMetaToScalarType(dtype_)).first;
+    const c10::IntArrayRef sizes = kept_.defined() ? kept_.sizes() : geometry_.sizes_arrayref();
+    TORCH_CHECK(
+        false,
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: [torch.",
+        name,
+        " ",
+        sizes,
+        "], which is output of ",
+        maker,
+        ", is at version ",
+        version_.now(),
+        "; expected version ",
+        version_.expected,
+        " instead. Hint: enable anomaly detection to find the operation that failed to compute its "
+        "gradient, with torch.autograd.set_detect_anomaly(True)."
+    );
+}
+
+// What the program's tensor is now, if `tensor.data = ...` gave it other memory since: plain
+// PyTorch computes with that, unless the node that made the tensor saved it.
+at::Tensor Handle::moved(const Record& record) const {
+    const auto tensor = saved_.lock();
+    if (!tensor || !tensor->has_storage()) {
+        return {};
+    }
+    const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
+    const Home home = record.at();
+    if (home.get() == there) {  // what is alive is not evicted
+        return {};
+    }
+    return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
+}
+
+// The program's tensor, if it is still there and what it was. Autograd returns it as it is only if
+// it needs no gradient: a tensor that does is made anew below any hook.
+at::Tensor Handle::own_tensor() const {
+    const auto tensor = saved_.lock();
+    const bool same = tensor && !tensor->requires_grad() && tensor->key_set() == keys_ &&
+                      tensor->dtype() == dtype_ && tensor->storage_offset() == offset_ &&
+                      tensor->sizes() == geometry_.sizes_arrayref() &&
+                      tensor->strides() == geometry_.strides_arrayref();
+    return same ? tensor_of(tensor) : at::Tensor();
+}
+
+// How far into its memory it reaches; where there is no element, nowhere.
+std::int64_t Handle::bytes_reached() const {
+    std::int64_t last = offset_;
+    for (std::size_t i = 0; i < geometry_.size(); ++i) {
+        const std::int64_t size = geometry_.size_at_unchecked(i);
+        if (size == 0) {
+            return 0;
+        }
+        last += (size - 1) * geometry_.stride_at_unchecked(i);
+    }
+    return (last + 1) * static_cast<std::int64_t>(dtype_.itemsize());
+}
+
+at::Tensor Handle::in(const Home& home) const {
+    const std::int64_t reach = bytes_reached();
+    TORCH_CHECK(
+        std::cmp_less_equal(reach, home->nbytes()),
+        "a tensor that autograd saved has lost memory since: its storage was resized to ",
+        home->nbytes(),
+        " bytes, and ",
+        reach,
+        " are needed"
+    );
+    std::optional<c10::InferenceMode> as_saved;  // a backward pass may run in inference mode
+    if (c10::InferenceMode::is_enabled()) {
+        as_saved.emplace(false);
+    }
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys_, dtype_);
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
+    if (version_.counter.enabled()) {  // what a node writes there others are to notice
+        impl.set_version_counter(version_.counter);
+    }
+    return made;
+}
+
+}  // namespace rekindle

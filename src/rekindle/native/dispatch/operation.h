@@ -1,0 +1,157 @@
+// One operator under a budget: what it needs, what it makes, and how that can be made again.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+
+#include "../base/mutex.h"
+#include "../memory/any_time.h"
+#include "../memory/driver.h"
+#include "../memory/held.h"
+#include "../ops/invocation.h"
+#include "../torch/parts.h"
+#include "../torch/positions.h"
+
+namespace rekindle {
+
+// One call of an operator within a budget. Short-lived: a method for each step.
+class Operation final : public Reader {
+public:
+    Operation(
+        Driver& driver,
+        const Facts& facts,
+        const c10::OperatorHandle& op,
+        c10::DispatchKeySet keys,
+        torch::jit::Stack& stack,
+        Locked& lock
+    )
+        : driver_(driver),
+          facts_(facts),
+          op_(op),
+          keys_(keys),
+          stack_(stack),
+          lock_(lock),
+          below_(stack.size() - facts.arguments),
+          invocation_(facts) {}
+
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+    Operation(Operation&&) = delete;
+    Operation& operator=(Operation&&) = delete;
+
+    ~Operation() override {
+        if (begun_) {
+            driver_.ends(*this);
+        }
+    }
+
+    // On the stream `now`, if there are streams.
+    void run(const std::optional<c10::Stream>& now);
+    void note_read(Homes& read) const override;
+
+private:
+    struct Made final {
+        std::uint32_t position;
+        c10::TensorImpl* tensor;
+        c10::StorageImpl* home;
+    };
+
+    struct Results final {
+        c10::SmallVector<Made, 4> made;
+        Parts parts;  // until they are registered
+        Bytes nbytes = 0;
+        bool exotic = false;
+        bool quantized = false;
+        bool foreign = false;  // PyTorch did not allocate one
+    };
+
+    void run_with_inputs();
+    void run_touching();
+    bool may_let_go();
+    void let_results_return();
+    void bring_inputs();
+    void let_go_for_tests();
+
+    // Runs `step`, and if there is no room for it once more, with what variables hold.
+    template <class Step>
+    void or_lending(Step&& step) {
+        if (driver_.any_time) {  // that it may let go was said before
+            or_without_copies(driver_, lock_, [&] { driver_.any_time->attempt(step); });
+            return;
+        }
+        rekindle::or_lending(driver_, lock_, step);
+    }
+
+    void keep_inputs_there();
+    bool may_only_count();
+    void only_count();
+    void order_counted();
+    void order(std::uint32_t position, const c10::StorageImpl& home, Record& record);
+    void note_writer();
+    Order written(const Order& before);
+    void forget_history();
+    void know_inputs();
+    void meet();
+    void look_twice(std::uint32_t position);
+    void keep_indices();
+    void save_what_is_overwritten();
+    void need(Need need);
+    void predict();
+    bool fits() const;
+    bool take_private_inputs();
+    void make_room();
+    void find_places();
+    void make_good();
+    void draw();
+    c10::Device where() const;
+    void own_inputs();
+    void call();
+    bool rescued(const std::exception& error, std::span<const c10::IValue> arguments);
+    void redispatch();
+    void priced_by_events();
+    bool may_differ() const;
+    void interrupted(std::exception& error);
+    Results gather_results();
+    void register_results();
+    bool inputs_can_be_had() const;
+    bool has_moved(const c10::StorageImpl& home);
+    void register_made(std::span<const Made> made, Nanoseconds cost);
+    Bytes stand_ins();
+    bool written_over(bool recording, Bytes results);
+    void link(Recipe& call, bool statistics);
+    bool is_written(std::uint32_t position) const noexcept;
+
+    Record* input(std::size_t position) noexcept {
+        return static_cast<Record*>(inputs_[position].get());
+    }
+
+    Driver& driver_;
+    const Facts& facts_;
+    const c10::OperatorHandle& op_;
+    const c10::DispatchKeySet keys_;
+    torch::jit::Stack& stack_;
+    Locked& lock_;
+    const std::size_t below_;  // how much is on the stack beside the arguments
+    Invocation invocation_;
+    c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensors; null: without memory
+    c10::SmallVector<Record*, 1> fixed_;        // sources that recipes read, and that it writes
+    c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
+    c10::SmallVector<Home, 1> private_;         // copies of what others may write
+    StreamIndex stream_ = 0;                    // that it runs on
+    bool begun_ = false;                        // it is among the readers
+    bool recording_ = false;
+    bool foreign_ = false;  // an input is where others may write
+    Bytes needed_ = 0;      // for what it makes,
+    bool guessed_ = false;  // as far as anybody can tell
+    Bytes inside_ = 0;      // and beside that while it runs
+    Noted random_;
+};
+
+}  // namespace rekindle

@@ -1,0 +1,123 @@
+#include "proxy.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "../base/slab.h"
+#include "../torch/dispatch_key.h"
+#include "../torch/versions.h"
+#include "handle.h"
+
+namespace rekindle {
+
+namespace {
+
+namespace autograd = torch::autograd;
+
+std::atomic<int> passes = 0;
+
+// Counts those that go on.
+class Pass final {
+public:
+    Pass() noexcept { passes.fetch_add(1, std::memory_order_relaxed); }
+
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+    Pass(Pass&&) = delete;
+    Pass& operator=(Pass&&) = delete;
+
+    ~Pass() { passes.fetch_sub(1, std::memory_order_relaxed); }
+};
+
+class Proxy final : public autograd::Engine {
+public:
+    explicit Proxy(autograd::Engine& behind) : behind_(behind) {}
+
+    Proxy(const Proxy&) = delete;
+    Proxy& operator=(const Proxy&) = delete;
+    Proxy(Proxy&&) = delete;
+    Proxy& operator=(Proxy&&) = delete;
+    ~Proxy() override = default;
+
+    autograd::variable_list execute(
+        const autograd::edge_list& roots,
+        const autograd::variable_list& inputs,
+        bool keep_graph,
+        bool create_graph,
+        bool accumulate_grad,
+        const autograd::edge_list& outputs
+    ) override {
+        const Pass pass;
+        return behind_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    }
+
+    c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+        const std::shared_ptr<autograd::GraphTask>& task,
+        NodePointer root,
+        autograd::InputBuffer&& input
+    ) override {
+        return behind_.execute_with_graph_task(task, std::move(root), std::move(input));
+    }
+
+    std::unique_ptr<autograd::AnomalyMetadata> make_anomaly_metadata() override {
+        return behind_.make_anomaly_metadata();
+    }
+
+    std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+        // The program's own hooks, and checkpoints, take over as they do in Python.
+        if (c10::impl::tls_is_dispatch_key_included(KEY) &&
+            !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
+            at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
+            if (c10::intrusive_ptr<Driver> driver = active(); driver) {
+                return std::make_unique<Handle>(std::move(driver));
+            }
+        }
+        return behind_.get_default_saved_variable_hooks();
+    }
+
+    void thread_on_exception(
+        const std::shared_ptr<autograd::GraphTask>& task,
+        const NodePointer& node,
+        std::exception& error
+    ) override {
+        behind_.thread_on_exception(task, node, error);
+    }
+
+    void thread_init(
+        int device, const std::shared_ptr<autograd::ReadyQueue>& queue, bool should_increment
+    ) override {
+        behind_.thread_init(device, queue, should_increment);
+    }
+
+private:
+    autograd::Engine& behind_;
+};
+
+Proxy*& the_proxy() noexcept {
+    static Proxy* made = nullptr;
+    return made;
+}
+
+autograd::Engine& stub() {
+    return *the_proxy();
+}
+
+}  // namespace
+
+bool is_any_backward_pass() noexcept {
+    return passes.load(std::memory_order_relaxed) != 0;
+}
+
+void stand_before_autograd() {
+    if (the_proxy() == nullptr) {  // it outlives Python, as autograd's own does
+        the_proxy() = &immortal<Proxy>(autograd::Engine::get_default_engine());
+        autograd::set_default_engine_stub(&stub);
+    }
+}
+
+}  // namespace rekindle

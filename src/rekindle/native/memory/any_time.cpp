@@ -1,0 +1,357 @@
+#include "any_time.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "../dispatch/proxy.h"
+#include "../python/python.h"
+#include "held.h"
+
+namespace rekindle {
+
+// What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
+// `pad_packed_sequence`) read it before any of them runs.
+bool AnyTime::is_returnable(const c10::TensorImpl& tensor) {
+    const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
+    return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
+}
+
+// -- touching -------------------------------------------------------------------------------------
+
+void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
+    if (!open) {
+        return;
+    }
+    const auto empty = [](const c10::StorageImpl* home) { return is_husk(*home); };
+    if (std::ranges::any_of(homes, empty)) {
+        about_to_let_go(lock);
+    }
+    driver_.settle_if_needed();
+    node_changes();
+    if (is_any_over()) {
+        about_to_let_go(lock);
+        keep_what_is_left();
+    }
+    for (const bool missing : {false, true}) {  // what is there must not make way for the others
+        for (const c10::StorageImpl* home : homes) {
+            const auto* found = driver_.resident_at(*home);
+            if (found == nullptr || found->record == nullptr || !found->record->replayable ||
+                (!missing && !found->record->resident)) {
+                continue;
+            }
+            const Ref<Storage> storage(found->record);
+            const auto same = [&](const Ref<Storage>& each) { return each.get() == storage.get(); };
+            if (std::ranges::any_of(kept, same)) {
+                continue;
+            }
+            if (!storage->resident) {  // else it came back on the way to another
+                driver_.settle();      // garbage collection may have come by
+                driver_.use(record_of(*storage));
+            }
+            driver_.engine.lock(*storage);
+            kept.push_back(storage);
+        }
+    }
+}
+
+void AnyTime::done(Driver& driver, Kept& kept) {
+    while (!kept.empty()) {
+        const Ref<Storage> storage = std::move(kept.front());
+        kept.erase(kept.begin());  // whatever comes of it, it is unlocked once
+        driver.perform([&] { driver.engine.unlock(*storage); });
+    }
+}
+
+std::int64_t AnyTime::lock_there(const Homes& homes, Locked& lock) {
+    Kept kept;
+    try {
+        or_without_copies(driver_, lock, [&] { attempt([&] { bring(homes, kept, lock); }); });
+    } catch (std::exception& error) {
+        after(error, [&] { done(driver_, kept); });
+        throw;
+    }
+    there_[++numbers_] = std::move(kept);
+    return numbers_;
+}
+
+void AnyTime::unlock_there(std::int64_t number) {
+    const auto found = there_.find(number);
+    if (found != there_.end()) {
+        done(driver_, found->second);
+        there_.erase(found);
+    }
+}
+
+Touched::Touched(Driver& driver, const Homes& homes, Locked& lock) : driver_(driver) {
+    AnyTime& any_time = *driver.any_time;
+    try {
+        or_without_copies(driver, lock, [&] {
+            any_time.attempt([&] { any_time.bring(homes, kept_, lock); });
+        });
+    } catch (std::exception& error) {
+        after(error, [&] { AnyTime::done(driver_, kept_); });
+        throw;
+    }
+}
+
+void Touched::end() {
+    AnyTime::done(driver_, kept_);
+}
+
+Touched::~Touched() {
+    if (!kept_.empty()) {  // something failed, and may have given the lock back
+        without_throwing([&] {
+            const auto lock = locked_if_not_mine();
+            AnyTime::done(driver_, kept_);
+        });
+    }
+}
+
+// Gradients only if nothing else is left: to have one again takes what the backward pass is about
+// to do without, and those before it.
+void AnyTime::made(Record& record) {
+    if (!open) {
+        return;
+    }
+    const bool without_grad = !c10::GradMode::is_enabled();
+    if (record.returns || paused_ || !may_go_now(record)) {
+        return;
+    }
+    if (without_grad && hangs_on_too_much(record)) {
+        driver_.seal(record);
+    } else if (without_grad && in_backward_pass()) {
+        driver_.engine.let_return_last(record);
+        work_with(record);
+    } else {
+        driver_.engine.let_return(record, true);
+    }
+}
+
+void AnyTime::stays(Record& record) {
+    if (open && record.returns) {
+        node_changes();
+        driver_.engine.let_return(record, false);
+        const void* node = torch::autograd::get_current_node().get();
+        unpacked_.push_back({std::this_thread::get_id(), node, Ref<Storage>(&record)});
+        if (in_backward_pass()) {
+            work_with(record);
+        }
+    }
+}
+
+// What this thread's autograd unpacked for another node than that it is at can be let go again.
+void AnyTime::node_changes() {
+    if (unpacked_.empty()) {
+        return;
+    }
+    const void* node = torch::autograd::get_current_node().get();
+    const std::thread::id thread = std::this_thread::get_id();
+    const auto is_over = [&](const Unpacked& each) {
+        return each.thread == thread ? each.node != node : !is_any_backward_pass();
+    };
+    std::vector<Unpacked> left;
+    std::ranges::copy_if(unpacked_, std::back_inserter(left), is_over);
+    std::erase_if(unpacked_, is_over);
+    for (const Unpacked& each : left) {
+        const Record& record = record_of(*each.storage);
+        if (!paused_ && may_go_now(record)) {
+            driver_.engine.let_return(*each.storage, true);
+        }
+    }
+}
+
+// Whether it may be, and autograd does not work with it now.
+bool AnyTime::may_go_now(const Record& record) const noexcept {
+    return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
+               return each.storage.get() == &record;
+           });
+}
+
+void AnyTime::work_with(Record& record) {
+    worked_with_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
+}
+
+// Whether the backward pass is over that this thread, or autograd's thread of a device, worked for:
+// passes of other threads may go on.
+bool AnyTime::is_over(const Worked& worked) {
+    return !in_backward_pass() &&
+           (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
+}
+
+bool AnyTime::is_any_over() const {
+    return std::ranges::any_of(worked_with_, &AnyTime::is_over);
+}
+
+// After a backward pass what is left of it stays: a gradient, or a state that goes on to the next
+// batch, would keep all that it could be computed again from, batch after batch.
+void AnyTime::keep_what_is_left() {
+    std::vector<Worked> worked;
+    std::ranges::copy_if(worked_with_, std::back_inserter(worked), &AnyTime::is_over);
+    std::erase_if(worked_with_, &AnyTime::is_over);
+    std::vector<Ref<Storage>> left;
+    for (const Worked& each : worked) {
+        const Ref<Storage>& storage = each.storage;
+        driver_.settle();
+        if (storage->held && storage->listed && storage->replayable) {
+            if (!storage->resident) {
+                driver_.use(record_of(*storage));
+            }
+            driver_.engine.let_return(*storage, false);
+            left.push_back(storage);
+        }
+    }
+    driver_.engine.clear_reserve();
+    for (const Worked& each : worked_with_) {  // of passes that go on
+        if (each.storage->returns && each.storage->listed) {
+            driver_.engine.let_return_last(*each.storage);
+        }
+    }
+    for (const Ref<Storage>& each : left) {
+        const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
+        if (may && !driver_.recorded) {  // a trace cannot say until when it could be had again
+            driver_.seal(record_of(*each));
+        }
+    }
+    driver_.settle();
+}
+
+// -- limits ---------------------------------------------------------------------------------------
+
+void AnyTime::about_to_let_go(Locked& lock) {
+    bool known = false;
+    {
+        const Unlocked others(lock);
+        known = all_threads_are_known(driver_);
+    }
+    driver_.collect();
+    if (open) {
+        pause(!known || driver_.reading_anything != 0);
+    }
+}
+
+// A thread that nothing is known of may be reading anything that the program holds.
+void AnyTime::pause(bool pause) {
+    if (pause == std::exchange(paused_, pause)) {
+        return;
+    }
+    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+        const Record& record = record_of(*each);
+        if (pause ? record.returns : may_go_now(record)) {
+            driver_.engine.let_return(*each, !pause);
+        }
+    }
+}
+
+// With grad mode off nothing ends a chain: neither a graph nor an optimizer's step.
+bool AnyTime::hangs_on_too_much(Record& record) const {
+    constexpr int most = std::numeric_limits<std::uint16_t>::max();
+    int chain = 0;
+    each_parent(record, [&](Storage& parent) {
+        if (parent.replayable) {  // else it stays: nothing is computed again to have it
+            chain = std::max<int>(chain, record_of(parent).chain);
+        }
+    });
+    record.chain = static_cast<std::uint16_t>(std::min(chain + 1, most));
+    return chain + 1 > std::min<int>(driver_.longest_chain, most - 1);
+}
+
+bool AnyTime::give_up_sources() {
+    if (driver_.recorded) {  // a trace cannot say until when something could be computed again
+        return false;
+    }
+    const Bytes before = driver_.engine.memory;
+    for (const Ref<Storage>& source : dead_sources()) {
+        if (!source->listed) {
+            continue;
+        }
+        try {
+            driver_.forget(record_of(*source));
+        } catch (const Shortage&) {
+            continue;
+        }
+        driver_.disown(record_of(*source));
+    }
+    driver_.settle();
+    return driver_.engine.memory < before;
+}
+
+// What the program has dropped, and cannot be recomputed, but others from it.
+std::vector<Ref<Storage>> AnyTime::dead_sources() {
+    std::vector<Ref<Storage>> found;
+    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+        const bool source = each->consumed() && each->resident && !each->replayable;
+        if (source && each->references == 0 && !record_of(*each).is_held()) {
+            found.emplace_back(each);
+        }
+    }
+    return found;
+}
+
+// With grad mode off: whether batches that the program has dropped take a quarter of the budget,
+// for they are kept only to recompute from. Too late, there would be no room to bring back what was
+// made from them.
+void AnyTime::look_at_sources(Locked& lock) {
+    const Engine& engine = driver_.engine;
+    if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
+        return;
+    }
+    until_look_ = OPERATORS_BETWEEN_LOOKS;
+    if (engine.memory <= engine.budget / 2) {
+        return;
+    }
+    Bytes nbytes = 0;
+    for (const Ref<Storage>& source : dead_sources()) {
+        nbytes += source->nbytes;
+    }
+    if (nbytes > engine.budget / 4) {
+        about_to_let_go(lock);
+        give_up_sources();
+    }
+}
+
+// -- the end --------------------------------------------------------------------------------------
+
+void AnyTime::close() {
+    open = false;
+    unpacked_.clear();
+    worked_with_.clear();
+    for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->returns) {
+            driver_.engine.let_return(*each, false);
+        }
+    }
+    driver_.engine.clear_reserve();
+}
+
+// What was made with grad mode off stays from now on: how to make it is of no use.
+void AnyTime::forget_recipes() {
+    Engine& engine = driver_.engine;
+    std::vector<Ref<Storage>> all;
+    all.reserve(engine.n_storages());
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        all.emplace_back(each);
+    }
+    for (const Ref<Storage>& each : all) {
+        bool plain = false;
+        each_maker(*each, [&](Call& call) {
+            plain = plain || (recipe_of(call).signature && !recipe_of(call).grad_mode);
+        });
+        if (plain && each->listed && each->held && driver_.may_forget(record_of(*each))) {
+            driver_.seal(record_of(*each));
+        }
+    }
+    for (const Ref<Storage>& each : all) {
+        if (each->listed && each->dead() && each->resident && each->replayable) {
+            engine.lock(*each);
+            driver_.perform([&] { engine.unlock(*each); });
+        }
+    }
+}
+
+}  // namespace rekindle

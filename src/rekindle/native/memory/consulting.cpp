@@ -1,0 +1,35 @@
+#include "consulting.h"
+
+#include "../python/python.h"
+#include "swapper.h"
+
+namespace rekindle {
+
+Consulting::Consulting(Driver& driver)
+    : Opening(the_mutex()), driver_(driver), interlude_(driver.engine) {
+    open();
+}
+
+Consulting::~Consulting() {
+    close();
+    driver_.collect();
+    const bool dropped = driver_.any_gone();  // by the program, and this may have looked it up
+    if (dropped) {
+        without_throwing([&] { driver_.settle(); });
+    }
+    if (visited() || dropped) {
+        if (driver_.swapper != nullptr) {
+            driver_.swapper->go_on();
+        }
+        interlude_.visited();
+    }
+}
+
+// The lock is the visitor's.
+void Consulting::is_visited() noexcept {
+    if (driver_.swapper != nullptr) {
+        driver_.swapper->pause();
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,623 @@
+#include "driver.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "../python/python.h"
+#include "../steps/learner.h"
+#include "../torch/poison.h"
+#include "any_time.h"
+#include "audit.h"
+#include "held.h"
+#include "own_policy.h"
+#include "recomputing.h"
+#include "swapper.h"
+
+namespace rekindle {
+
+namespace {
+
+std::vector<Driver*>& drivers() {
+    static auto& made = immortal<std::vector<Driver*>>();
+    return made;
+}
+
+struct Active final {
+    SpinLock& flag = leaf(Leaf::active);
+    c10::intrusive_ptr<Driver> driver;
+    pthread_t entered_in{};  // the thread that opened the budget
+    bool trained_elsewhere = false;
+};
+
+Active& the_active() {
+    static auto& made = immortal<Active>();
+    return made;
+}
+
+// Which driver this thread joined. 0: none, as a thread of autograd's, which works for whoever is
+// active.
+std::uint64_t& joined() noexcept {
+    thread_local std::uint64_t which = 0;
+    return which;
+}
+
+std::uint64_t next_ordinal() noexcept {
+    static std::atomic<std::uint64_t> made = 0;
+    return made.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+// Whether the program started this thread inside the budget. With the lock, while one is active.
+bool is_started_inside() noexcept {
+    return joined() != 0 && pthread_self() != the_active().entered_in;
+}
+
+// With either lock.
+c10::intrusive_ptr<Driver> active_for_this_thread() {
+    const c10::intrusive_ptr<Driver>& driver = the_active().driver;
+    const std::uint64_t which = driver ? joined() : 0;
+    if (which != 0 && which != driver->ordinal) {
+        return {};
+    }
+    return driver;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Driver> active() {
+    const std::scoped_lock guard(the_active().flag);
+    return active_for_this_thread();
+}
+
+c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
+    // Amid something of ours Python may run what listens to the death of a storage.
+    if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
+        return {};
+    }
+    std::unique_lock lock(the_mutex());
+    c10::intrusive_ptr<Driver> driver = active_for_this_thread();
+    if (!driver) {
+        return {};
+    }
+    if (is_started_inside() && in_backward_pass()) {
+        the_active().trained_elsewhere = true;
+    }
+    lock.release();
+    return driver;
+}
+
+bool gradients_stay() {
+    const auto lock = locked_if_not_mine();
+    return !the_active().trained_elsewhere && !is_started_inside();
+}
+
+bool looks_later() {
+    const auto lock = locked_if_not_mine();
+    return !the_active().trained_elsewhere && is_started_inside();
+}
+
+void join(const Driver* driver) noexcept {
+    joined() = driver == nullptr ? 0 : driver->ordinal;
+}
+
+void set_active(c10::intrusive_ptr<Driver> driver) {
+    const auto lock = locked_if_not_mine();  // whoever has one of the two may read
+    const std::scoped_lock guard(the_active().flag);
+    std::swap(the_active().driver, driver);
+    if (the_active().driver) {
+        the_active().entered_in = pthread_self();
+        the_active().trained_elsewhere = false;
+    }
+}
+
+Driver::Driver(
+    Bytes budget,
+    c10::Device where,
+    bool assumed,
+    bool learns,
+    const Policy& policy,
+    std::unique_ptr<PythonChooser> own
+)
+    : assumed_(assumed),
+      own_policy(own.get()),
+      engine(budget, *this, policy, learns, {}, std::move(own)),
+      device(where),
+      learner(learns ? std::make_unique<Learner>(*this) : nullptr),
+      ordinal(next_ordinal()) {
+    if (own_policy != nullptr) {
+        own_policy->choose_for(*this);
+    }
+    drivers().push_back(this);
+}
+
+// NOLINTNEXTLINE(bugprone-exception-escape): only where not a byte is left for bookkeeping
+Driver::~Driver() {
+    tell_gone(number());
+    without_throwing([&] { swapper.reset(); });
+    const auto lock = locked_if_not_mine();
+    std::erase(drivers(), this);
+    deaths.take(dead_addresses_, dead_handles_);
+    for (Record* record : dead_handles_) {
+        let(static_cast<Storage&>(*record));
+    }
+    learner.reset();
+    any_time.reset();
+    gone_.clear();
+    unheard_.clear();
+    outside_ = {};
+    resizing_ = {};
+    emptied_.clear();
+    stepped_back_.clear();
+    back_.clear();
+}
+
+// -- memory ---------------------------------------------------------------------------------------
+
+void Driver::make_room(Bytes needed, const char* who) {
+    needed += kept_back(needed);
+    lose([&] {
+        if (swapper == nullptr) {
+            let_go_for(needed, who);
+        } else {
+            make_room_and_wait(needed, who);
+        }
+    });
+}
+
+void Driver::let_go_for(Bytes needed, const char* who) {
+    poll();
+    try {
+        perform([&] { engine.make_room(needed); }, who);
+    } catch (const Shortage&) {
+        const Bytes before = engine.memory;
+        look_at_all();
+        const bool less = shortfall.as_given(engine.budget);
+        if (!forget_sources() && engine.memory >= before && !less) {
+            throw;
+        }
+        perform([&] { engine.make_room(needed); }, who);
+    }
+}
+
+void Driver::clear(Bytes wanted) {
+    const Bytes most = engine.budget - engine.in_flight - wanted;
+    if (engine.memory <= most) {
+        return;
+    }
+    lose([&] {
+        poll();
+        perform([&] { engine.shrink(most); });
+        if (engine.memory > most && forget_sources()) {
+            perform([&] { engine.shrink(most); });
+        }
+        if (swapper) {
+            swapper->wait_for(wanted + engine.in_flight);
+        }
+    });
+}
+
+void Driver::let_go_now() {
+    poll();
+    perform([&] { engine.shrink(0); });
+}
+
+void Driver::poll() {
+    look_at_unheard(device.queues());
+    if (device.queues()) {
+        settle();
+        if (!ask_allocator()) {  // something died that still counts
+            look_at_all();
+        }
+    }
+    poll_held();
+}
+
+// About memory whose end nobody tells of, and acts on it.
+void Driver::look_at_all() {
+    look_at_unheard();
+    settle();
+}
+
+void Driver::poll_held() {
+    for (Record* record = first_held_; record != nullptr;) {
+        Record* next = record->held_after;
+        if (may_drop(*record) && !record->is_held()) {
+            not_held(*record);
+            perform([&] { engine.drop(*record); });
+        }
+        record = next;
+    }
+}
+
+// What was freed while another stream may still read it (`record_stream`) is not among it: it comes
+// back by itself. Returns whether it has given out all that is known of.
+bool Driver::ask_allocator() {
+    if (!outside_) {
+        return true;
+    }
+    const Bytes known = engine.memory - outside_->nbytes;
+    const Bytes beside = device.allocated() - known;
+    engine.resize(*outside_, std::max<Bytes>(0, beside));
+    return beside >= 0;
+}
+
+void Driver::maybe_held(Record& record) {
+    if (record.maybe_held) {
+        return;
+    }
+    record.maybe_held = true;
+    record.held_before = last_held_;
+    (last_held_ == nullptr ? first_held_ : last_held_->held_after) = &record;
+    last_held_ = &record;
+}
+
+void Driver::not_held(Record& record) noexcept {
+    if (!record.maybe_held) {
+        return;
+    }
+    record.maybe_held = false;
+    Record* before = std::exchange(record.held_before, nullptr);
+    Record* after = std::exchange(record.held_after, nullptr);
+    (before == nullptr ? first_held_ : before->held_after) = after;
+    (after == nullptr ? last_held_ : after->held_before) = before;
+}
+
+// Takes what is dead out of the table. The engine hears of it when it is asked for the next time.
+void Driver::collect() {
+    if (!deaths.any()) {
+        return;
+    }
+    deaths.take(dead_addresses_, dead_handles_);
+    for (const void* address : dead_addresses_) {
+        if (const Resident* found = table_.find(address)) {  // else it was evicted
+            forget_address(address, *found);
+        }
+    }
+    dead_addresses_.clear();
+}
+
+// Most of what dies is young: so looking at all of it now and then, and at the youngest where it
+// matters, costs next to nothing.
+void Driver::look_at_unheard(bool youngest) {
+    const std::size_t n = unheard_.size();
+    const std::size_t first = youngest && n > YOUNGEST ? n - YOUNGEST : 0;
+    const auto dead = std::remove_if(
+        unheard_.begin() + static_cast<std::ptrdiff_t>(first),
+        unheard_.end(),
+        [&](const Unheard& each) {
+            if (!each.home.expired()) {
+                return false;
+            }
+            const Resident* found = table_.find(each.address);
+            if (found != nullptr && found->home == each.home._unsafe_get_target()) {
+                forget_address(each.address, *found);
+                heard_late_ = true;
+            }  // else it was evicted
+            return true;
+        }
+    );
+    unheard_.erase(dead, unheard_.end());
+    if (first == 0) {
+        look_at_unheard_at_ = unheard_.size() + std::max(YOUNGEST, unheard_.size() / 2);
+    }
+}
+
+// What lived there is dead.
+void Driver::forget_address(const void* address, Resident resident) {
+    if (resident.record == nullptr) {
+        note_uncounted(address, resident.nbytes);
+        uncounted_ += resident.nbytes;
+    } else {
+        resident.record->address = nullptr;
+        gone_.emplace_back(resident.record);
+    }
+    table_.take(address);
+}
+
+void Driver::settle() {
+    const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
+    if (now_and_then || unheard_.size() > look_at_unheard_at_) {
+        look_at_unheard();
+    }
+    collect();
+    std::size_t handles = 0;
+    std::size_t memories = 0;
+    while (handles < dead_handles_.size() || memories < gone_.size() || !back_.empty()) {
+        if (handles < dead_handles_.size()) {
+            Record& record = *dead_handles_[handles++];
+            release(record);
+        } else if (memories < gone_.size()) {
+            const Ref<Storage> record = gone_[memories++];
+            gone(record_of(*record));
+        } else {
+            const Ref<Storage> record = std::move(back_.back());
+            back_.pop_back();
+            hand_back(record_of(*record));
+        }
+        let_go_of_idle();
+        collect();  // what that let go of
+    }
+    dead_handles_.clear();
+    gone_.clear();
+    if (uncounted_ != 0) {
+        engine.account(0, -std::exchange(uncounted_, 0));
+    }
+    if (std::exchange(heard_late_, false)) {
+        ask_allocator();  // which did not count them any more when it was asked before
+    }
+    if (has_discarded() && !device.is_capturing()) {  // a graph cannot wait for copies under way
+        perform([&] { engine.discards(); });
+    }
+}
+
+// The memory of `record` is free: the program alone held it. Or it is elsewhere now.
+void Driver::gone(Record& record) {
+    if (record.address != nullptr) {
+        return;
+    }
+    if (record.husk) {
+        static_cast<void>(take_husk(record));
+        not_held(record);
+        perform([&] { record.references != 0 ? engine.drop(record) : engine.gone(record); });
+        return;
+    }
+    if (!record.resident) {
+        return;
+    }
+    if (const Home home = record.at()) {
+        resized(record);
+        return;
+    }
+    not_held(record);
+    perform([&] { engine.gone(record); });
+}
+
+void Driver::release(Record& record) {
+    Record& now = current(record);
+    const Ref<Storage> kept(&now);
+    perform([&] { engine.release(now); });
+    disown(now);
+    let(static_cast<Storage&>(record));
+}
+
+void Driver::close() {
+    bring_all_back();
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->references == 0 && !each->consumed()) {
+            record_of(*each).origin = no_tensor();  // which `swap_tensors` would mind
+        }
+    }
+    deaths.late.store(true, std::memory_order_relaxed);
+}
+
+void settle_late() noexcept {
+    if (!the_mutex().try_lock()) {
+        return;
+    }
+    without_throwing([] {
+        for (Driver* each : drivers()) {
+            if (each->deaths.late.load(std::memory_order_relaxed) && each->deaths.any()) {
+                each->settle();
+            }
+        }
+    });
+    the_mutex().unlock();
+}
+
+std::size_t Driver::bytes_of_bookkeeping() const noexcept {
+    return records_.alive() * sizeof(Record) + recipes_.alive() * sizeof(Recipe) +
+           module_tensors_.capacity() * sizeof(ModuleTensor) + engine.graph.nbytes() +
+           bytes_of_positions();
+}
+
+// -- actions --------------------------------------------------------------------------------------
+
+void Driver::vacate(Record& record) {
+    if (poisons() && record.owned && !record.leaving && !record.is_held()) {
+        device.in_order([&] { poison(record.owned); });
+    }
+    if (device.queues()) {
+        if (const Home home = record.at()) {  // else the program let go of it just now
+            device.keep_until_read(*home, record.order.readers);
+        }
+    }
+    if (record.address != nullptr) {
+        table_.take(record.address);
+        record.address = nullptr;
+    }
+    record.home = no_home();
+    record.owned.reset();
+}
+
+Bytes Driver::workspace(const Call& call) const noexcept {
+    return static_cast<const Recipe&>(call).aside->workspace;
+}
+
+void Driver::free(Storage& storage) {
+    evictions += storage.dead() ? 0 : 1;
+    if (!leave_a_husk(record_of(storage))) {
+        not_held(record_of(storage));
+        vacate(record_of(storage));
+        if (swapper != nullptr) {
+            swapper->gone(record_of(storage));
+        }
+    }
+}
+
+namespace {
+
+void check_that_it_is_still_there(const Facts& facts) {
+    TORCH_CHECK(
+        !was_removed(facts),
+        "a result of the operator ",
+        facts.name,
+        " has to be recomputed, but the operator was removed or defined anew since. Run the "
+        "backward pass before that, or write rekindle.never_recompute() around the operator"
+    );
+}
+
+// Runs `attempt`, and if the device has no room for it once more, where that is possible.
+template <class F>
+void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt) {
+    try {
+        attempt();
+    } catch (const std::exception& error) {
+        if ((in_place && !recipe.facts->starts_anew) || !is_full(error)) {
+            throw;
+        }
+        const std::uint64_t visits = driver.engine.visits();
+        driver.rescue(recipe.nbytes, error, [&] {
+            if (in_place && visits != driver.engine.visits()) {  // others may read what it writes
+                throw Full(said_by(error));
+            }
+            attempt();
+        });
+    }
+}
+
+}  // namespace
+
+// Those that made what it reads come before, on whatever stream they are.
+StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
+    const StreamIndex here = device.see();
+    if (!device.streams.are_several()) {
+        return here;
+    }
+    for (const auto& input : recipe.inputs()) {
+        Record& record = record_of(*input.value->storage);
+        if (const Home home = record.at()) {
+            device.about_to_read_again(*home, record.order, here);
+        }
+    }
+    if (in_place) {
+        for (const Overwrite& pair : recipe.overwrites()) {
+            device.about_to_write_again(record_of(*pair.source->storage).order, here);
+        }
+    }
+    return here;
+}
+
+// Returns who made what is in `homes`.
+Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
+    const bool now = interrupt_in == 0;
+    interrupt_in -= interrupt_in >= 0 ? 1 : 0;
+    TORCH_CHECK(!now || !interrupt_before, "interrupted before a replay");
+    refuse_for_tests(recipe.name());
+    check_that_it_is_still_there(*recipe.facts);
+    const auto call = [&](std::span<const Home> operands, Kernel kernel) {
+        Recomputing recomputing(*this, recipe, in_place, operands);
+        try {
+            kernel();
+        } catch (const std::exception& error) {
+            if (device.queues() && recipe.facts->starts_anew && is_full(error)) {
+                recomputing.undo();
+            }
+            throw;
+        }
+    };
+    Order order;
+    const auto run_in_order = [&] {
+        const StreamIndex here = order_recomputation(recipe, in_place);
+        homes = run_again(recipe, in_place, call);
+        order = device.streams.made_by(here, true);
+    };
+    if (device.queues()) {
+        find_places(recipe, in_place);
+        or_rescue(*this, recipe, in_place, run_in_order);
+    } else {
+        homes = run_again(recipe, in_place, call);
+    }
+    TORCH_CHECK(!now, "interrupted after a replay");
+    return order;
+}
+
+void Driver::find_places(const Recipe& recipe, bool in_place) {
+    if (!reserved.limited()) {
+        return;
+    }
+    for (const Value* value : recipe.outputs()) {
+        if (!in_place) {
+            reserved.find_place(value->storage->nbytes);
+        }
+    }
+    reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
+}
+
+void Driver::compute_now(Call& call, bool in_place) {
+    Recipe& recipe = recipe_of(call);
+    refuse_in_a_graph(recipe.name());
+    c10::SmallVector<Home, 2> homes;
+    Order order;
+    try {
+        const Counted counted(replaying);
+        order = run(recipe, in_place, homes);
+    } catch (std::exception& error) {
+        if (in_place) {  // who knows what is in there now
+            after(error, [&] {
+                for (const Overwrite& pair : call.overwrites()) {
+                    engine.spoil(*pair.source->storage);
+                }
+            });
+        }
+        throw;
+    }
+    ++recomputations;
+    if (count_again) {
+        again.push_back(recipe.facts);
+    }
+    if (!call.replayable || !call.linked) {  // others saw to that meanwhile: nobody wants it so
+        return;
+    }
+    settle_results(recipe, homes, order);
+    if (audit) {
+        audit->made_again(recipe, device);
+    }
+}
+
+// A value that a graph would make or read is not there before the graph runs.
+void Driver::refuse_in_a_graph(const char* site) const {
+    if (device.is_capturing()) {
+        throw InAGraph(site);
+    }
+}
+
+// What `recipe` made again is where it was.
+void Driver::settle_results(
+    Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order
+) {
+    bool is_programs = false;  // which may read it where nobody sees that
+    std::size_t next = 0;
+    for (const Value* value : recipe.outputs()) {
+        Record& made = record_of(*value->storage);
+        const Home& home = homes[next++];
+        if (!made.resident) {
+            is_programs = is_programs || made.husk;
+            made.order = order;
+            arrive(made, home, take_husk(made));
+        }
+    }
+    if (is_programs && device.streams.are_several() && device.orders_readers) {
+        device.streams.let_others_wait(order.maker);
+    }
+}
+
+void Driver::dispose(Storage& storage) noexcept {
+    Record& record = record_of(storage);
+    not_held(record);
+    if (record.address != nullptr) {
+        table_.take(record.address);
+    }
+    if (audit) {
+        audit->forget(record);
+    }
+    records_.drop(record);
+}
+
+void Driver::dispose(Call& call) noexcept {
+    recipes_.drop(recipe_of(call));
+}
+
+}  // namespace rekindle

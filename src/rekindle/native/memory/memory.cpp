@@ -1,0 +1,125 @@
+#include "memory.h"
+
+#include <ATen/ops/clone.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "../ops/recipe.h"
+#include "../python/python.h"
+
+namespace rekindle {
+
+bool Record::is_held() const noexcept {
+    if (!owned) {
+        return true;
+    }
+    const c10::impl::PyObjectSlot& python = *owned->pyobj_slot();
+    const std::size_t ours = leaving ? 3 : 1;  // the swapper's, and what it lent to Python
+    if (python.load_pyobj() == nullptr) {
+        return owned.use_count() > ours;
+    }
+    // The object of Python's refers to it as well, and lives as long as it does.
+    return owned.use_count() > ours + 1 || !python.has_unique_reference();
+}
+
+at::Tensor borrowed(const c10::TensorImpl& tensor) {
+    return at::Tensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
+}
+
+void Record::find_version_counter(const c10::TensorImpl& reader) {
+    if (!unwatched) {
+        return;
+    }
+    unwatched = false;
+    if (const auto tensor = origin.lock()) {
+        version.counter = tensor->version_counter();
+    } else {  // the reader may have another counter, and later other memory
+        follow(reader);
+    }
+}
+
+void Record::follow(const c10::TensorImpl& reader) {
+    const at::Tensor alias = borrowed(reader);
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
+    const bool of_whole = view != nullptr && view->has_bw_view();
+    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
+    origin = weak(*whole.unsafeGetTensorImpl());
+    version.counter = reader.version_counter();
+    version.look();
+}
+
+bool Record::origin_is_at(const Home& there) const {
+    const auto tensor = origin.lock();
+    return !tensor || !tensor->has_storage() ||
+           tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
+}
+
+at::Tensor whole_of(const Home& home) {
+    Geometry geometry;
+    geometry.sizes.push_back(static_cast<std::int64_t>(home->nbytes()));
+    geometry.strides.push_back(1);
+    geometry.dtype = caffe2::TypeMeta::Make<std::uint8_t>();
+    return geometry.in(home);
+}
+
+Home new_home(std::size_t nbytes, c10::Device where) {
+    const c10::DeviceGuard guard(where);
+    c10::Allocator* allocator = c10::GetAllocator(where.type());
+    return c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), nbytes, allocator->allocate(nbytes), allocator, true
+    );
+}
+
+Home copy_of(const Home& home) {
+    const std::size_t nbytes = home->nbytes();
+    if (home->device_type() != c10::DeviceType::CPU) {
+        const AsTheFirstTime guard(false);
+        const at::Tensor made = at::clone(whole_of(home));
+        return Home::reclaim_copy(made.storage().unsafeGetStorageImpl());
+    }
+    Home made = new_home(nbytes, c10::kCPU);
+    std::memcpy(made->mutable_data(), home->data(), nbytes);
+    return made;
+}
+
+std::uint64_t checksum_of(const c10::StorageImpl& home) {
+    const auto* bytes = static_cast<const char*>(home.data());
+    std::array<std::uint64_t, 4> sums{1, 2, 3, 4};  // apart, for they need not wait for each other
+    std::size_t left = home.nbytes();
+    while (left != 0) {
+        for (std::uint64_t& sum : sums) {
+            std::uint64_t word = 0;
+            const std::size_t length = std::min(left, sizeof(word));
+            std::memcpy(&word, bytes, length);
+            sum = (std::rotl(sum, 23) ^ word) * 0x9E3779B97F4A7C15ULL;
+            bytes += length;
+            left -= length;
+        }
+    }
+    return sums[0] ^ std::rotl(sums[1], 16) ^ std::rotl(sums[2], 32) ^ std::rotl(sums[3], 48);
+}
+
+bool is_weight(const c10::TensorImpl& tensor) {
+    const at::Tensor alias(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
+            const_cast<c10::TensorImpl*>(&tensor)
+        )
+    );
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
+    const at::Tensor& whole =
+        view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : alias;
+    return (whole.requires_grad() && whole.is_leaf()) ||
+           is_parameter_object(*whole.unsafeGetTensorImpl());
+}
+
+}  // namespace rekindle

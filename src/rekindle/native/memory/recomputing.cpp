@@ -1,0 +1,92 @@
+#include "recomputing.h"
+
+#include "../python/python.h"
+#include "any_time.h"
+#include "held.h"
+#include "swapper.h"
+
+namespace rekindle {
+
+namespace {
+
+bool is_of_torch(const Recipe& recipe) {
+    return recipe.facts->name.starts_with("aten::");
+}
+
+// A generator stands where it stood the first time, until the kernel has drawn: nobody else may
+// draw from it then. PyTorch's own kernels wait for nobody.
+bool must_be_alone(const Recipe& recipe) {
+    return !recipe.random().empty() && is_of_torch(recipe);
+}
+
+}  // namespace
+
+Recomputing::Recomputing(
+    Driver& driver, const Recipe& recipe, bool in_place, std::span<const Home> operands
+)
+    : Opening(the_mutex()),
+      driver_(driver),
+      recipe_(recipe),
+      operands_(operands),
+      opens_(!must_be_alone(recipe)),
+      reads_anything_(!is_of_torch(recipe)),
+      interlude_(driver.engine, recipe, in_place) {
+    if (in_place) {
+        for (const Overwrite& pair : recipe.overwrites()) {
+            Record& source = record_of(*pair.source->storage);
+            lent_.emplace_back(&source, driver.take_home(source));
+        }
+    }
+    ++driver_.begun;
+    ++driver_.running;
+    if (reads_anything_) {
+        ++driver_.reading_anything;
+    }
+    if (opens_) {
+        open();
+    }
+}
+
+Recomputing::~Recomputing() {
+    if (opens_) {
+        close();
+    }
+    --driver_.running;
+    if (reads_anything_) {
+        --driver_.reading_anything;
+    }
+    driver_.collect();
+    const bool dropped = driver_.any_locked_is_gone();  // by the program, and this needs it
+    if (dropped) {
+        without_throwing([&] { driver_.settle(); });
+    }
+    if (visited() || dropped) {
+        if (driver_.swapper != nullptr) {
+            driver_.swapper->go_on();
+        }
+        if (reads_anything_ && driver_.reading_anything == 0) {
+            for (LastResort* each : driver_.resorts) {
+                each->go_on();
+            }
+        }
+        interlude_.visited();
+    } else if (undoes_) {
+        interlude_.give_back(recipe_);
+        for (const auto& [source, home] : lent_) {
+            source->owned = home;
+            driver_.settle_in(*source, home);
+        }
+    }
+}
+
+// The lock is the visitor's.
+void Recomputing::is_visited() noexcept {
+    if (reads_anything_) {
+        driver_.stops_lending();
+    }
+    if (driver_.swapper != nullptr) {
+        driver_.swapper->pause();
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,172 @@
+#include "reserved.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <unordered_set>
+#include <utility>
+
+#include "../python/python.h"
+#include "driver.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr Bytes MIB = Bytes{1} << 20;
+constexpr Bytes SMALL = MIB;         // up to here a result lives in a segment for small ones
+constexpr Bytes WHOLE = 10 * MIB;    // from here on it has one to itself
+constexpr Bytes SEGMENT = 20 * MIB;  // which the others share
+constexpr Bytes COARSE = 2 * MIB;    // of which segments are multiples
+constexpr int TRUSTED = 32;          // how often what is left of a look is taken for the truth
+
+// What the allocator takes of the device for a request. After `get_allocation_size` in
+// c10/cuda/CUDACachingAllocator.cpp.
+Bytes growth_for(Bytes nbytes) noexcept {
+    return nbytes < WHOLE ? SEGMENT : (nbytes + COARSE - 1) / COARSE * COARSE;
+}
+
+bool by_address(const Block& one, const Block& other) noexcept {
+    return one.address < other.address;
+}
+
+}  // namespace
+
+// What the device would have to have beyond the limit for the allocator to grow by `nbytes`.
+Bytes Reserved::missing(Bytes nbytes) const {
+    const Bytes given = is_the_budget ? driver_.engine.budget : UNLIMITED;
+    const Bytes limit = std::min(given, found_.value_or(UNLIMITED));
+    const Bytes for_small = std::min<Bytes>(limit / 64, SEGMENT);  // results that come in between
+    return driver_.device.reserved() + growth_for(nbytes) - (limit - for_small);
+}
+
+void Reserved::find_place(Bytes nbytes) {
+    if (!limited() || nbytes <= SMALL || !driver_.device.finds_places ||
+        driver_.device.is_capturing()) {
+        return;
+    }
+    nbytes = driver_.device.rounded(nbytes);
+    if (take(nbytes) || missing(nbytes) <= 0) {
+        return;
+    }
+    if (driver_.device.reserved() == told_reserved_ && since_ < TRUSTED) {
+        ++since_;
+        count_gaps();
+        if (take(nbytes)) {
+            return;
+        }
+    }
+    ask_allocator();
+    count_gaps();
+    if (take(nbytes)) {
+        return;
+    }
+    ++places_;
+    switch (driver_.evict_for_place(nbytes, missing(nbytes), now())) {
+        case Way::neighbors:
+            count_gaps();
+            break;
+        case Way::whole_segments:
+            give_back();
+            break;
+        case Way::none:
+            make_by_sum(nbytes);
+            break;
+    }
+    take(nbytes);
+}
+
+// What is free in whole segments is the device's again.
+void Reserved::give_back() {
+    driver_.device.empty_cache();
+    ask_allocator();
+    count_gaps();
+}
+
+// Nothing helps that lies side by side: as much goes, then four times that.
+void Reserved::make_by_sum(Bytes nbytes) {
+    for (const Bytes less : {nbytes, 4 * nbytes}) {
+        driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
+        driver_.wait_for_copies();
+        give_back();
+        if (gaps_.lower_bound(nbytes) != gaps_.end() || missing(nbytes) <= 0) {
+            return;
+        }
+    }
+}
+
+// The smallest piece that is large enough is what the allocator takes.
+bool Reserved::take(Bytes nbytes) {
+    const auto found = gaps_.lower_bound(nbytes);
+    if (found == gaps_.end()) {
+        return false;
+    }
+    const Bytes rest = found->first - nbytes;
+    if (--found->second == 0) {
+        gaps_.erase(found);
+    }
+    if (rest > SMALL) {  // less than that stays with what takes it
+        ++gaps_[rest];
+    }
+    return true;
+}
+
+// What is in use there beside what the driver knows of stays as it is until it is asked again.
+void Reserved::ask_allocator() {
+    told_ = segments_of(driver_);
+    told_reserved_ = driver_.device.reserved();
+    since_ = 0;
+    std::unordered_set<Bytes> known;
+    driver_.each_on_device([&](Bytes address, Bytes) { known.insert(address); });
+    for (std::vector<Block>& segment : told_) {
+        for (Block& block : segment) {
+            block.used = block.used && !known.contains(block.address);
+        }
+    }
+}
+
+// The segments as they are now, by what is there of what the driver knows.
+Segments Reserved::now() const {
+    std::vector<Block> known;
+    driver_.each_on_device([&](Bytes address, Bytes nbytes) {
+        known.push_back({address, nbytes, true, {}});
+    });
+    std::ranges::sort(known, by_address);
+    Segments found;
+    for (const std::vector<Block>& told : told_) {
+        std::vector<Block> used;
+        const Block& last = told.back();
+        const Bytes end = last.address + last.nbytes;
+        const auto first = std::ranges::lower_bound(known, told.front(), by_address);
+        const auto beyond = std::ranges::lower_bound(known, Block{end, 0, true, {}}, by_address);
+        std::copy(first, beyond, std::back_inserter(used));
+        std::ranges::copy_if(told, std::back_inserter(used), &Block::used);
+        std::ranges::sort(used, by_address);
+        std::vector<Block>& segment = found.emplace_back();
+        Bytes at = told.front().address;
+        for (const Block& block : used) {
+            if (block.address > at) {
+                segment.push_back({at, block.address - at, false, {}});
+            }
+            segment.push_back(block);
+            at = std::max(at, block.address + block.nbytes);
+        }
+        if (end > at) {
+            segment.push_back({at, end - at, false, {}});
+        }
+    }
+    return found;
+}
+
+void Reserved::count_gaps() {
+    gaps_.clear();
+    for (const std::vector<Block>& segment : now()) {
+        for (const Block& block : segment) {
+            if (!block.used && block.nbytes > SMALL) {
+                ++gaps_[block.nbytes];
+            }
+        }
+    }
+}
+
+}  // namespace rekindle

@@ -1,0 +1,184 @@
+#include "snapshot.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../allocator/arena.h"
+#include "../ops/signature.h"
+#include "../python/python.h"
+#include "driver.h"
+
+namespace rekindle {
+
+namespace {
+
+// Whether a running operator alone has the memory: it made that for itself, such as the workspace
+// of an LSTM, and Python has never seen it.
+bool is_internal(const Record& record) {
+    const auto origin = record.origin.lock();
+    const Home home = record.at();
+    const std::size_t ours = record.owned ? 2 : 1;
+    return origin && home && object_of(*origin) == nullptr && home.use_count() <= ours + 1;
+}
+
+int flags_of(const Record& record) {
+    int flags = record.replayable ? Holder::REPLAYABLE : 0;
+    flags |= record.pinned ? Holder::PINNED : 0;
+    const bool saved = record.references != 0;
+    flags |= record.is_held() && !(saved && is_internal(record)) ? Holder::HELD : 0;
+    flags |= saved ? Holder::REFERENCED : 0;
+    flags |= record.consumed() ? Holder::CONSUMED : 0;
+    return flags;
+}
+
+OpId maker_of(Record& record) {
+    OpId maker = -1;
+    each_maker(record, [&](const Call& call) { maker = maker < 0 ? call.id : maker; });
+    return maker;
+}
+
+}  // namespace
+
+Bytes Driver::evicted_bytes() const {
+    Bytes total = 0;
+    for (const Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        const bool wanted = !each->dead() || static_cast<const Record*>(each)->husk;
+        total += !each->resident && wanted ? each->nbytes : 0;
+    }
+    return total;
+}
+
+AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
+    if (!has_memory(tensor)) {
+        return 0;
+    }
+    const Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    return found == nullptr ? 0 : found->allocation;
+}
+
+void Driver::add_owned(
+    Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
+) {
+    if (const AllocationId allocation = allocation_of(tensor); allocation != 0) {
+        snapshot.owned.push_back({allocation, kind, parameter});
+    }
+}
+
+// Says which allocation is the gradient of a leaf.
+void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
+    const at::Tensor& gradient = leaf.grad();
+    if (gradient.defined()) {
+        const c10::TensorImpl& found = *gradient.unsafeGetTensorImpl();
+        add_owned(snapshot, found, Owned::Kind::gradient, object_of(*leaf.unsafeGetTensorImpl()));
+    }
+}
+
+void Driver::add_tensors_of_modules(Snapshot& snapshot) {
+    for (const ModuleTensor& each : module_tensors_) {
+        const at::Tensor tensor(each.tensor.lock());
+        if (!tensor.defined()) {
+            continue;
+        }
+        const c10::TensorImpl& found = *tensor.unsafeGetTensorImpl();
+        if (!each.parameter) {
+            add_owned(snapshot, found, Owned::Kind::buffer, nullptr);
+            continue;
+        }
+        add_owned(snapshot, found, Owned::Kind::parameter, object_of(found));
+        if (tensor.is_leaf()) {
+            add_gradient(snapshot, tensor);
+        }
+    }
+}
+
+void Driver::add_storage(Snapshot& snapshot, Record& record) {
+    int flags = flags_of(record);
+    const void* parameter = nullptr;
+    if (record.parameter) {
+        if (const at::Tensor origin(record.origin.lock()); origin.defined()) {
+            flags |= Holder::PARAMETER;
+            parameter = object_of(*origin.unsafeGetTensorImpl());
+            add_gradient(snapshot, origin);
+        }
+    }
+    const Resident* found = record.address == nullptr ? nullptr : table_.find(record.address);
+    snapshot.holders.push_back({
+        record.nbytes,
+        found == nullptr ? 0 : found->allocation,
+        flags,
+        record.site(),
+        parameter,
+        record.id,
+        maker_of(record),
+    });
+}
+
+void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
+    settle();
+    snapshot.memory = engine.memory;
+    snapshot.clock = engine.clock;
+    snapshot.line = std::move(line);
+    snapshot.holders.clear();
+    snapshot.owned.clear();
+    snapshot.has_states = false;
+    if (!gradients_stay()) {  // memory is known by them, and another thread may free one meanwhile
+        return;
+    }
+    add_tensors_of_modules(snapshot);
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (each->resident && each->nbytes != 0) {
+            add_storage(snapshot, record_of(*each));
+        }
+    }
+    const int flags = Holder::COUNTED;
+    table_.each([&](const void* /*address*/, const Resident& resident) {
+        if (resident.record == nullptr) {
+            const AllocationId allocation = resident.allocation;
+            snapshot.holders.push_back({resident.nbytes, allocation, flags, "", nullptr, -1, -1});
+        }
+    });
+}
+
+void Driver::take_peak_snapshot(ProgramLine line) {
+    peak_snapshot_due = false;
+    settle();
+    if (engine.memory <= peak_threshold_) {
+        return;  // what made the peak has died meanwhile
+    }
+    take_snapshot(peak_snapshot, std::move(line));
+    if (!device.queues()) {
+        peak_snapshot.resident = resident_bytes();
+        peak_snapshot.cached = the_arena().cached();
+    }
+    const Bytes clearly_more = engine.memory + engine.memory / 50;
+    peak_threshold_ = std::max(engine.memory, std::min(clearly_more, exact_from_ - 1));
+}
+
+void Driver::expect_peak(Bytes nbytes, ProgramLine line) {
+    exact_from_ = nbytes;
+    peak_threshold_ = -1;
+    take_peak_snapshot(std::move(line));
+}
+
+std::vector<at::Tensor> Driver::program_tensors() {
+    settle();
+    std::vector<at::Tensor> found;
+    for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
+        if (at::Tensor origin(record_of(*each).origin.lock()); each->resident && origin.defined()) {
+            found.push_back(std::move(origin));
+        }
+    }
+    return found;
+}
+
+void Driver::add_module_tensor(const c10::TensorImpl& tensor, bool parameter) {
+    if (module_tensors_.size() >= module_tensors_at_most_) {
+        std::erase_if(module_tensors_, [](const ModuleTensor& each) {
+            return each.tensor.expired();
+        });
+        module_tensors_at_most_ = std::max<std::size_t>(64, 2 * module_tensors_.size());
+    }
+    module_tensors_.push_back({weak(tensor), parameter});
+}
+
+}  // namespace rekindle

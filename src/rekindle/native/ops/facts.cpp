@@ -1,0 +1,234 @@
+#include "facts.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "../base/addresses.h"
+#include "../base/slab.h"
+
+namespace rekindle {
+
+namespace {
+
+struct Tables final {
+    std::vector<std::pair<std::string, Traits>> traits;
+    std::vector<std::string> effects;
+    std::vector<std::string> products;
+    std::vector<std::string> roomy;
+    Addresses<Facts*> known;
+    Slab<Facts> facts;
+};
+
+// The schema of an operator that was removed.
+struct Removed final {
+    const void* schema;
+    Removed* next;
+};
+
+// Those that nobody has acted on: the youngest first. Any thread adds to it, and waits for nobody.
+std::atomic<Removed*>& removed() noexcept {
+    static constinit std::atomic<Removed*> first;
+    return first;
+}
+
+class Listener final : public c10::OpRegistrationListener {
+public:
+    void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
+
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+        auto* made = std::make_unique<Removed>(&op.schema(), nullptr).release();
+        made->next = removed().load(std::memory_order_relaxed);
+        while (!removed().compare_exchange_weak(made->next, made, std::memory_order_release)) {
+        }
+    }
+};
+
+// Operators may still be asked for while the process ends.
+Tables& tables() {
+    static auto& made = immortal<Tables>();
+    return made;
+}
+
+Traits traits_of(std::string_view name) {
+    for (const auto& [known, traits] : tables().traits) {
+        if (known == name) {
+            return traits;
+        }
+    }
+    return {};
+}
+
+bool has_effects(std::string_view name) {
+    const std::string_view name_space = name.substr(0, name.find("::"));
+    return std::ranges::find(tables().effects, name_space) != tables().effects.end();
+}
+
+void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
+    bool first = true;
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        const c10::Argument& argument = schema.arguments()[i];
+        const c10::AliasInfo* alias = argument.alias_info();
+        if (alias == nullptr || !alias->isWrite() || facts.moves) {
+            continue;
+        }
+        if (i < 64) {
+            facts.written |= std::uint64_t{1} << i;
+        } else {
+            facts.opaque = true;
+        }
+        facts.resizes = facts.resizes || argument.kwarg_only();
+        const bool list = argument.type()->kind() == c10::TypeKind::ListType;
+        facts.starts_anew = facts.starts_anew && !list;  // else it may be amid it
+        first = false;
+    }
+    facts.writes = !first;
+    if (facts.has(Traits::COLLECTIVE)) {  // although the schema denies it
+        facts.written = 1;
+        facts.writes = true;
+    }
+    facts.unseen = facts.name.starts_with("c10d::") && facts.name.ends_with('_') && !facts.writes &&
+                   !facts.has(Traits::HARMLESS);
+}
+
+// Operators that draw from a buffer of their own have these arguments.
+void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
+    bool own = false;
+    for (std::uint32_t i = 0; i < facts.arguments && i < 64; ++i) {
+        const std::string& name = schema.arguments()[i].name();
+        own = own || name == "dropout_state";
+        if (name == "dropout" || name == "train" || name == "dropout_state") {
+            facts.own_state |= std::uint64_t{1} << i;
+        }
+        facts.device = name == "device" ? static_cast<int>(i) : facts.device;
+    }
+    facts.own_state = own ? facts.own_state : 0;
+}
+
+void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
+    std::size_t aliased = 0;
+    facts.returns_written = true;
+    for (const c10::Argument& result : schema.returns()) {
+        const c10::AliasInfo* alias = result.alias_info();
+        aliased += alias != nullptr ? 1 : 0;
+        facts.returns_tensors =
+            facts.returns_tensors || result.type()->str().find("Tensor") != std::string::npos;
+        facts.returns_written = facts.returns_written && alias != nullptr && alias->isWrite();
+    }
+    const bool only_aliases = aliased != 0 && aliased == schema.returns().size();
+    facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
+}
+
+// Whether one of `parts` is in its name, or it is not torch's own: who knows what it does?
+bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
+    if (!name.starts_with("aten::")) {
+        return true;
+    }
+    name.remove_prefix(std::string_view("aten::").size());
+    return std::ranges::any_of(parts, [&](const std::string& part) {
+        return name.find(part) != std::string_view::npos;
+    });
+}
+
+Facts& learn(const c10::OperatorHandle& op) {
+    const c10::FunctionSchema& schema = op.schema();
+    Facts& facts = tables().facts.make();
+    facts.name = schema.name();
+    facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
+    facts.returns = static_cast<std::uint32_t>(schema.returns().size());
+    facts.traits = traits_of(facts.name);
+    // A few have both: where one of their own is, that runs (`silu_backward`).
+    facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                     !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+    facts.moves = facts.name.starts_with("aten::set_");
+    facts.resizes = facts.moves || facts.name.starts_with("aten::resize");
+    read_arguments(facts, schema);
+    read_own_state(facts, schema);
+    read_returns(facts, schema);
+    facts.marks = facts.name.starts_with("profiler::");
+    facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
+    // What is recomputed is kept for all streams that the program uses, whatever it says here.
+    facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
+    facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
+    facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
+    facts.content = facts.has(Traits::ZEROS) ? ZEROED : 0;
+    facts.content = facts.has(Traits::EMPTY) ? UNWRITTEN : facts.content;
+    facts.writes = facts.writes || facts.has(Traits::STATISTICS);
+    facts.product = is_one_of(tables().products, facts.name);
+    facts.roomy = is_one_of(tables().roomy, facts.name);
+    facts.region = facts.name.starts_with("rekindle_regions");
+    facts.starts_anew = facts.starts_anew && !has_effects(facts.name);
+    facts.opaque =
+        facts.opaque || has_effects(facts.name) || facts.resizes || facts.has(Traits::OPAQUE);
+    facts.differentiated = !facts.name.starts_with("aten::") && !has_effects(facts.name) &&
+                           !facts.writes &&
+                           (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
+                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCPU) ||
+                            op.hasKernelForDispatchKey(c10::DispatchKey::AutogradCUDA));
+    return facts;
+}
+
+}  // namespace
+
+void learn_traits(std::string name, const Traits& traits) {
+    tables().traits.emplace_back(std::move(name), traits);
+}
+
+void learn_effects(std::string name_space) {
+    tables().effects.push_back(std::move(name_space));
+}
+
+void learn_products(std::string part) {
+    tables().products.push_back(std::move(part));
+}
+
+void learn_roomy(std::string part) {
+    tables().roomy.push_back(std::move(part));
+}
+
+void see_removals() {
+    const auto& kept = immortal<c10::RegistrationHandleRAII>(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>())
+    );
+    static_cast<void>(kept);
+}
+
+namespace {
+
+// Another operator may have its schema where that of a removed one was.
+void forget_removed() {
+    if (removed().load(std::memory_order_relaxed) == nullptr) {
+        return;
+    }
+    std::unique_ptr<Removed> first(removed().exchange(nullptr, std::memory_order_acquire));
+    while (first) {
+        if (Facts** found = tables().known.find(first->schema)) {
+            (*found)->removed = true;  // recipes may refer to it
+            tables().known.take(first->schema);
+        }
+        first.reset(first->next);
+    }
+}
+
+}  // namespace
+
+bool was_removed(const Facts& facts) {
+    forget_removed();
+    return facts.removed;
+}
+
+const Facts& facts_of(const c10::OperatorHandle& op) {
+    forget_removed();
+    const c10::FunctionSchema& schema = op.schema();
+    Facts** found = tables().known.find(&schema);
+    if (found != nullptr) {
+        return **found;
+    }
+    Facts& facts = learn(op);
+    tables().known.put(&schema, &facts);
+    return facts;
+}
+
+}  // namespace rekindle

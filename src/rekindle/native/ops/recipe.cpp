@@ -1,0 +1,188 @@
+#include "recipe.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../torch/dispatch_key.h"
+#include "../torch/switches.h"
+
+namespace rekindle {
+
+namespace {
+
+// All that comes before the key, autograd and what is above it.
+c10::DispatchKeySet excluded() {
+    return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+           c10::DispatchKeySet(KEY) | c10::DispatchKeySet(c10::DispatchKey::Python) |
+           c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot) |
+           c10::DispatchKeySet(c10::DispatchKey::FuncTorchDynamicLayerBackMode) |
+           c10::DispatchKeySet(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) |
+           c10::DispatchKeySet(c10::DispatchKey::FuncTorchVmapMode) |
+           c10::DispatchKeySet(c10::DispatchKey::VmapMode) |
+           c10::DispatchKeySet(c10::DispatchKey::Functionalize) |
+           c10::DispatchKeySet(c10::DispatchKey::Tracer) |
+           c10::DispatchKeySet(c10::DispatchKey::PreDispatch) |
+           c10::DispatchKeySet(c10::DispatchKey::PythonDispatcher);
+}
+
+// The memory of a resident input, after making sure that it still is what it was.
+Home input_home(Record& record) {
+    Home home = record.at();
+    if (!home) {
+        throw Died();
+    }
+    const auto nbytes = static_cast<Bytes>(home->nbytes());
+    if (nbytes != record.size) {
+        throw ResizedInput(nbytes, record.size);
+    }
+    if (record.foreign && record.foreign->checksum &&
+        *record.foreign->checksum != checksum_of(*home)) {
+        throw ForeignInput(record.site());
+    }
+    if (record.version.moved() && !record.strays && record.origin_is_at(home)) {
+        throw ModifiedInput(record.site(), record.version.now(), record.version.expected);
+    }
+    return home;
+}
+
+// In the place of running statistics: nothing where that is allowed, else a scratch tensor.
+at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
+    if (recipe.facts->written == 0) {
+        return {};
+    }
+    const AsTheFirstTime guard(false);
+    const auto options = at::TensorOptions().dtype(geometry.dtype).device(geometry.device);
+    return at::empty_strided(geometry.sizes, geometry.strides, options).zero_();
+}
+
+bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noexcept {
+    return std::ranges::find(positions, position) != positions.end();
+}
+
+// The homes of all tensor arguments; null for what is left out.
+c10::SmallVector<Home, 4> homes_of(const Recipe& recipe) {
+    c10::SmallVector<Home, 4> homes;
+    const auto inputs = recipe.inputs();
+    std::size_t next = 0;
+    for (std::uint32_t i = 0; i < recipe.signature->geometries.size(); ++i) {
+        const bool dropped = recipe.statistics() && is_in(recipe.written(), i);
+        homes.push_back(dropped ? Home() : input_home(record_of(*inputs[next++].value->storage)));
+    }
+    return homes;
+}
+
+void make_private(const Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
+    for (const std::uint32_t position : recipe.written()) {
+        const Home shared = homes[position];
+        if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
+            continue;  // a copy already
+        }
+        const Home made = copy_of(shared);
+        for (Home& each : homes) {
+            if (each.get() == shared.get()) {
+                each = made;
+            }
+        }
+    }
+}
+
+// Puts the generators back afterwards, whatever happens.
+class Drawing final {
+public:
+    explicit Drawing(std::span<const std::unique_ptr<Position>> random) {
+        for (const std::unique_ptr<Position>& each : random) {
+            if (const Drawn* there = each->on_device()) {
+                on_devices_.push_back(std::make_unique<DrawingFrom>(each->generator(), *there));
+            } else {
+                now_.emplace(each->generator());
+                each->restore();
+            }
+        }
+    }
+
+    Drawing(const Drawing&) = delete;
+    Drawing& operator=(const Drawing&) = delete;
+    Drawing(Drawing&&) = delete;
+    Drawing& operator=(Drawing&&) = delete;
+
+    ~Drawing() {
+        if (now_) {
+            now_->restore();
+        }
+    }
+
+private:
+    std::optional<Random> now_;  // of the CPU's
+    c10::SmallVector<std::unique_ptr<DrawingFrom>, 1> on_devices_;
+};
+
+c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
+    c10::SmallVector<Home, 2> made;
+    // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before
+    const std::vector<std::uint32_t>& fresh = *recipe.signature->fresh;
+    each_tensor(stack, [&](std::uint32_t position, const at::Tensor& tensor) {
+        if (is_in(fresh, position)) {
+            made.push_back(Home::reclaim_copy(tensor.storage().unsafeGetStorageImpl()));
+        }
+    });
+    std::size_t next = 0;
+    for (const Value* value : recipe.outputs()) {
+        const auto nbytes = next < made.size() ? static_cast<Bytes>(made[next]->nbytes()) : -1;
+        const Bytes before = record_of(*value->storage).size;
+        if (nbytes != before) {
+            throw ChangedSize(recipe.facts, nbytes, before);
+        }
+        ++next;
+    }
+    return made;
+}
+
+}  // namespace
+
+AsTheFirstTime::AsTheFirstTime(bool grad_mode)
+    : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded()),
+      before_(c10::AutogradState::get_tls_state()) {
+    c10::AutogradState now = before_;
+    now.set_grad_mode(grad_mode);
+    now.set_inference_mode(false);
+    c10::AutogradState::set_tls_state(std::move(now));
+}
+
+AsTheFirstTime::~AsTheFirstTime() {
+    c10::AutogradState::set_tls_state(before_);
+}
+
+c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
+    c10::SmallVector<Home, 4> homes = homes_of(recipe);
+    const bool writes = !recipe.written().empty() && !recipe.statistics();
+    if (writes && !in_place) {
+        make_private(recipe, homes);
+    }
+    std::vector<at::Tensor> tensors;
+    tensors.reserve(homes.size());
+    for (std::size_t i = 0; i < homes.size(); ++i) {
+        const Geometry& geometry = recipe.signature->geometries[i];
+        tensors.push_back(homes[i] ? geometry.in(homes[i]) : stand_in(recipe, geometry));
+    }
+    torch::jit::Stack stack;
+    recipe.signature->arguments(stack, tensors, recipe.extras());
+    {
+        const AsTheFirstTime guard(recipe.grad_mode);
+        const Drawing drawing(recipe.random());
+        const Switched switched(recipe.signature->key[1], recipe.signature->key[2]);
+        calling(homes, [&] { recipe.signature->op.callBoxed(stack); });
+    }
+    if (!writes) {
+        return fresh_of(recipe, stack);
+    }
+    c10::SmallVector<Home, 2> made;
+    for (const std::uint32_t position : recipe.written()) {
+        made.push_back(homes[position]);
+    }
+    return made;
+}
+
+}  // namespace rekindle

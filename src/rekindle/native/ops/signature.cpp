@@ -1,0 +1,445 @@
+#include "signature.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "../base/addresses.h"
+#include "../base/slab.h"
+#include "../python/python.h"
+#include "../torch/device.h"
+#include "../torch/parts.h"
+#include "../torch/versions.h"
+#include "invocation.h"
+#include "recipe.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::size_t MOST_KEPT = 20'000;
+constexpr std::uint64_t NO_WORDS = 0x243F6A8885A308D3ULL;
+Nanoseconds fixed_cost = -1;
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+    return hash ^ hash >> 29;
+}
+
+// Each word has a multiplier of its own, so that none waits for the one before it.
+std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
+    std::uint64_t multiplier = 0x9E3779B97F4A7C15ULL;
+    std::uint64_t sum = NO_WORDS;
+    for (const std::int64_t word : words) {
+        sum += static_cast<std::uint64_t>(word) * multiplier;
+        multiplier = std::rotl(multiplier, 5);
+    }
+    return mixed(sum, sum >> 32);
+}
+
+}  // namespace
+
+// -- geometries -----------------------------------------------------------------------------------
+
+Geometry Geometry::of(const c10::TensorImpl& tensor) {
+    Geometry made;
+    made.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+    made.strides.assign(tensor.strides().begin(), tensor.strides().end());
+    made.offset = tensor.storage_offset();
+    made.dtype = tensor.dtype();
+    made.device = tensor.device();
+    made.conjugate = tensor.is_conj();
+    made.negative = tensor.is_neg();
+    return made;
+}
+
+at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& home) const {
+    const bool there = home->device_type() == ACCELERATOR;
+    const c10::DispatchKeySet keys(there ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys, dtype);
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(sizes, strides, offset);
+    if (conjugate) {
+        impl._set_conj(true);
+    }
+    if (negative) {
+        impl._set_neg(true);
+    }
+    if (requires_grad) {
+        impl.set_requires_grad(true);
+    }
+    return made;
+}
+
+std::int64_t Geometry::numel() const noexcept {
+    return c10::multiply_integers(sizes);
+}
+
+Bytes Geometry::nbytes() const noexcept {
+    return numel() * static_cast<Bytes>(dtype.itemsize());
+}
+
+Bytes Geometry::reach() const noexcept {
+    std::int64_t last = offset;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        if (sizes[i] == 0) {
+            return 0;
+        }
+        last += (sizes[i] - 1) * strides[i];
+    }
+    return (last + 1) * static_cast<Bytes>(dtype.itemsize());
+}
+
+// -- signatures -----------------------------------------------------------------------------------
+
+Signature::Signature(
+    c10::OperatorHandle called, const Invocation& invocation, const torch::jit::Stack& stack
+)
+    : facts(invocation.facts),
+      op(std::move(called)),
+      key(invocation.key.begin(), invocation.key.end()),
+      rebuildable_(!invocation.opaque) {
+    const bool asks = facts.has(Traits::SEES_REQUIRES_GRAD) && c10::GradMode::is_enabled();
+    for (const c10::TensorImpl* tensor : invocation.tensors) {
+        geometries.push_back(Geometry::of(*tensor));
+        geometries.back().requires_grad = asks && tensor->requires_grad();
+    }
+    for (const c10::IValue& value : torch::jit::last(stack, facts.arguments)) {
+        parts_.push_back(part_of(value));
+    }
+}
+
+// NOLINTNEXTLINE(misc-no-recursion): no list has lists in it
+Signature::Part Signature::part_of(const c10::IValue& value) const {
+    if (value.isTensor()) {
+        const at::Tensor& tensor = value.toTensor();
+        if (!tensor.defined()) {
+            return {Kind::undefined, {}, {}};
+        }
+        const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+        return {wrapped ? Kind::wrapped : Kind::tensor, {}, {}};
+    }
+    if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
+        return {Kind::extra, {}, {}};
+    }
+    if (!value.isList()) {  // a storage, say, would be kept alive
+        const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() ||
+                           value.isDevice();
+        return {keeps ? Kind::constant : Kind::undefined, {}, keeps ? value : c10::IValue()};
+    }
+    if (value.isDoubleList()) {
+        return {Kind::constant, {}, value};
+    }
+    const auto items = value.toListRef();
+    const auto varies = [](const c10::IValue& item) {
+        return item.isTensor() || item.isDouble() || item.isComplexDouble();
+    };
+    if (std::ranges::none_of(items, varies)) {
+        return {Kind::constant, {}, value};
+    }
+    const auto is_tensor = [](const c10::IValue& item) { return item.isTensor(); };
+    const bool of_tensors = std::ranges::any_of(items, is_tensor);
+    Part made{of_tensors ? Kind::list : Kind::numbers, {}, {}};
+    for (const c10::IValue& item : items) {
+        made.items.push_back(part_of(item).kind);
+    }
+    if (!of_tensors) {
+        made.constant = value;  // those that do not vary
+    } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
+        made.kind = Kind::optionals;
+    }
+    return made;
+}
+
+void Signature::arguments(
+    torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
+) const {
+    auto tensor = tensors.begin();
+    auto extra = extras.begin();
+    const auto item = [&](Kind kind) -> c10::IValue {
+        switch (kind) {
+            case Kind::tensor:
+                return std::move(*tensor++);
+            case Kind::extra:
+                return *extra++;
+            case Kind::wrapped: {
+                at::Tensor made = c10::scalar_to_tensor((extra++)->toScalar());
+                made.unsafeGetTensorImpl()->set_wrapped_number(true);
+                return made;
+            }
+            case Kind::undefined:
+                return at::Tensor();
+            default:
+                return {};
+        }
+    };
+    for (const Part& part : parts_) {
+        if (part.kind == Kind::constant) {
+            stack.push_back(part.constant);
+        } else if (part.kind == Kind::list) {
+            c10::List<at::Tensor> made;
+            for (const Kind kind : part.items) {
+                made.push_back(item(kind).toTensor());
+            }
+            stack.emplace_back(std::move(made));
+        } else if (part.kind == Kind::optionals) {
+            c10::List<std::optional<at::Tensor>> made;
+            for (const Kind kind : part.items) {
+                made.push_back(item(kind).toOptional<at::Tensor>());
+            }
+            stack.emplace_back(std::move(made));
+        } else if (part.kind == Kind::numbers) {
+            c10::List<c10::Scalar> made;
+            for (std::size_t i = 0; i < part.items.size(); ++i) {
+                const bool fixed = part.items[i] == Kind::constant;
+                made.push_back(
+                    (fixed ? part.constant.toListRef()[i] : item(part.items[i])).toScalar()
+                );
+            }
+            stack.emplace_back(c10::impl::toList(std::move(made)));
+        } else {
+            stack.push_back(item(part.kind));
+        }
+    }
+}
+
+namespace {
+
+at::Tensor meta_of(const Geometry& geometry) {
+    const auto itemsize = static_cast<Bytes>(geometry.dtype.itemsize());
+    const std::int64_t length = geometry.reach() / std::max<Bytes>(1, itemsize);
+    at::Tensor made(
+        at::detail::empty_meta({length}, c10::typeMetaToScalarType(geometry.dtype), std::nullopt)
+    );
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
+    impl._set_conj(geometry.conjugate);
+    impl._set_neg(geometry.negative);
+    return made;
+}
+
+// The same, but on the meta device.
+void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+    for (std::uint32_t i = 0; i < facts.arguments; ++i) {
+        const bool where = op.schema().arguments()[i].name() == "device";
+        if (where && (!stack[i].isNone() || facts.arguments == 0 || !stack[0].isTensor())) {
+            stack[i] = c10::Device(c10::DeviceType::Meta);
+        } else if (stack[i].isGenerator()) {
+            stack[i] = c10::IValue();
+        }
+    }
+}
+
+}  // namespace
+
+Need Signature::predict(
+    std::span<const c10::IValue> given, std::span<const c10::IValue> extras, const Device& device
+) const {
+    if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
+        return {0, true};
+    }
+    if (!rebuildable_) {  // as large as the largest argument: a guess
+        Bytes most = 0;
+        for (const Geometry& geometry : geometries) {
+            most = std::max(most, geometry.nbytes());
+        }
+        const Bytes padded = largest_padded(given);
+        if (padded != 0 && op.hasTag(at::Tag::pointwise)) {  // of nested tensors: just that
+            return {most, true};
+        }
+        return {std::max(most, padded), facts.name == "aten::to_padded_tensor"};
+    }
+    try {
+        return {bytes_on_meta(extras, device), true};
+    } catch (const std::exception& error) {
+        if (ends_the_program(error)) {  // some say in Python what they would make
+            throw;
+        }
+        // If the arguments are wrong, the operator itself will say so.
+        std::int64_t most = 0;  // coordinates of all elements of the largest argument
+        for (const Geometry& geometry : geometries) {
+            const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
+            most = std::max(most, geometry.numel() * std::max<std::int64_t>(1, dimensions));
+        }
+        return {8 * most * facts.returns, false};
+    }
+}
+
+Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device& device) const {
+    const AsTheFirstTime guard(false);
+    std::vector<at::Tensor> metas;
+    Addresses<Bytes> known;
+    for (const Geometry& geometry : geometries) {
+        metas.push_back(meta_of(geometry));
+        const c10::StorageImpl* home = metas.back().storage().unsafeGetStorageImpl();
+        known.put(home, device.rounded(static_cast<Bytes>(home->nbytes())));
+    }
+    const std::vector<at::Tensor> kept = metas;
+    torch::jit::Stack stack;
+    arguments(stack, metas, extras);
+    on_meta(facts, op, stack);
+    const at::DisableRecordFunctionGuard unseen;  // the program's profiler is to see what it runs
+    op.callBoxed(stack);
+    Bytes total = 0;
+    Bytes element = 0;  // of a result
+    each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
+        if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
+            return;
+        }
+        const c10::StorageImpl* home = tensor.storage().unsafeGetStorageImpl();
+        const Bytes* before = known.find(home);
+        const Bytes nbytes = device.rounded(static_cast<Bytes>(home->nbytes()));
+        total += std::max<Bytes>(0, nbytes - (before == nullptr ? 0 : *before));
+        element = static_cast<Bytes>(tensor.element_size());
+        known.put(home, nbytes);
+    });
+    if (facts.has(Traits::REDUCED_IN_PLACE)) {
+        return std::max(total, device.rounded(element * elements()));
+    }
+    return total;
+}
+
+// As many as there are before they are summed up.
+std::int64_t Signature::elements() const {
+    at::DimVector sizes;
+    for (const Geometry& geometry : geometries) {
+        sizes = at::infer_size_dimvector(sizes, geometry.sizes);
+    }
+    return geometries.empty() ? 0 : c10::multiply_integers(sizes);
+}
+
+void Signature::learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic) {
+    fresh.emplace(positions.begin(), positions.end());
+    if (!facts.dynamic && !facts.resizes) {
+        needed = nbytes;
+        ordinary = !exotic && !facts.opaque && !facts.has(Traits::STATISTICS);
+    }
+}
+
+void Signature::took(Bytes inside) noexcept {
+    workspace = watched > 1 ? std::max(workspace, inside) : inside;
+    ++watched;
+}
+
+void Signature::sample(Nanoseconds elapsed) noexcept {
+    elapsed = fixed_cost >= 0 ? fixed_cost : elapsed;
+    cost = samples_ != 0 ? std::min(cost, elapsed) : elapsed;
+    ++samples_;
+    priced = samples_ >= 3;
+}
+
+std::int64_t Signature::number() {
+    if (number_ < 0) {
+        std::uint64_t hash = NO_WORDS;
+        const c10::OperatorName& name = op.operator_name();
+        for (const std::string* part : {&name.name, &name.overload_name}) {
+            for (const char letter : *part) {
+                hash = mixed(hash, static_cast<unsigned char>(letter));
+            }
+            hash = mixed(hash, part->size());
+        }
+        for (std::size_t i = 1; i < key.size(); ++i) {  // the first one is an address
+            hash = mixed(hash, static_cast<std::uint64_t>(key[i]));
+        }
+        number_ = static_cast<std::int64_t>(hash >> 4);
+    }
+    return number_;
+}
+
+// -- all signatures -------------------------------------------------------------------------------
+
+namespace {
+
+struct Signatures final {
+    struct Slot final {
+        std::uint64_t hash = 0;
+        c10::intrusive_ptr<Signature> signature;
+    };
+
+    std::vector<Slot> slots{std::size_t{1} << 12};
+    std::size_t n = 0;
+
+    void place(Slot slot) {
+        std::size_t i = slot.hash & (slots.size() - 1);
+        while (slots[i].signature) {
+            i = (i + 1) & (slots.size() - 1);
+        }
+        slots[i] = std::move(slot);
+    }
+
+    void add(Slot slot) {
+        if (n > MOST_KEPT) {  // ever new shapes or integers: recipes keep those that they need
+            slots.assign(slots.size(), Slot{});
+            n = 0;
+        }
+        if (2 * ++n > slots.size()) {
+            std::vector<Slot> before(2 * slots.size());
+            before.swap(slots);
+            for (Slot& each : before) {
+                if (each.signature) {
+                    place(std::move(each));
+                }
+            }
+        }
+        place(std::move(slot));
+    }
+};
+
+Signatures& signatures() {
+    static auto& made = immortal<Signatures>();
+    return made;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Signature> signature_of(
+    const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
+) {
+    const std::uint64_t hash = hash_of(invocation.key);
+    Signatures& all = signatures();
+    const std::size_t mask = all.slots.size() - 1;
+    for (std::size_t i = hash & mask; all.slots[i].signature; i = (i + 1) & mask) {
+        const Signatures::Slot& slot = all.slots[i];
+        if (slot.hash == hash && std::equal(
+                                     slot.signature->key.begin(),
+                                     slot.signature->key.end(),
+                                     invocation.key.begin(),
+                                     invocation.key.end()
+                                 )) {
+            return slot.signature;
+        }
+    }
+    auto made = c10::make_intrusive<Signature>(op, invocation, stack);
+    all.add({hash, made});
+    return made;
+}
+
+std::size_t signatures_known() noexcept {
+    return signatures().n;
+}
+
+std::vector<const Signature*> all_signatures() {
+    std::vector<const Signature*> found;
+    for (const Signatures::Slot& each : signatures().slots) {
+        if (each.signature) {
+            found.push_back(each.signature.get());
+        }
+    }
+    return found;
+}
+
+void fix_costs(Nanoseconds cost) noexcept {
+    fixed_cost = cost;
+    signatures().slots.assign(signatures().slots.size(), Signatures::Slot{});
+    signatures().n = 0;
+}
+
+}  // namespace rekindle

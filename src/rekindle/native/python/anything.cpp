@@ -1,0 +1,112 @@
+#include "anything.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+
+#include "../memory/any_time.h"
+#include "../memory/held.h"
+#include "../torch/parts.h"
+#include "conversions.h"
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+void add_homes(const at::Tensor& tensor, Homes& homes) {
+    if (has_memory(*tensor.unsafeGetTensorImpl())) {
+        homes.push_back(tensor.storage().unsafeGetStorageImpl());
+        return;
+    }
+    for (const at::Tensor& part : parts_of(tensor)) {
+        homes.push_back(part.storage().unsafeGetStorageImpl());
+    }
+}
+
+// What variables hold is let go only as a last resort: a note is enough that it is read.
+std::int64_t read_there(Driver& driver, const Homes& homes, bool saved, Locked& lock) {
+    const std::int64_t number = ++driver.notes;
+    driver.noted.emplace(number, std::make_unique<Reading>(driver, homes, saved));
+    try {
+        for (const c10::StorageImpl* home : homes) {
+            or_lending(driver, lock, [&] { driver.bring_back(*home); });
+        }
+    } catch (...) {
+        driver.noted.erase(number);
+        throw;
+    }
+    return number;
+}
+
+}  // namespace
+
+// let_go_of_anything(driver): from the beginning, what variables hold is let go like all else
+PyObject* let_go_of_anything(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    TORCH_CHECK(there_are_husks(), "with this torch storages cannot refuse to be read");
+    const Locked lock;
+    driver.any_time = std::make_unique<AnyTime>(driver);
+    return nothing();
+}
+
+// husks(driver) -> how many storages of the program are empty now
+PyObject* husks(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+    });
+    return PyLong_FromLong(driver.husks);
+}
+
+// record_without_grad(driver, 1 or -1): one reason more, or less, that there are no recipes then
+PyObject* record_without_grad(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int more = 0;
+    parse(arguments, "Oi", &capsule, &more);
+    const Locked lock;
+    driver_of(capsule).any_time->unrecorded += more;
+    return nothing();
+}
+
+// lock_there(driver, tensors, saved) -> a number: until that is unlocked, their memory is there,
+// and, if `saved`, what autograd has as well
+PyObject* lock_there(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* tensors = nullptr;
+    int saved = 0;
+    parse(arguments, "OOp", &capsule, &tensors, &saved);
+    Driver& driver = driver_of(capsule);
+    Homes homes;
+    const Object each(PySequence_Fast(tensors, "tensors: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        PyObject* tensor = PySequence_Fast_GET_ITEM(each.get(), i);
+        static_cast<void>(tensor_of(tensor));
+        add_homes(THPVariable_Unpack(tensor), homes);
+    }
+    return PyLong_FromLongLong(in_words(driver, [&] {
+        Locked lock;
+        return driver.any_time ? driver.any_time->lock_there(homes, lock)
+                               : read_there(driver, homes, saved != 0, lock);
+    }));
+}
+
+// unlock_there(driver, number)
+PyObject* unlock_there(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long number = 0;
+    parse(arguments, "OL", &capsule, &number);
+    Driver& driver = driver_of(capsule);
+    in_words(driver, [&] {
+        const Locked lock;
+        if (driver.any_time) {
+            driver.any_time->unlock_there(number);
+        } else {
+            driver.noted.erase(number);
+        }
+    });
+    return nothing();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,125 @@
+// What comes from Python and goes there: conversions of the module's functions.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../memory/driver.h"
+#include "../memory/parked.h"
+
+namespace rekindle {
+
+inline constexpr const char* DRIVER = "rekindle.native.Driver";
+
+class Object final {  // a reference of our own
+public:
+    explicit Object(PyObject* object) : object_(object) {
+        if (object_ == nullptr) {
+            throw_error();
+        }
+    }
+
+    Object(const Object&) = delete;
+    Object& operator=(const Object&) = delete;
+    Object(Object&&) = delete;
+    Object& operator=(Object&&) = delete;
+
+    ~Object() { Py_XDECREF(object_); }
+
+    PyObject* get() const noexcept { return object_; }
+
+    PyObject* give() noexcept { return std::exchange(object_, nullptr); }
+
+    [[noreturn]] static void throw_error() {
+        python_error raised;
+        raised.persist();
+        throw raised;
+    }
+
+private:
+    PyObject* object_;
+};
+
+inline void must(bool done) {
+    if (!done) {
+        Object::throw_error();
+    }
+}
+
+template <class... Pointers>
+void parse(PyObject* arguments, const char* format, Pointers... pointers) {
+    must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
+}
+
+inline Driver& driver_of(PyObject* capsule) {
+    void* found = PyCapsule_GetPointer(capsule, DRIVER);
+    must(found != nullptr);
+    return *static_cast<Driver*>(found);
+}
+
+// Of who gives nothing else.
+inline Driver& driver_in(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    parse(arguments, "O", &capsule);
+    return driver_of(capsule);
+}
+
+inline void release_driver(PyObject* capsule) {
+    if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
+        let_go(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));
+    }
+}
+
+inline const c10::TensorImpl& tensor_of(PyObject* object) {
+    TORCH_CHECK_TYPE(
+        THPVariable_Check(object), "a tensor is wanted, got ", Py_TYPE(object)->tp_name
+    );
+    return *THPVariable_Unpack(object).unsafeGetTensorImpl();
+}
+
+// As a list of Python's has them.
+inline std::vector<std::int64_t> numbers_in(PyObject* list) {
+    const Object each(PySequence_Fast(list, "numbers: a list"));
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(each.get());
+    std::vector<std::int64_t> found(static_cast<std::size_t>(n));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+        const long long number = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(each.get(), i));
+        must(number != -1 || PyErr_Occurred() == nullptr);
+        found[static_cast<std::size_t>(i)] = number;
+    }
+    return found;
+}
+
+// Words, for an array of Python's.
+template <class T>
+PyObject* bytes_of(std::span<const T> things) {
+    static_assert(sizeof(T) % sizeof(std::int64_t) == 0);
+    const auto n = static_cast<Py_ssize_t>(things.size_bytes());
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(things.data()), n);
+}
+
+inline PyObject* nothing() {
+    Py_RETURN_NONE;
+}
+
+// (driver, on): sets one of its flags.
+template <bool Driver::* flag>
+PyObject* set_flag(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int on = 0;
+    parse(arguments, "Op", &capsule, &on);
+    Driver& driver = driver_of(capsule);
+    const Locked lock;
+    driver.*flag = on != 0;
+    return nothing();
+}
+
+}  // namespace rekindle

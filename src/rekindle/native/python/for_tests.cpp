@@ -1,0 +1,245 @@
+#include "for_tests.h"
+
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../allocator/counting.h"
+#include "../base/mutex.h"
+#include "../memory/held.h"
+#include "../memory/neighbors.h"
+#include "../memory/swapper.h"
+#include "../ops/signature.h"
+#include "../ops/workspaces.h"
+#include "../steps/learner.h"
+#include "../torch/positions.h"
+#include "python.h"
+
+namespace rekindle {
+
+PyObject* let_go_now(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    in_words(driver, [&] {
+        Locked lock;
+        driver.settle();
+        about_to_let_go(driver, lock);
+        driver.let_go_now();
+        lending(driver, lock, [&] { driver.let_go_now(); });
+    });
+    return nothing();
+}
+
+PyObject* bytes_of_positions(PyObject* /*arguments*/) {
+    return PyLong_FromSize_t(bytes_of_positions());
+}
+
+PyObject* longest_chain(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int calls = 0;
+    parse(arguments, "Oi", &capsule, &calls);
+    const Locked lock;
+    driver_of(capsule).longest_chain = calls;
+    driver_of(capsule).look_back_at = calls;
+    return nothing();
+}
+
+PyObject* count_again(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.count_again = true;
+    return nothing();
+}
+
+PyObject* again(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    Object list(PyList_New(0));
+    for (const Facts* facts : driver.again) {
+        const Object name(PyUnicode_FromString(facts->name.c_str()));
+        must(PyList_Append(list.get(), name.get()) == 0);
+    }
+    return list.give();
+}
+
+PyObject* in_flight(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return Py_BuildValue("iL", driver.running, static_cast<long long>(driver.engine.in_flight));
+}
+
+PyObject* has_lock(PyObject* /*arguments*/) {
+    return PyBool_FromLong(the_mutex().mine() ? 1 : 0);
+}
+
+PyObject* take_out(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    const char* name = nullptr;
+    parse(arguments, "Os", &capsule, &name);
+    const std::string_view what = name;
+    const Locked lock;
+    Driver& driver = driver_of(capsule);
+    driver.shortfall.lowers = driver.shortfall.lowers && what != "fitted";
+    if (driver.swapper) {
+        driver.swapper->ahead = driver.swapper->ahead && what != "ahead";
+    }
+    Device& device = driver.device;
+    device.learns = device.learns && what != "took";
+    device.guesses = device.guesses && what != "guess";
+    device.orders = device.orders && what != "in_order";
+    device.orders_readers = device.orders_readers && what != "in_order" && what != "readers_wait";
+    device.orders_writers = device.orders_writers && what != "in_order" && what != "writers_wait";
+    device.keeps = device.keeps && what != "keep_until_read";
+    device.doubts = device.doubts && what != "may_differ";
+    device.keeps_back = device.keeps_back && what != "kept_back";
+    device.finds_places = device.finds_places && what != "find_place";
+    device.has_neighbors = device.has_neighbors && what != "cheapest_neighbors";
+    return nothing();
+}
+
+PyObject* bytes_asked_for(PyObject* arguments) {
+    const char* said = nullptr;
+    parse(arguments, "s", &said);
+    return PyLong_FromLongLong(asked_for(std::string_view(said)));
+}
+
+PyObject* window(PyObject* arguments) {
+    PyObject* list = nullptr;
+    long long nbytes = 0;
+    parse(arguments, "OL", &list, &nbytes);
+    const Object rows(PySequence_Fast(list, "blocks: a list"));
+    std::vector<Block> blocks;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(rows.get()); ++i) {
+        long long address = 0;
+        long long size = 0;
+        int used = 0;
+        PyObject* loss = nullptr;
+        PyObject* row = PySequence_Fast_GET_ITEM(rows.get(), i);
+        parse(row, "LLpO", &address, &size, &used, &loss);
+        Block& block = blocks.emplace_back(address, size, used != 0, std::nullopt);
+        if (loss != Py_None) {
+            block.loss = PyFloat_AsDouble(loss);
+        }
+    }
+    const std::optional<Window> found = cheapest_window(blocks, nbytes);
+    if (!found) {
+        return nothing();
+    }
+    const auto first = static_cast<Py_ssize_t>(found->first);
+    return Py_BuildValue("dnn", found->loss, first, static_cast<Py_ssize_t>(found->last));
+}
+
+PyObject* fitted(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long nbytes = 0;
+    parse(arguments, "OL", &capsule, &nbytes);
+    const Locked lock;
+    Driver& driver = driver_of(capsule);
+    driver.shortfall.fitted(nbytes, driver.engine.budget);
+    return nothing();
+}
+
+PyObject* interrupt(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int replays = 0;
+    int before = 0;
+    parse(arguments, "Oip", &capsule, &replays, &before);
+    const Locked lock;
+    driver_of(capsule).interrupt_in = replays;
+    driver_of(capsule).interrupt_before = before != 0;
+    return nothing();
+}
+
+PyObject* refuse(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long operators = 0;
+    parse(arguments, "OL", &capsule, &operators);
+    const Locked lock;
+    const std::int64_t left = std::exchange(driver_of(capsule).refuse_in, operators);
+    return PyLong_FromLongLong(left);
+}
+
+PyObject* fix_costs(PyObject* arguments) {
+    long long cost = 0;
+    parse(arguments, "L", &cost);
+    const Locked lock;
+    fix_costs(cost);
+    forget_workspaces();
+    return nothing();
+}
+
+PyObject* open_journal(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    Py_ssize_t entries = 0;
+    parse(arguments, "On", &capsule, &entries);
+    const Locked lock;
+    driver_of(capsule).engine.journal.open(static_cast<std::size_t>(entries));
+    return nothing();
+}
+
+PyObject* journal(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    Object list(PyList_New(0));
+    driver.engine.journal.each([&](const Entry& entry) {
+        const Object made(Py_BuildValue(
+            "LLLLLL",
+            static_cast<long long>(entry.kind),
+            static_cast<long long>(entry.id),
+            static_cast<long long>(entry.number),
+            static_cast<long long>(entry.flags),
+            static_cast<long long>(entry.clock),
+            static_cast<long long>(entry.memory)
+        ));
+        must(PyList_Append(list.get(), made.get()) == 0);
+    });
+    return list.give();
+}
+
+PyObject* remembered(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    return PyLong_FromSize_t(driver.learner->remembered());
+}
+
+PyObject* remember_at_most(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    Py_ssize_t operators = 0;
+    parse(arguments, "On", &capsule, &operators);
+    const Locked lock;
+    driver_of(capsule).learner->longest = static_cast<std::size_t>(operators);
+    return nothing();
+}
+
+PyObject* places_in(PyObject* arguments) {
+    PyObject* shape = nullptr;
+    PyObject* step = nullptr;
+    parse(arguments, "OO", &shape, &step);
+    const auto found = places(numbers_in(shape), numbers_in(step));
+    if (!found) {
+        return nothing();
+    }
+    Object list(PyList_New(0));
+    for (const std::int64_t place : *found) {
+        const Object number(PyLong_FromLongLong(place));
+        must(PyList_Append(list.get(), number.get()) == 0);
+    }
+    return list.give();
+}
+
+PyObject* tally(PyObject* arguments) {
+    int tallies = 0;
+    parse(arguments, "p", &tallies);
+    TORCH_CHECK(allocations_are_counted(), "write count_allocations() before tally(True)");
+    tally_allocations(tallies != 0);
+    return nothing();
+}
+
+PyObject* tallied(PyObject* /*arguments*/) {
+    const GivenOutInside given = tallied_allocations();
+    return Py_BuildValue(
+        "LL", static_cast<long long>(given.now), static_cast<long long>(given.most)
+    );
+}
+
+}  // namespace rekindle

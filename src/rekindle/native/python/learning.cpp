@@ -1,0 +1,152 @@
+#include "learning.h"
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../steps/learner.h"
+#include "conversions.h"
+#include "python.h"
+#include "transcripts.h"
+
+namespace rekindle {
+
+namespace {
+
+Learner& learner_of(PyObject* capsule) {
+    Driver& driver = driver_of(capsule);
+    TORCH_CHECK(driver.learner, "this driver was made to learn nothing");
+    return *driver.learner;
+}
+
+const char* said(Ended::Reason reason) noexcept {
+    switch (reason) {
+        case Ended::Reason::went_on:
+            return "went on";
+        case Ended::Reason::another:
+            return "another";
+        case Ended::Reason::failed:
+            return "failed";
+        default:
+            return "";
+    }
+}
+
+}  // namespace
+
+// teach(driver, key, met, starts, numbers, (stops, moves, restores, restored, kept)): lists
+PyObject* teach(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* met = nullptr;
+    PyObject* starts = nullptr;
+    PyObject* numbers = nullptr;
+    PyObject* stops = nullptr;
+    PyObject* moves = nullptr;
+    PyObject* restores = nullptr;
+    PyObject* restored = nullptr;
+    PyObject* kept = nullptr;
+    long long key = 0;
+    parse(
+        arguments,
+        "OLOOO(OOOOO)",
+        &capsule,
+        &key,
+        &met,
+        &starts,
+        &numbers,
+        &stops,
+        &moves,
+        &restores,
+        &restored,
+        &kept
+    );
+    auto lesson = c10::make_intrusive<Lesson>();
+    lesson->key = key;
+    lesson->met = numbers_in(met);
+    lesson->starts = numbers_in(starts);
+    lesson->numbers = numbers_in(numbers);
+    lesson->route = {
+        numbers_in(stops),
+        numbers_in(moves),
+        numbers_in(restores),
+        numbers_in(restored),
+        numbers_in(kept),
+    };
+    const bool sound = lesson->sound();
+    if (sound) {
+        Learner& learner = learner_of(capsule);
+        const Locked lock;
+        learner.teach(std::move(lesson));
+    }
+    return PyBool_FromLong(sound ? 1 : 0);
+}
+
+// know(driver, keys): of those that were taught, the one met last first; others are forgotten
+PyObject* know(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* keys = nullptr;
+    parse(arguments, "OO", &capsule, &keys);
+    const std::vector<std::int64_t> known = numbers_in(keys);
+    Learner& learner = learner_of(capsule);
+    const Locked lock;
+    learner.know(known);
+    return nothing();
+}
+
+// begin_step(driver, write_down)
+PyObject* begin_step(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int write_down = 0;
+    parse(arguments, "Op", &capsule, &write_down);
+    Learner& learner = learner_of(capsule);
+    const Locked lock;
+    learner.begin(write_down != 0);
+    return nothing();
+}
+
+// end_step(driver) -> key of the lesson that was followed at the end, whether all of it was,
+// whether any was for a part of the step, the number of operators; why one was left, number and
+// name of the operator
+PyObject* end_step(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    parse(arguments, "O", &capsule);
+    Driver& driver = driver_of(capsule);
+    Learner& learner = learner_of(capsule);
+    const Ended ended = in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        return learner.end();
+    });
+    return Py_BuildValue(
+        "LNNnsns",
+        static_cast<long long>(ended.key),
+        PyBool_FromLong(ended.complete ? 1 : 0),
+        PyBool_FromLong(ended.taken ? 1 : 0),
+        static_cast<Py_ssize_t>(ended.length),
+        said(ended.reason),
+        static_cast<Py_ssize_t>(ended.number),
+        ended.name
+    );
+}
+
+// met_in_step(driver) -> the operators of the step that is over
+PyObject* met_in_step(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    parse(arguments, "O", &capsule);
+    const Learner& learner = learner_of(capsule);
+    const Locked lock;
+    return bytes_of(learner.met());
+}
+
+// written_in_step(driver) -> as it was written down, as of `written_down`; None: it was not
+PyObject* written_in_step(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    parse(arguments, "O", &capsule);
+    const Learner& learner = learner_of(capsule);
+    const Locked lock;
+    return learner.transcript() ? words_of(*learner.transcript()) : nothing();
+}
+
+}  // namespace rekindle

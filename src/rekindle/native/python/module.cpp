@@ -1,0 +1,579 @@
+// The Python module `_torch`: the native core of the online runtime. METH functions and
+// conversions, nothing else. The twin of what it is asked for is rekindle.pytorch.native.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../allocator/arena.h"
+#include "../allocator/counting.h"
+#include "../dispatch/proxy.h"
+#include "../dispatch/runtime.h"
+#include "../memory/driver.h"
+#include "../memory/held.h"
+#include "../memory/own_policy.h"
+#include "../memory/swapper.h"
+#include "../ops/kernel_operands.h"
+#include "../torch/dispatch_key.h"
+#include "anything.h"
+#include "around_steps.h"
+#include "conversions.h"
+#include "for_tests.h"
+#include "learning.h"
+#include "optimizer.h"
+#include "profiled.h"
+#include "py_snapshot.h"
+#include "python.h"
+#include "swapped.h"
+#include "telling.h"
+#include "transcripts.h"
+
+namespace {
+
+using rekindle::Driver;
+using rekindle::driver_in;
+using rekindle::driver_of;
+using rekindle::Locked;
+using rekindle::must;
+using rekindle::nothing;
+using rekindle::Object;
+using rekindle::parse;
+using rekindle::PythonChooser;
+using rekindle::tensor_of;
+
+// -- what may be asked for ------------------------------------------------------------------------
+
+std::vector<std::string> texts(PyObject* list) {
+    const Object each(PySequence_Fast(list, "names: a list"));
+    std::vector<std::string> found;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        const char* text = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(each.get(), i));
+        must(text != nullptr);
+        found.emplace_back(text);
+    }
+    return found;
+}
+
+void learn_all_traits(PyObject* list) {
+    const Object each(PySequence_Fast(list, "traits: a list"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
+        const char* name = nullptr;
+        rekindle::Traits made;
+        auto& [mean, variance, training] = made.statistics;
+        parse(
+            PySequence_Fast_GET_ITEM(each.get(), i),
+            "sIiiii",
+            &name,
+            &made.flags,
+            &mean,
+            &variance,
+            &training,
+            &made.accumulate
+        );
+        rekindle::learn_traits(name, made);
+    }
+}
+
+// start(answers, tensor, parameter, traits, effects, products, roomy) -> why it cannot, or ""
+PyObject* start(PyObject* arguments) {
+    PyObject* answers = nullptr;
+    PyObject* tensor = nullptr;
+    PyObject* parameter = nullptr;
+    PyObject* traits = nullptr;
+    PyObject* effects = nullptr;
+    PyObject* products = nullptr;
+    PyObject* roomy = nullptr;
+    parse(
+        arguments, "OOOOOOO", &answers, &tensor, &parameter, &traits, &effects, &products, &roomy
+    );
+    learn_all_traits(traits);
+    for (const std::string& effect : texts(effects)) {
+        rekindle::learn_effects(effect);
+    }
+    for (const std::string& part : texts(products)) {
+        rekindle::learn_products(part);
+    }
+    for (const std::string& part : texts(roomy)) {
+        rekindle::learn_roomy(part);
+    }
+    rekindle::meet_python(answers, tensor, parameter);
+    const char* why_not = rekindle::see_operators();
+    if (*why_not == '\0') {
+        rekindle::stand_before_autograd();
+    }
+    return PyUnicode_FromString(why_not);
+}
+
+// learn_traits(name, flags): of an operator that is made just now
+PyObject* learn_traits(PyObject* arguments) {
+    const char* name = nullptr;
+    rekindle::Traits made;
+    parse(arguments, "si", &name, &made.flags);
+    const Locked lock;
+    rekindle::learn_traits(name, made);
+    return nothing();
+}
+
+// new(budget, device, assumed, learns, lends, score, chooser) -> driver; a negative budget is none.
+// `score`: of a policy of ours; `chooser`: None, or the object that chooses in its place.
+PyObject* make(PyObject* arguments) {
+    long long budget = 0;
+    const char* device = nullptr;
+    int assumed = 0;
+    int learns = 0;
+    int lends = 0;
+    int costs = 0;
+    int by_size = 0;
+    int by_staleness = 0;
+    int root = 0;
+    PyObject* chooser = nullptr;
+    parse(
+        arguments,
+        "Lsppp(ippp)O",
+        &budget,
+        &device,
+        &assumed,
+        &learns,
+        &lends,
+        &costs,
+        &by_size,
+        &by_staleness,
+        &root,
+        &chooser
+    );
+    const rekindle::Policy policy{
+        static_cast<rekindle::Costs>(costs), by_size != 0, by_staleness != 0, root != 0
+    };
+    std::unique_ptr<PythonChooser> own;
+    if (chooser != Py_None) {
+        own = std::make_unique<PythonChooser>(chooser);
+    }
+    rekindle::let_parked_go();
+    const rekindle::Bytes most = budget < 0 ? rekindle::UNLIMITED : budget;
+    const c10::Device where(device);
+    auto driver =
+        c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0, policy, std::move(own));
+    driver->lends = lends != 0 && rekindle::there_are_husks();
+    {
+        const Locked lock;
+        driver->open();
+    }
+    Driver* made = driver.get();
+    Object capsule(PyCapsule_New(made, rekindle::DRIVER, &rekindle::release_driver));
+    static_cast<void>(driver.release());
+    return capsule.give();
+}
+
+// number(driver) -> what callbacks call it
+PyObject* number(PyObject* arguments) {
+    PyObject* driver = nullptr;
+    parse(arguments, "O", &driver);
+    return PyLong_FromSsize_t(driver_of(driver).number());
+}
+
+// see(driver): operators of this thread are seen by it; None: by nobody any more
+PyObject* see(PyObject* arguments) {
+    PyObject* driver = nullptr;
+    parse(arguments, "O", &driver);
+    rekindle::join(driver == Py_None ? nullptr : &driver_of(driver));
+    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, driver != Py_None);
+    return nothing();
+}
+
+// enter(driver): what runs from now on is within its budget
+PyObject* enter(PyObject* arguments) {
+    PyObject* driver = nullptr;
+    parse(arguments, "O", &driver);
+    if (driver_of(driver).uses_arena) {
+        rekindle::the_arena().open(driver_of(driver).engine.budget);
+    }
+    rekindle::set_active(c10::intrusive_ptr<Driver>::reclaim_copy(&driver_of(driver)));
+    return nothing();
+}
+
+// leave(driver)
+PyObject* leave(PyObject* arguments) {
+    PyObject* driver = nullptr;
+    parse(arguments, "O", &driver);
+    rekindle::set_active({});
+    rekindle::in_words(driver_of(driver), [&] {
+        const Locked lock;
+        driver_of(driver).close();
+        if (std::exchange(driver_of(driver).uses_arena, false)) {
+            rekindle::the_arena().close();
+        }
+    });
+    rekindle::tell_policy(driver_of(driver));
+    rekindle::let_parked_go();
+    return nothing();
+}
+
+// (driver, tensor): does `act` to the tensor, if it has memory.
+template <class F>
+PyObject* to_tensor(PyObject* arguments, F&& act) {
+    PyObject* capsule = nullptr;
+    PyObject* object = nullptr;
+    parse(arguments, "OO", &capsule, &object);
+    Driver& driver = driver_of(capsule);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    rekindle::settled(driver, [&](Locked& lock) {
+        if (rekindle::has_memory(tensor)) {
+            act(driver, lock, tensor);
+        }
+    });
+    return nothing();
+}
+
+// keep(driver, tensor)
+PyObject* keep(PyObject* arguments) {
+    return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
+        driver.keep(tensor);
+    });
+}
+
+// meet(driver, tensor): it counts from now on
+PyObject* meet(PyObject* arguments) {
+    return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
+        driver.meet(tensor);
+    });
+}
+
+// Likewise, unless an operator of this thread reads the tensor now: then its memory is there.
+template <class F>
+PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
+    PyObject* capsule = nullptr;
+    PyObject* object = nullptr;
+    parse(arguments, "OO", &capsule, &object);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    const bool there =
+        rekindle::has_memory(tensor) &&
+        rekindle::KernelOperands::has(*tensor.unsafe_storage().unsafeGetStorageImpl());
+    return there ? nothing() : to_tensor(arguments, std::forward<F>(act));
+}
+
+// bring_back(driver, tensor): its memory is there
+PyObject* bring_back(PyObject* arguments) {
+    return to_absent_tensor(
+        arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+            rekindle::bring_back(driver, lock, tensor);
+        }
+    );
+}
+
+// keep_there(driver, tensor): likewise, and it stays as long as the program has it
+PyObject* keep_there(PyObject* arguments) {
+    return to_absent_tensor(
+        arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
+            rekindle::bring_back(driver, lock, tensor);
+            driver.keep_there(*tensor.unsafe_storage().unsafeGetStorageImpl());
+        }
+    );
+}
+
+// put_method(type, name, function): also into a type of C's, which refuses that from Python
+PyObject* put_method(PyObject* arguments) {
+    PyObject* owner = nullptr;
+    const char* name = nullptr;
+    PyObject* function = nullptr;
+    parse(arguments, "O!sO", &PyType_Type, &owner, &name, &function);
+    auto* type = reinterpret_cast<PyTypeObject*>(owner);
+    must(PyDict_SetItemString(type->tp_dict, name, function) == 0);
+    PyType_Modified(type);
+    return nothing();
+}
+
+// make_room(driver, bytes, who)
+PyObject* make_room(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long bytes = 0;
+    const char* who = nullptr;
+    parse(arguments, "OLs", &capsule, &bytes, &who);
+    Driver& driver = driver_of(capsule);
+    rekindle::in_words(driver, [&] {
+        Locked lock;
+        driver.settle();
+        rekindle::or_lending(driver, lock, [&] { driver.make_room(bytes, who); });
+        driver.refuse_for_tests(who);
+    });
+    return nothing();
+}
+
+// Python knows a storage by its address.
+c10::StorageImpl& home_at(unsigned long long address) {
+    return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+// about_to_resize(driver, address of a storage, bytes) -> whether it is known
+PyObject* about_to_resize(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    unsigned long long address = 0;
+    long long bytes = 0;
+    parse(arguments, "OKL", &capsule, &address, &bytes);
+    Driver& driver = driver_of(capsule);
+    c10::StorageImpl& home = home_at(address);
+    const bool known = rekindle::settled(driver, [&](Locked& /*lock*/) {
+        return driver.about_to_resize(home, bytes);
+    });
+    return PyBool_FromLong(known ? 1 : 0);
+}
+
+// give_away(driver, address of a storage): others may write there from now on
+PyObject* give_away(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    unsigned long long address = 0;
+    parse(arguments, "OK", &capsule, &address);
+    Driver& driver = driver_of(capsule);
+    c10::StorageImpl& home = home_at(address);
+    if (!rekindle::KernelOperands::has(home)) {
+        rekindle::in_words(driver, [&] {
+            Locked lock;
+            rekindle::about_to_let_go(driver, lock);
+            driver.give_away(home);
+        });
+    }
+    return nothing();
+}
+
+// step_back(driver, tensor): nothing follows it
+PyObject* step_back(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* object = nullptr;
+    parse(arguments, "OO", &capsule, &object);
+    const c10::TensorImpl& tensor = tensor_of(object);
+    const Locked lock;
+    driver_of(capsule).step_back(tensor);
+    return nothing();
+}
+
+// follow_again(driver): those that it stepped back from
+PyObject* follow_again(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.follow_again();
+    return nothing();
+}
+
+// resized(driver): what was about to be
+PyObject* resized(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.has_been_resized();
+    return nothing();
+}
+
+// never_recompute(driver, 1 or -1)
+PyObject* never_recompute(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int more = 0;
+    parse(arguments, "Oi", &capsule, &more);
+    const Locked lock;
+    driver_of(capsule).never_recompute += more;
+    return nothing();
+}
+
+// unpack(handle) -> the tensor that autograd saved
+PyObject* unpack(PyObject* arguments) {
+    PyObject* handle = nullptr;
+    parse(arguments, "O", &handle);
+    return THPVariable_Wrap(rekindle::unpack(handle));
+}
+
+// check(driver): asserts every invariant
+PyObject* check(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    const Locked lock;
+    driver.settle();
+    if (const auto fault = driver.engine.check()) {
+        const auto storage = static_cast<long long>(fault->storage);
+        PyErr_Format(PyExc_AssertionError, "%s (storage %lld)", fault->what, storage);
+        Object::throw_error();
+    }
+    const char* fault = driver.swapper != nullptr ? driver.swapper->fault() : nullptr;
+    if (fault != nullptr) {
+        PyErr_SetString(PyExc_AssertionError, fault);
+        Object::throw_error();
+    }
+    return nothing();
+}
+
+// about_to_fork(): this thread is
+PyObject* about_to_fork(PyObject* /*arguments*/) {
+    rekindle::about_to_fork();
+    return nothing();
+}
+
+// forked_here(): it has, and goes on
+PyObject* forked_here(PyObject* /*arguments*/) {
+    rekindle::forked(false);
+    return nothing();
+}
+
+// forked(): in a child process nothing is within a budget
+PyObject* forked(PyObject* /*arguments*/) {
+    rekindle::forked(true);
+    rekindle::join(nullptr);
+    c10::impl::tls_set_dispatch_key_included(rekindle::KEY, false);
+    rekindle::set_active({});
+    rekindle::the_arena().close();
+    return nothing();
+}
+
+// arena() -> bytes that it has mapped: in use, and not
+PyObject* arena(PyObject* /*arguments*/) {
+    const rekindle::Arena& found = rekindle::the_arena();
+    return Py_BuildValue(
+        "LL", static_cast<long long>(found.live()), static_cast<long long>(found.cached())
+    );
+}
+
+// count_allocations() -> whether one may `watch` the CPU's allocator from now on
+PyObject* count_allocations(PyObject* /*arguments*/) {
+    rekindle::count_allocations();
+    return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
+}
+
+// -- the module -----------------------------------------------------------------------------------
+
+// What the core threw is put into words: its first argument is a driver, wherever it does.
+template <PyObject* (*function)(PyObject*)>
+PyObject* in_words_of(PyObject* arguments) {
+    try {
+        return function(arguments);
+    } catch (const rekindle::Error& error) {
+        if (PyTuple_GET_SIZE(arguments) > 0) {
+            error.raise(driver_of(PyTuple_GET_ITEM(arguments, 0)));
+        }
+        throw;
+    }
+}
+
+// No exception crosses C.
+template <PyObject* (*function)(PyObject*)>
+PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
+    try {
+        return in_words_of<function>(arguments);
+    } catch (...) {
+        rekindle::set_error();
+        return nullptr;
+    }
+}
+
+template <PyObject* (*function)(PyObject*)>
+constexpr PyMethodDef method(const char* name) {
+    return {name, &guarded<function>, METH_VARARGS, nullptr};
+}
+
+// NOLINTNEXTLINE(modernize-avoid-c-arrays,bugprone-throwing-static-initialization): for Python
+PyMethodDef methods[] = {
+    method<start>("start"),
+    method<learn_traits>("learn_traits"),
+    method<make>("new"),
+    method<number>("number"),
+    method<see>("see"),
+    method<enter>("enter"),
+    method<leave>("leave"),
+    method<rekindle::numbers>("numbers"),
+    method<rekindle::has_room>("has_room"),
+    method<rekindle::devices_met>("devices_met"),
+    method<rekindle::set_peak>("set_peak"),
+    method<rekindle::take_samples>("take_samples"),
+    method<rekindle::space_samples>("space_samples"),
+    method<rekindle::set_budget>("set_budget"),
+    method<rekindle::keep_reserved>("keep_reserved"),
+    method<rekindle::shortfall>("shortfall"),
+    method<rekindle::set_flag<&Driver::tell_ranges>>("tell_ranges"),
+    method<rekindle::set_flag<&Driver::stepping>>("stepping"),
+    method<rekindle::met>("met"),
+    method<rekindle::tensors_within>("tensors_within"),
+    method<rekindle::begin_optimizer_step>("begin_optimizer_step"),
+    method<rekindle::save_before_optimizer_step>("save_before_optimizer_step"),
+    method<rekindle::evicted_bytes>("evicted_bytes"),
+    method<rekindle::add_module_tensor>("add_module_tensor"),
+    method<rekindle::has_new_peak>("has_new_peak"),
+    method<rekindle::note_states>("note_states"),
+    method<rekindle::peak_snapshot>("peak_snapshot"),
+    method<rekindle::snapshot>("snapshot"),
+    method<rekindle::expect_peak>("expect_peak"),
+    method<rekindle::program_tensors>("program_tensors"),
+    method<rekindle::audit>("audit"),
+    method<rekindle::recomputed_differently>("recomputed_differently"),
+    method<keep>("keep"),
+    method<meet>("meet"),
+    method<make_room>("make_room"),
+    method<put_method>("put_method"),
+    method<about_to_resize>("about_to_resize"),
+    method<resized>("resized"),
+    method<give_away>("give_away"),
+    method<bring_back>("bring_back"),
+    method<keep_there>("keep_there"),
+    method<rekindle::let_go_of_anything>("let_go_of_anything"),
+    method<rekindle::husks>("husks"),
+    method<rekindle::record_without_grad>("record_without_grad"),
+    method<rekindle::lock_there>("lock_there"),
+    method<rekindle::unlock_there>("unlock_there"),
+    method<rekindle::profiler_starts>("profiler_starts"),
+    method<rekindle::profiler_stops>("profiler_stops"),
+    method<rekindle::profilers_are_over>("profilers_are_over"),
+    method<rekindle::forget_sources>("forget_sources"),
+    method<rekindle::teach>("teach"),
+    method<rekindle::know>("know"),
+    method<rekindle::begin_step>("begin_step"),
+    method<rekindle::end_step>("end_step"),
+    method<rekindle::met_in_step>("met_in_step"),
+    method<rekindle::written_in_step>("written_in_step"),
+    method<rekindle::write_down>("write_down"),
+    method<rekindle::written_down>("written_down"),
+    method<rekindle::write_no_more>("write_no_more"),
+    method<rekindle::set_flag<&Driver::notes_places>>("note_places"),
+    method<step_back>("step_back"),
+    method<follow_again>("follow_again"),
+    method<never_recompute>("never_recompute"),
+    method<rekindle::swap>("swap"),
+    method<rekindle::swapped>("swapped"),
+    method<unpack>("unpack"),
+    method<check>("check"),
+    method<rekindle::seen>("seen"),
+    method<rekindle::set_flag<&Driver::let_go_of_everything>>("let_go_of_everything"),
+    method<rekindle::let_go_now>("let_go_now"),
+    method<rekindle::bytes_of_positions>("bytes_of_positions"),
+    method<rekindle::longest_chain>("longest_chain"),
+    method<rekindle::count_again>("count_again"),
+    method<rekindle::again>("again"),
+    method<rekindle::has_lock>("has_lock"),
+    method<rekindle::in_flight>("in_flight"),
+    method<rekindle::take_out>("take_out"),
+    method<rekindle::window>("window"),
+    method<rekindle::bytes_asked_for>("bytes_asked_for"),
+    method<rekindle::fitted>("fitted"),
+    method<rekindle::interrupt>("interrupt"),
+    method<rekindle::refuse>("refuse"),
+    method<rekindle::fix_costs>("fix_costs"),
+    method<rekindle::open_journal>("open_journal"),
+    method<rekindle::journal>("journal"),
+    method<rekindle::remembered>("remembered"),
+    method<rekindle::remember_at_most>("remember_at_most"),
+    method<rekindle::tally>("tally"),
+    method<rekindle::tallied>("tallied"),
+    method<rekindle::places_in>("places_in"),
+    method<rekindle::set_flag<&Driver::uses_arena>>("use_arena"),
+    method<arena>("arena"),
+    method<count_allocations>("count_allocations"),
+    method<about_to_fork>("about_to_fork"),
+    method<forked_here>("forked_here"),
+    method<forked>("forked"),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_torch", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr
+};
+
+}  // namespace
+
+// NOLINTNEXTLINE(readability-identifier-naming, bugprone-reserved-identifier): Python names it.
+PyMODINIT_FUNC PyInit__torch() {
+    return PyModule_Create(&definition);
+}

@@ -1,0 +1,266 @@
+#include "optimizer.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../memory/held.h"
+#include "conversions.h"
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+// Nested containers end the program no sooner than nested calls of Python's.
+class Deeper final {
+public:
+    Deeper() { must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0); }
+
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
+    Deeper(Deeper&&) = delete;
+    Deeper& operator=(Deeper&&) = delete;
+
+    ~Deeper() { Py_LeaveRecursiveCall(); }
+};
+
+template <class F>
+void each_within(PyObject* value, F& visit);
+
+// `value` is a tensor that is made of others (a DTensor).
+template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): containers are nested
+void each_part(PyObject* value, F& visit) {
+    const Object told(PyObject_CallMethod(value, "__tensor_flatten__", nullptr));
+    const Object parts(PySequence_GetItem(told.get(), 0));
+    const Object names(PySequence_Fast(parts.get(), "__tensor_flatten__: names wanted"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(names.get()); ++i) {
+        const Object part(PyObject_GetAttr(value, PySequence_Fast_GET_ITEM(names.get(), i)));
+        each_within(part.get(), visit);
+    }
+}
+
+template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): containers are nested
+void each_item(PyObject* value, F& visit) {
+    if (PyDict_Check(value)) {
+        PyObject* key = nullptr;
+        PyObject* item = nullptr;
+        for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item) != 0;) {
+            each_within(item, visit);
+        }
+    } else if (PyList_Check(value) || PyTuple_Check(value)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+            each_within(PySequence_Fast_GET_ITEM(value, i), visit);
+        }
+    }
+}
+
+// Calls `visit` with each tensor in nested containers; of one that is made of others, with those.
+template <class F>
+// NOLINTNEXTLINE(misc-no-recursion): containers are nested
+void each_within(PyObject* value, F& visit) {
+    if (PyLong_Check(value) || PyFloat_Check(value) || value == Py_None) {
+        return;
+    }
+    const Deeper deeper;
+    const Object kept(Py_NewRef(value));
+    if (!THPVariable_Check(value)) {
+        each_item(value, visit);
+        return;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    if (is_plain_object(*tensor.unsafeGetTensorImpl()) ||
+        PyObject_HasAttrString(value, "__tensor_flatten__") == 0) {
+        visit(tensor);
+    } else {
+        each_part(value, visit);
+    }
+}
+
+// The state of one parameter after the other, as a rule in the order of the parameters: there it
+// asks for no hash of a tensor, which is a function of Python's.
+class States final {
+public:
+    explicit States(PyObject* state) : state_(state) {
+        if (PyDict_Check(state_) == 0) {
+            PyErr_SetString(PyExc_TypeError, "the state of an optimizer: a dict is wanted");
+            Object::throw_error();
+        }
+        advance();
+    }
+
+    // Null: there is none.
+    PyObject* of(PyObject* parameter) {
+        if (parameter != key_) {
+            PyObject* found = PyDict_GetItemWithError(state_, parameter);
+            must(found != nullptr || PyErr_Occurred() == nullptr);
+            return found;
+        }
+        PyObject* found = value_;
+        advance();
+        return found;
+    }
+
+private:
+    void advance() {
+        if (PyDict_Next(state_, &at_, &key_, &value_) == 0) {
+            key_ = nullptr;
+        }
+    }
+
+    PyObject* state_;
+    Py_ssize_t at_ = 0;
+    PyObject* key_ = nullptr;
+    PyObject* value_ = nullptr;
+};
+
+using Tensors = std::vector<at::Tensor>;
+
+struct Optimized final {
+    Tensors read;          // parameters, their gradients, all state
+    Tensors written;       // of those with a gradient what a step may write
+    bool is_plain = true;  // dense gradients of plain parameters
+    std::string kind;      // steps of the same kind take the same memory
+};
+
+template <class Number>
+void append(std::string& text, Number number) {
+    text.append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+void add_parameter(PyObject* parameter, States& states, Optimized& found) {
+    if (!THPVariable_Check(parameter)) {
+        found.is_plain = false;
+        return;
+    }
+    const at::Tensor& tensor = THPVariable_Unpack(parameter);
+    PyObject* state = states.of(parameter);
+    const at::Tensor& gradient = tensor.unsafeGetTensorImpl()->grad();
+    found.is_plain = found.is_plain && is_plain_object(*tensor.unsafeGetTensorImpl());
+    if (!gradient.defined()) {
+        append(found.kind, '\0');
+        return;
+    }
+    const bool dense = gradient.layout() == c10::kStrided;
+    found.is_plain = found.is_plain && dense && is_plain_object(*gradient.unsafeGetTensorImpl());
+    append(found.kind, '\1');
+    append(found.kind, gradient.scalar_type());
+    append(found.kind, dense ? std::int64_t{-1} : gradient._nnz());
+    found.read.push_back(gradient);
+    found.written.push_back(tensor);
+    found.written.push_back(gradient);
+    if (state == nullptr || PyDict_Check(state) == 0) {
+        append(found.kind, std::int64_t{0});
+        return;
+    }
+    append(found.kind, static_cast<std::int64_t>(PyDict_GET_SIZE(state)));
+    PyObject* key = nullptr;
+    PyObject* item = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(state, &at, &key, &item) != 0;) {
+        if (THPVariable_Check(item)) {
+            found.written.push_back(THPVariable_Unpack(item));
+        }
+    }
+}
+
+void add_group(PyObject* group, States& states, Optimized& found) {
+    const Object listed(PyMapping_GetItemString(group, "params"));
+    const Object parameters(PySequence_Fast(listed.get(), "parameters: a list is wanted"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(parameters.get()); ++i) {
+        add_parameter(PySequence_Fast_GET_ITEM(parameters.get(), i), states, found);
+    }
+}
+
+// `groups`: a list of dicts, `state`: a dict by parameters, as every optimizer has them.
+Optimized optimized(PyObject* groups, PyObject* state) {
+    Optimized found;
+    const auto read = [&](const at::Tensor& tensor) { found.read.push_back(tensor); };
+    each_within(groups, read);
+    each_within(state, read);
+    States states(state);
+    const Object all(PySequence_Fast(groups, "groups of parameters: a list is wanted"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.get()); ++i) {
+        add_group(PySequence_Fast_GET_ITEM(all.get(), i), states, found);
+    }
+    return found;
+}
+
+template <class F>
+void each_with_memory(const Tensors& tensors, F&& act) {
+    for (const at::Tensor& each : tensors) {
+        if (has_memory(*each.unsafeGetTensorImpl())) {
+            act(*each.unsafeGetTensorImpl());
+        }
+    }
+}
+
+void save_what_needs(Driver& driver, const Tensors& written) {
+    each_with_memory(written, [&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
+    driver.forget_sources();  // or they would seem to be freed by the step
+}
+
+}  // namespace
+
+// tensors_within(value) -> those in nested containers, in order
+PyObject* tensors_within(PyObject* arguments) {
+    PyObject* value = nullptr;
+    parse(arguments, "O", &value);
+    Object list(PyList_New(0));
+    const auto add = [&](const at::Tensor& tensor) {
+        const Object object(THPVariable_Wrap(tensor));
+        must(PyList_Append(list.get(), object.get()) == 0);
+    };
+    each_within(value, add);
+    return list.give();
+}
+
+// begin_optimizer_step(driver, groups, state, saves): what the step of an optimizer reads counts
+// from now on, and what it writes is a constant for all that is recomputed. `saves`: if all of it
+// is plain, what can only be computed from that as it is now is recomputed, and stays (R4)
+// -> whether all of it is plain; the kind of the step
+PyObject* begin_optimizer_step(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* groups = nullptr;
+    PyObject* state = nullptr;
+    int saves = 0;
+    parse(arguments, "OOOp", &capsule, &groups, &state, &saves);
+    Driver& driver = driver_of(capsule);
+    const Optimized found = optimized(groups, state);
+    settled(driver, [&](Locked& /*lock*/) {
+        driver.device.about_to_step();
+        // All of them first, or they would seem to come of the step.
+        each_with_memory(found.read, [&](const c10::TensorImpl& each) { driver.meet(each); });
+        each_with_memory(found.read, [&](const c10::TensorImpl& each) {
+            driver.keep_from_now_on(each);
+        });
+        if (saves != 0 && found.is_plain) {
+            save_what_needs(driver, found.written);
+        }
+    });
+    const auto size = static_cast<Py_ssize_t>(found.kind.size());
+    return Py_BuildValue(
+        "ON",
+        found.is_plain ? Py_True : Py_False,
+        PyBytes_FromStringAndSize(found.kind.data(), size)
+    );
+}
+
+// save_before_optimizer_step(driver, groups, state): what can only be computed from what the step
+// writes, as it is now, is recomputed, and stays (R4)
+PyObject* save_before_optimizer_step(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* groups = nullptr;
+    PyObject* state = nullptr;
+    parse(arguments, "OOO", &capsule, &groups, &state);
+    Driver& driver = driver_of(capsule);
+    const Optimized found = optimized(groups, state);
+    settled(driver, [&](Locked& /*lock*/) { save_what_needs(driver, found.written); });
+    return nothing();
+}
+
+}  // namespace rekindle

@@ -1,0 +1,407 @@
+#include "../memory/own_policy.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../memory/consulting.h"
+#include "../torch/dispatch_key.h"
+#include "../torch/gil.h"
+#include "conversions.h"
+
+namespace rekindle {
+
+namespace {
+
+// A storage as a policy sees it: `rekindle.policies.Candidate`.
+struct CandidateObject final {
+    PyObject_HEAD;
+    Storage* storage;        // null: it is gone, and these were its last numbers
+    PythonChooser* chooser;  // which knows its neighbors
+    std::array<std::int64_t, 4> numbers;
+};
+
+std::array<std::int64_t, 4> numbers_of(const Storage& storage) noexcept {
+    return {storage.nbytes, storage.cost, storage.last_access, storage.order};
+}
+
+CandidateObject& candidate_in(PyObject* object) noexcept {
+    return *reinterpret_cast<CandidateObject*>(object);
+}
+
+// From any thread: a policy may hand what it knows to another one.
+template <std::size_t which>
+PyObject* number_in(PyObject* object, void* /*closure*/) noexcept {
+    const CandidateObject& view = candidate_in(object);
+    std::int64_t number = 0;
+    {
+        const Looking looking;
+        const auto numbers = view.storage == nullptr ? view.numbers : numbers_of(*view.storage);
+        number = numbers[which];
+    }
+    return PyLong_FromLongLong(number);
+}
+
+PyObject* is_resident(PyObject* object, void* /*closure*/) noexcept {
+    const CandidateObject& view = candidate_in(object);
+    const Looking looking;
+    return PyBool_FromLong(view.storage != nullptr && view.storage->resident ? 1 : 0);
+}
+
+// A list of what `each` visits. It is made without the lock: Python may collect garbage then.
+template <class F>
+PyObject* neighbors(PyObject* object, F&& each) noexcept {
+    const CandidateObject& view = candidate_in(object);
+    std::vector<PyObject*> found;
+    {
+        const Looking looking;
+        if (view.storage != nullptr) {
+            each(*view.storage, [&](Storage& neighbor) {
+                if (PyObject* seen = view.chooser->view_of(neighbor); seen != nullptr) {
+                    found.push_back(Py_NewRef(seen));
+                }
+            });
+        }
+    }
+    PyObject* list =
+        PyErr_Occurred() == nullptr ? PyList_New(static_cast<Py_ssize_t>(found.size())) : nullptr;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        if (list != nullptr) {
+            PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), found[i]);
+        } else {
+            Py_DECREF(found[i]);
+        }
+    }
+    return list;
+}
+
+PyObject* parents(PyObject* object, PyObject* /*nothing*/) noexcept {
+    return neighbors(object, [](Storage& storage, auto&& visit) { each_parent(storage, visit); });
+}
+
+PyObject* children(PyObject* object, PyObject* /*nothing*/) noexcept {
+    return neighbors(object, [](Storage& storage, auto&& visit) { each_child(storage, visit); });
+}
+
+void free_candidate(PyObject* object) noexcept {
+    PyTypeObject* type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+// With the GIL. Null: Python raised.
+PyTypeObject* candidate_type() noexcept {
+    static PyTypeObject* type = nullptr;
+    if (type != nullptr) {
+        return type;
+    }
+    // NOLINTBEGIN(modernize-avoid-c-arrays): for Python
+    static PyGetSetDef attributes[] = {
+        {"nbytes", &number_in<0>, nullptr, "Its size in bytes.", nullptr},
+        {"cost", &number_in<1>, nullptr, "The cost of the calls that made it (ns).", nullptr},
+        {"last_access", &number_in<2>, nullptr, "When it was read last (ns).", nullptr},
+        {"order", &number_in<3>, nullptr, "Grows each time it becomes a candidate.", nullptr},
+        {"resident", &is_resident, nullptr, "Whether it is in memory.", nullptr},
+        {nullptr, nullptr, nullptr, nullptr, nullptr},
+    };
+    static PyMethodDef methods[] = {
+        {"parents", &parents, METH_NOARGS, "What must be resident to compute it."},
+        {"children", &children, METH_NOARGS, "What it is a parent of."},
+        {nullptr, nullptr, 0, nullptr},
+    };
+    static PyType_Slot slots[] = {
+        {Py_tp_dealloc, reinterpret_cast<void*>(&free_candidate)},
+        {Py_tp_getset, attributes},
+        {Py_tp_methods, methods},
+        {0, nullptr},
+    };
+    // NOLINTEND(modernize-avoid-c-arrays)
+    static PyType_Spec spec = {
+        "rekindle.native.Candidate",
+        sizeof(CandidateObject),
+        0,
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        slots,
+    };
+    type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    return type;
+}
+
+// What Python was about to raise when an event came between.
+class PendingError final {
+public:
+    PendingError() {
+        if (PyErr_Occurred() != nullptr) {
+            error_.emplace().persist();
+        }
+    }
+
+    PendingError(const PendingError&) = delete;
+    PendingError& operator=(const PendingError&) = delete;
+    PendingError(PendingError&&) = delete;
+    PendingError& operator=(PendingError&&) = delete;
+
+    // NOLINTNEXTLINE(bugprone-exception-escape): restore() does not throw, but does not say so
+    ~PendingError() {
+        if (error_) {
+            error_->restore();
+        }
+    }
+
+private:
+    std::optional<python_error> error_;
+};
+
+}  // namespace
+
+// Python is asked, or told, as long as this lives; unless it was already.
+class PythonChooser::Busy final {
+public:
+    explicit Busy(bool& flag) noexcept : flag_(flag), is_first_(take()) {}
+
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+    Busy(Busy&&) = delete;
+    Busy& operator=(Busy&&) = delete;
+
+    ~Busy() {
+        const Looking looking;
+        flag_ = flag_ && !is_first_;
+    }
+
+    bool is_first() const noexcept { return is_first_; }
+
+private:
+    bool take() noexcept {
+        const Looking looking;
+        return !std::exchange(flag_, true);
+    }
+
+    bool& flag_;
+    const bool is_first_;
+};
+
+PythonChooser::PythonChooser(PyObject* object) : object_(object) {
+    must(candidate_type() != nullptr);
+    const Object remembers(PyObject_GetAttrString(object, "remembers"));
+    const int truth = PyObject_IsTrue(remembers.get());
+    must(truth >= 0);
+    remembers_ = truth != 0;
+    Py_INCREF(object_);
+}
+
+PythonChooser::~PythonChooser() {
+    if (Py_IsInitialized() == 0) {
+        return;
+    }
+    const Gil gil;
+    for (const auto& [storage, object] : views_) {
+        CandidateObject& view = candidate_in(object);
+        view.numbers = numbers_of(*storage);
+        view.storage = nullptr;
+        Py_DECREF(object);
+    }
+    Py_DECREF(object_);
+}
+
+PyObject* PythonChooser::view_of(Storage& storage) {
+    const auto found = views_.find(&storage);
+    if (found != views_.end()) {
+        return found->second;
+    }
+    PyTypeObject* type = candidate_type();
+    PyObject* made = type->tp_alloc(type, 0);
+    if (made != nullptr) {
+        candidate_in(made).storage = &storage;
+        candidate_in(made).chooser = this;
+        views_.emplace(&storage, made);
+    }
+    return made;
+}
+
+void PythonChooser::disposed(Storage& storage) noexcept {
+    losses_.erase(&storage);
+    const auto found = views_.find(&storage);
+    if (found == views_.end() || Py_IsInitialized() == 0) {
+        return;
+    }
+    const Gil gil;
+    PyObject* object = found->second;
+    views_.erase(found);
+    candidate_in(object).numbers = numbers_of(storage);
+    candidate_in(object).storage = nullptr;
+    Py_DECREF(object);
+}
+
+// -- what the engine tells ------------------------------------------------------------------------
+
+void PythonChooser::hear(const char* method, Storage& storage) {
+    news_.push_back({method, Ref<Storage>(&storage)});
+    any_news_.store(true, std::memory_order_relaxed);
+}
+
+void PythonChooser::tell_now() {
+    if (Py_IsInitialized() == 0) {
+        return;
+    }
+    const Busy busy(busy_);
+    if (!busy.is_first()) {
+        return;  // whoever asks will tell
+    }
+    const c10::impl::ExcludeDispatchKeyGuard passing(KEY);
+    const Gil gil;
+    tell_all();
+}
+
+// With the GIL, without the lock. Of what there is now: others may go on to do more meanwhile.
+void PythonChooser::tell_all() {
+    std::size_t left = 0;
+    {
+        const Looking looking;
+        left = news_.size();
+    }
+    for (const char* method = nullptr; left > 0; --left) {
+        PyObject* view = next_news(method);
+        if (view == nullptr) {
+            return;
+        }
+        const Object heard(view);
+        const Object done(PyObject_CallMethod(object_, method, "O", view));
+    }
+}
+
+// A new reference, to what came first; null: there is no more.
+PyObject* PythonChooser::next_news(const char*& method) {
+    const Looking looking;
+    if (news_.empty()) {
+        return nullptr;
+    }
+    PyObject* view = view_of(*news_.front().storage);
+    must(view != nullptr);
+    method = news_.front().method;
+    Py_INCREF(view);
+    news_.pop_front();
+    any_news_.store(!news_.empty(), std::memory_order_relaxed);
+    return view;
+}
+
+// -- choosing -------------------------------------------------------------------------------------
+
+Storage* PythonChooser::choose(Nanoseconds now) {
+    if (Py_IsInitialized() == 0) {
+        return nullptr;
+    }
+    if (busy_) {
+        return oldest();
+    }
+    for (;;) {
+        Answer answer;
+        {
+            const Busy busy(busy_);
+            const Consulting consulting(*driver_);
+            const Gil gil;
+            const PendingError pending;
+            tell_all();
+            answer = ask(now);
+        }
+        const bool any = answer.storage != nullptr && answer.storage->order >= 0;
+        if (!answer.stale && (any || (answer.storage == nullptr && news_.empty()))) {
+            return answer.storage;
+        }
+    }
+}
+
+// With the GIL, without the lock.
+PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
+    const Object chosen(PyObject_CallMethod(object_, "choose", "L", static_cast<long long>(now)));
+    if (chosen.get() == Py_None) {
+        return {};
+    }
+    Storage* storage = nullptr;
+    bool stale = false;
+    if (Py_TYPE(chosen.get()) == candidate_type()) {
+        const Looking looking;
+        const CandidateObject& view = candidate_in(chosen.get());
+        const bool mine = view.chooser == this;
+        storage = mine && candidates_.contains(view.storage) ? view.storage : nullptr;
+        stale = mine && storage == nullptr && !news_.empty();
+    }
+    if (storage == nullptr && !stale) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "%R.choose(%lld) returned %R: return one of the candidates, which add() was called "
+            "with and remove() was not since, or None if there is none",
+            object_,
+            static_cast<long long>(now),
+            chosen.get()
+        );
+        Object::throw_error();
+    }
+    if (storage != nullptr && driver_->engine.host != nullptr) {
+        const Object told(PyObject_CallMethod(object_, "recompute_ns", "O", chosen.get()));
+        const Nanoseconds price = PyLong_AsLongLong(told.get());
+        must(price != -1 || PyErr_Occurred() == nullptr);
+        const Looking looking;
+        priced_ = storage;
+        price_ = price;
+    }
+    return {storage, stale};
+}
+
+// What was used longest ago.
+Storage* PythonChooser::oldest() const noexcept {
+    const auto before = [](const Storage* one, const Storage* other) {
+        return std::pair(one->last_access, one->order) <
+               std::pair(other->last_access, other->order);
+    };
+    const auto found = std::ranges::min_element(candidates_, before);
+    return found == candidates_.end() ? nullptr : *found;
+}
+
+double PythonChooser::loss(Storage& storage, Nanoseconds now) {
+    const auto found = losses_.find(&storage);
+    return found == losses_.end() ? own_loss(storage, now) : found->second;
+}
+
+void PythonChooser::ask_losses(Nanoseconds now) {
+    losses_.clear();
+    if (busy_ || Py_IsInitialized() == 0) {
+        return;
+    }
+    std::vector<Ref<Storage>> asked;
+    asked.reserve(candidates_.size());
+    for (Storage* candidate : candidates_) {
+        asked.emplace_back(candidate);
+    }
+    const Busy busy(busy_);
+    const Consulting consulting(*driver_);
+    const Gil gil;
+    const PendingError pending;
+    tell_all();
+    for (const Ref<Storage>& each : asked) {
+        Storage* storage = each.get();
+        PyObject* view = nullptr;
+        {
+            const Looking looking;
+            view = candidates_.contains(storage) ? Py_XNewRef(view_of(*storage)) : nullptr;
+        }
+        if (view == nullptr) {
+            must(PyErr_Occurred() == nullptr);
+            continue;
+        }
+        const Object seen(view);
+        const auto clock = static_cast<long long>(now);
+        const Object told(PyObject_CallMethod(object_, "loss", "OL", view, clock));
+        const double loss = PyFloat_AsDouble(told.get());
+        must(loss != -1 || PyErr_Occurred() == nullptr);
+        const Looking looking;
+        losses_[storage] = loss;
+    }
+}
+
+}  // namespace rekindle

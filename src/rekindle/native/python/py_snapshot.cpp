@@ -1,0 +1,204 @@
+#include "py_snapshot.h"
+
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../memory/driver.h"
+#include "conversions.h"
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+// A tensor that an optimizer keeps, and Python's object for the parameter that it belongs to.
+using State = std::pair<at::Tensor, const void*>;
+
+// Adds the tensors in `entries`, which an optimizer keeps for a parameter by their names, and those
+// in lists among them.
+void add_states(PyObject* entries, const void* parameter, std::vector<State>& found) {
+    PyObject* name = nullptr;
+    PyObject* value = nullptr;
+    const auto add = [&](PyObject* each) {
+        if (THPVariable_Check(each)) {
+            found.emplace_back(THPVariable_Unpack(each), parameter);
+        }
+    };
+    for (Py_ssize_t n = 0; PyDict_Check(entries) && PyDict_Next(entries, &n, &name, &value) != 0;) {
+        add(value);
+        for (Py_ssize_t i = 0; PyList_Check(value) && i < PyList_GET_SIZE(value); ++i) {
+            add(PyList_GET_ITEM(value, i));
+        }
+    }
+}
+
+// What a list of optimizers keeps. Without the lock: `state` may be a property.
+std::vector<State> states_of(PyObject* optimizers) {
+    std::vector<State> found;
+    for (Py_ssize_t i = 0; i < PyList_Size(optimizers); ++i) {
+        const Object state(PyObject_GetAttrString(PyList_GET_ITEM(optimizers, i), "state"));
+        PyObject* parameter = nullptr;
+        PyObject* entries = nullptr;
+        for (Py_ssize_t n = 0; PyDict_Check(state.get()) &&
+                               PyDict_Next(state.get(), &n, &parameter, &entries) != 0;) {
+            add_states(entries, parameter, found);
+        }
+    }
+    return found;
+}
+
+// With the lock.
+void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states) {
+    if (std::exchange(snapshot.has_states, true)) {
+        return;
+    }
+    driver.settle();
+    for (const auto& [tensor, parameter] : states) {
+        const c10::TensorImpl& state = *tensor.unsafeGetTensorImpl();
+        driver.add_owned(snapshot, state, Owned::Kind::state, parameter);
+    }
+}
+
+PyObject* tuple_of(const Holder& holder) {
+    return Py_BuildValue(
+        "LLisKLL",
+        static_cast<long long>(holder.nbytes),
+        static_cast<long long>(holder.allocation),
+        holder.flags,
+        holder.site,
+        reinterpret_cast<unsigned long long>(holder.parameter),
+        static_cast<long long>(holder.storage),
+        static_cast<long long>(holder.maker)
+    );
+}
+
+PyObject* tuple_of(const Owned& owned) {
+    return Py_BuildValue(
+        "LiK",
+        static_cast<long long>(owned.allocation),
+        static_cast<int>(owned.kind),
+        reinterpret_cast<unsigned long long>(owned.parameter)
+    );
+}
+
+template <class Each>
+PyObject* list_of(const std::vector<Each>& things) {
+    Object list(PyList_New(static_cast<Py_ssize_t>(things.size())));
+    for (std::size_t i = 0; i < things.size(); ++i) {
+        Object made(tuple_of(things[i]));
+        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), made.give());
+    }
+    return list.give();
+}
+
+PyObject* tuple_of(const Snapshot& snapshot) {
+    const ProgramLine& line = snapshot.line;
+    return Py_BuildValue(
+        "LLLL(sisi)NN",
+        static_cast<long long>(snapshot.memory),
+        static_cast<long long>(snapshot.clock),
+        static_cast<long long>(snapshot.resident),
+        static_cast<long long>(snapshot.cached),
+        line.file.c_str(),
+        line.number,
+        line.library.c_str(),
+        line.number_in_library,
+        list_of(snapshot.holders),
+        list_of(snapshot.owned)
+    );
+}
+
+}  // namespace
+
+// add_module_tensor(driver, tensor, whether it is a parameter): a module was given it
+PyObject* add_module_tensor(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* tensor = nullptr;
+    int parameter = 0;
+    parse(arguments, "OOp", &capsule, &tensor, &parameter);
+    Driver& driver = driver_of(capsule);
+    const Locked lock;
+    driver.add_module_tensor(tensor_of(tensor), parameter != 0);
+    return nothing();
+}
+
+// has_new_peak(driver) -> whether there is a snapshot in which no optimizer has said what is its
+PyObject* has_new_peak(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    const Locked lock;
+    const Snapshot& peak = driver.peak_snapshot;
+    return PyBool_FromLong(peak.memory != 0 && !peak.has_states ? 1 : 0);
+}
+
+// note_states(driver, optimizers): says in the snapshot of the peak what is the optimizers' state
+PyObject* note_states(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* optimizers = nullptr;
+    parse(arguments, "OO", &capsule, &optimizers);
+    Driver& driver = driver_of(capsule);
+    const std::vector<State> states = states_of(optimizers);
+    const Locked lock;
+    add_to(driver.peak_snapshot, driver, states);
+    return nothing();
+}
+
+// peak_snapshot(driver) -> memory, clock, line, holders, what the program says of allocations
+PyObject* peak_snapshot(PyObject* arguments) {
+    const Driver& driver = driver_in(arguments);
+    Snapshot copy;
+    {
+        const Locked lock;
+        copy = driver.peak_snapshot;
+    }
+    return tuple_of(copy);
+}
+
+// expect_peak(driver, bytes): takes a snapshot now, and one of each new peak of so much or more
+PyObject* expect_peak(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long nbytes = 0;
+    parse(arguments, "OL", &capsule, &nbytes);
+    Driver& driver = driver_of(capsule);
+    ProgramLine line = program_line();
+    const Locked lock;
+    driver.expect_peak(nbytes, std::move(line));
+    return nothing();
+}
+
+// program_tensors(driver) -> those that the program still has of what is in memory and in the graph
+PyObject* program_tensors(PyObject* arguments) {
+    Driver& driver = driver_in(arguments);
+    std::vector<at::Tensor> found;
+    {
+        const Locked lock;
+        found = driver.program_tensors();
+    }
+    std::erase_if(found, [](const at::Tensor& each) {
+        return object_of(*each.unsafeGetTensorImpl()) == nullptr;  // Python has never seen it
+    });
+    Object list(PyList_New(static_cast<Py_ssize_t>(found.size())));
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(found[i]));
+    }
+    return list.give();
+}
+
+// snapshot(driver, optimizers) -> the same of this moment
+PyObject* snapshot(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    PyObject* optimizers = nullptr;
+    parse(arguments, "OO", &capsule, &optimizers);
+    Driver& driver = driver_of(capsule);
+    const std::vector<State> states = states_of(optimizers);
+    ProgramLine line = program_line();
+    Snapshot made;
+    {
+        const Locked lock;
+        driver.take_snapshot(made, std::move(line));
+        add_to(made, driver, states);
+    }
+    return tuple_of(made);
+}
+
+}  // namespace rekindle

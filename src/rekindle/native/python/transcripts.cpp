@@ -1,0 +1,106 @@
+#include "transcripts.h"
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../base/mutex.h"
+#include "../memory/transcript.h"
+#include "conversions.h"
+#include "python.h"
+
+namespace rekindle {
+
+namespace {
+
+// A trace says when the program lets go, not when somebody asks.
+void catch_up(Driver& driver) {
+    in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        driver.poll();
+    });
+}
+
+// Whose transcript Python wants, and which; all that happened until now is in it.
+std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    long long number = 0;
+    parse(arguments, "OL", &capsule, &number);
+    Driver& driver = driver_of(capsule);
+    catch_up(driver);
+    return {driver, number};
+}
+
+void check_written(bool complete) {
+    TORCH_CHECK(complete, "there was no memory to write down what the program did");
+}
+
+}  // namespace
+
+PyObject* words_of(const Transcript& transcript) {
+    std::vector<std::int64_t> workspaces;
+    std::vector<std::int64_t> backward;
+    const Object names(PyList_New(0));
+    for (const Transcript::Named& call : transcript.calls) {
+        workspaces.push_back(call.workspace);
+        backward.push_back(call.backward ? 1 : 0);
+        const Object name(PyUnicode_FromString(call.name));
+        must(PyList_Append(names.get(), name.get()) == 0);
+    }
+    return Py_BuildValue(
+        "NNNNNNO",
+        bytes_of(std::span(transcript.present)),
+        bytes_of(std::span(transcript.counted)),
+        bytes_of(std::span(transcript.entries)),
+        bytes_of(std::span(transcript.places)),
+        bytes_of(std::span<const std::int64_t>(workspaces)),
+        bytes_of(std::span<const std::int64_t>(backward)),
+        names.get()
+    );
+}
+
+// write_down(driver, whole) -> what to call it; `whole`: it is a record of all of the run
+PyObject* write_down(PyObject* arguments) {
+    PyObject* capsule = nullptr;
+    int whole = 0;
+    parse(arguments, "Op", &capsule, &whole);
+    Driver& driver = driver_of(capsule);
+    return PyLong_FromLongLong(in_words(driver, [&] {
+        const Locked lock;
+        driver.settle();
+        const auto& begun = driver.transcripts;
+        const std::int64_t number = begun.empty() ? 0 : begun.rbegin()->first + 1;
+        driver.begin(driver.transcripts[number]);
+        driver.recorded = driver.recorded || whole != 0;
+        return number;
+    }));
+}
+
+// written_down(driver, number) -> what was there when it began: in the graph, only counted; since
+// then: entries, places of a step's operators, what calls took beside what they made, whether in a
+// backward pass, their names
+PyObject* written_down(PyObject* arguments) {
+    const auto [driver, number] = asked_for(arguments);
+    const Locked lock;
+    Transcript& transcript = driver.transcripts.at(number);
+    check_written(driver.transcriber.tell(transcript));
+    Object words(words_of(transcript));
+    transcript.entries = {};  // which are written elsewhere
+    return words.give();
+}
+
+// write_no_more(driver, number) -> likewise; it is over
+PyObject* write_no_more(PyObject* arguments) {
+    const auto [driver, number] = asked_for(arguments);
+    const Locked lock;
+    Transcript transcript = std::move(driver.transcripts.at(number));
+    driver.transcripts.erase(number);
+    const bool complete = driver.transcriber.tell(transcript);
+    driver.transcriber.end();
+    check_written(complete);
+    return words_of(transcript);
+}
+
+}  // namespace rekindle

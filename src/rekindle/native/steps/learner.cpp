@@ -1,0 +1,300 @@
+#include "learner.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "../python/python.h"
+
+namespace rekindle {
+
+namespace {
+
+constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
+
+// Whether autograd sees it: without, a step would leave other gradients or none.
+std::int64_t part_in_graph(const Invocation& invocation) {
+    if (in_backward_pass()) {
+        return GRAPH | BACKWARD;
+    }
+    const Facts& facts = invocation.facts;
+    if (facts.has(Traits::ROUTING) || !facts.returns_tensors || !c10::GradMode::is_enabled()) {
+        return 0;
+    }
+    const auto requires_grad = [](const c10::TensorImpl* each) { return each->requires_grad(); };
+    const auto& tensors = invocation.tensors;
+    return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
+}
+
+// Whether `bounds` go up from zero or more, and not beyond `end`.
+bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
+    std::int64_t last = 0;
+    for (const std::int64_t bound : bounds) {
+        if (bound < last) {
+            return false;
+        }
+        last = bound;
+    }
+    return std::cmp_less_equal(last, end);
+}
+
+}  // namespace
+
+bool Lesson::sound() const noexcept {
+    const auto operators = static_cast<std::int64_t>(route.stops.size());
+    const auto restores = static_cast<std::int64_t>(route.restores.size()) - 1;
+    const auto is_move = [&](std::int64_t move) { return move < restores; };
+    const auto is_number = [](std::int64_t number) { return number >= 0; };
+    return !met.empty() && starts.size() == met.size() && numbers.size() == met.size() &&
+           operators > 0 && restores >= 0 && go_up(route.stops, route.moves.size()) &&
+           go_up(route.restores, route.restored.size()) &&
+           go_up(starts, static_cast<std::size_t>(operators - 1)) &&
+           std::ranges::all_of(numbers, is_number) && std::ranges::all_of(route.moves, is_move) &&
+           std::ranges::all_of(route.restored, is_number) &&
+           std::ranges::all_of(route.kept, is_number);
+}
+
+std::int64_t met_by(const Invocation& invocation) {
+    return invocation.signature->number() << 2 | part_in_graph(invocation);
+}
+
+// -- between steps --------------------------------------------------------------------------------
+
+void Learner::teach(c10::intrusive_ptr<Lesson> lesson) {
+    std::erase_if(lessons_, [&](const auto& other) { return other->key == lesson->key; });
+    lessons_.push_back(std::move(lesson));
+}
+
+void Learner::know(std::span<const std::int64_t> keys) {
+    std::vector<c10::intrusive_ptr<Lesson>> known;
+    for (const std::int64_t key : keys) {
+        const auto is_meant = [&](const auto& lesson) { return lesson->key == key; };
+        const auto found = std::ranges::find_if(lessons_, is_meant);
+        if (found != lessons_.end()) {
+            known.push_back(*found);
+        }
+    }
+    lessons_ = std::move(known);
+}
+
+void Learner::begin(bool write_down) {
+    forget_step();
+    begun_ = true;
+    wanted_ = write_down;
+}
+
+Ended Learner::end() {
+    Ended ended = std::exchange(ended_, Ended());
+    ended.complete = lesson_ && walk_.complete();
+    ended.key = lesson_ ? lesson_->key : -1;
+    ended.taken = taken_;
+    ended.length = begun_ ? met_.size() : 0;
+    let_go();
+    stop_writing();
+    begun_ = false;
+    return ended;
+}
+
+void Learner::forget_step() {
+    met_.clear();
+    made_.clear();
+    transcript_.reset();
+    makes_.reset();
+    taken_ = too_long_ = false;
+}
+
+// -- during a step --------------------------------------------------------------------------------
+
+bool Learner::asks(std::int64_t met) {
+    const bool may_begin = begun_ && !too_long_ && !lesson_ && !driver_.stepping &&
+                           (met & GRAPH) != 0 && (met & BACKWARD) == 0;
+    if (!may_begin || beginning_with(met) != nullptr) {
+        return false;
+    }
+    if (asked_.size() >= MOST_ASKED) {
+        asked_.clear();
+    }
+    return asked_.insert(met).second;
+}
+
+void Learner::meets(std::int64_t met, const Invocation& invocation) {
+    makes_.reset();
+    if (driver_.stepping || !begun_ || too_long_) {  // nobody may see those of the next time
+        return;
+    }
+    if (met_.empty()) {
+        if ((met & GRAPH) == 0 || (met & BACKWARD) != 0) {
+            return;  // between steps
+        }
+        if (wanted_) {
+            write_down();
+        }
+    } else if (met_.size() >= longest) {
+        let_go();
+        stop_writing();
+        forget_step();
+        too_long_ = true;
+        return;
+    }
+    met_.push_back(met);
+    made_.push_back(driver_.storages_made);
+    if (transcript_) {
+        const std::size_t place = driver_.engine.journal.written() - transcript_->first_entry;
+        transcript_->places.push_back(static_cast<std::int64_t>(place));
+    }
+    if (!lesson_) {
+        if ((met & GRAPH) != 0) {
+            may_begin(met);
+        }
+        return;
+    }
+    const std::int64_t place = walk_.meets(met);
+    if (place >= 0) {
+        go_to(static_cast<std::size_t>(place));
+    } else if (place == LOST) {
+        leave(invocation.facts.name.c_str());
+    }
+}
+
+void Learner::made(const Recipe& call) {
+    if (makes_ && following_ && call.replayable) {
+        for (Value* value : call.outputs()) {
+            following_->follower.made(*makes_ + value->storage->id, *value->storage);
+        }
+    }
+}
+
+void Learner::wanting(const Record& record) {
+    if (following_) {
+        const std::size_t at = walk_.at();
+        const bool goes_on = at < lesson_->starts.size();
+        const auto last = static_cast<std::int64_t>(lesson_->route.stops.size()) - 1;
+        const std::int64_t op = goes_on ? lesson_->starts[at] : last;
+        attempt([&] { following_->follower.wanting(record, op); });
+    }
+}
+
+// The operator that is about to run is number `place` of the lesson.
+void Learner::go_to(std::size_t place) {
+    const std::int64_t op = lesson_->starts[place];
+    const std::int64_t number = lesson_->numbers[place];
+    if (following_ &&
+        following_->follower.position() < lesson_->route.stops[static_cast<std::size_t>(op)]) {
+        attempt([&] { following_->follower.before(op); });
+    }
+    if (lesson_) {
+        makes_ = number - driver_.storages_made;
+    }
+}
+
+// What fails here has not been asked for yet: when it is, it fails then.
+template <class F>
+void Learner::attempt(F&& moves) {
+    // An operator of another thread, that runs while something is recomputed, may end the route.
+    const c10::intrusive_ptr<Following> kept = following_;
+    try {
+        driver_.lose([&] { driver_.bring(moves); });
+    } catch (const std::exception& error) {
+        ended_.reason = Ended::Reason::failed;
+        if (ends_the_program(error)) {
+            without_throwing([&] { let_go(); });
+            throw;
+        }
+        let_go();
+    }
+}
+
+// The step does otherwise than its lesson: perhaps as another one, or it begins anew.
+void Learner::leave(const char* name) {
+    for (const auto& other : lessons_) {
+        if (other != lesson_) {
+            const auto found = places(other->met, met_);
+            if (found && found->back() >= 0) {
+                take(other, *found);
+                return;
+            }
+        }
+    }
+    ended_.reason = walk_.complete() ? Ended::Reason::went_on : Ended::Reason::another;
+    ended_.number = met_.size() - 1;
+    ended_.name = name;
+    let_go();
+    may_begin(met_.back());
+}
+
+const c10::intrusive_ptr<Lesson>* Learner::beginning_with(std::int64_t met) const {
+    for (const auto& lesson : lessons_) {
+        if (lesson->met.front() == met) {
+            return &lesson;
+        }
+    }
+    return nullptr;
+}
+
+// A step of a known shape begins here, if any does with this operator.
+void Learner::may_begin(std::int64_t met) {
+    if (const auto* lesson = beginning_with(met)) {
+        std::vector<std::int64_t> found(met_.size(), ASIDE);
+        found.back() = 0;
+        take(*lesson, found);
+    }
+}
+
+void Learner::let_go() {
+    makes_.reset();
+    if (!following_) {
+        return;
+    }
+    lesson_.reset();
+    driver_.perform([&] { following_->follower.end(); });
+    following_.reset();
+}
+
+// Follows `lesson` from here on; `found`: what the operators so far are in it.
+void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64_t> found) {
+    let_go();
+    driver_.settle();  // what was kept for the other lesson alone is gone
+    taken_ = true;
+    const std::vector<std::int64_t>& numbers = lesson->numbers;
+    const auto here = static_cast<std::size_t>(found.back());
+    lesson_ = std::move(lesson);
+    walk_ = Walk(lesson_->met, here + 1);
+    following_ = c10::make_intrusive<Following>(driver_.engine, lesson_, *this);
+    Storage* each = driver_.engine.first_storage();
+    for (; each != nullptr; each = each->next) {
+        if (each->id >= made_.front() && each->replayable) {
+            const auto after = std::ranges::upper_bound(made_, each->id);
+            const auto run = static_cast<std::size_t>(after - made_.begin()) - 1;
+            if (found[run] >= 0) {
+                const auto place = static_cast<std::size_t>(found[run]);
+                following_->follower.made(numbers[place] + each->id - made_[run], *each);
+            }
+        }
+    }
+    const std::int64_t makes = numbers[here] - driver_.storages_made;
+    attempt([&] { following_->follower.skip(lesson_->starts[here]); });
+    if (lesson_) {
+        makes_ = makes;
+    }
+}
+
+// -- what is written down -------------------------------------------------------------------------
+
+// The step begins: from here on.
+void Learner::write_down() {
+    driver_.begin(transcript_.emplace());
+    writing_ = true;
+}
+
+void Learner::stop_writing() {
+    if (std::exchange(writing_, false) && transcript_) {
+        if (!driver_.transcriber.tell(*transcript_)) {
+            transcript_.reset();
+        }
+        driver_.transcriber.end();
+    }
+}
+
+}  // namespace rekindle
