@@ -17,9 +17,11 @@ import pytest
 from rekindle.native import _build
 
 PROGRAM = Path(__file__).with_name("threads.cpp")
-FOLDER = _build.FOLDER / "pytorch"
-UNITS = ("deaths", "counting", "arena", "bins", "blocks", "mutex")
-SOURCES = [PROGRAM, *(FOLDER / f"{name}.cpp" for name in UNITS)]
+UNITS = (
+    "torch/deaths", "allocator/counting", "allocator/arena", "allocator/bins", "allocator/blocks",
+    "base/mutex",
+)  # fmt: skip
+SOURCES = [PROGRAM, *(_build.FOLDER / f"{name}.cpp" for name in UNITS)]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = next(link.removeprefix("-L") for link in torch.links if link.startswith("-L"))
     made = tmp_path_factory.mktemp("program") / "threads"
     subprocess.run(
-        [*compiler, *_build.FLAGS, *torch.flags, f"-I{FOLDER}", *map(str, SOURCES), "-o", str(made),
-         f"-L{library}", "-lc10", f"-Wl,-rpath,{library}", "-pthread"],
+        [*compiler, *_build.FLAGS, *torch.flags, f"-I{_build.FOLDER}", *map(str, SOURCES),
+         "-o", str(made), f"-L{library}", "-lc10", f"-Wl,-rpath,{library}", "-pthread"],
         check=True,
     )  # fmt: skip
     return made

@@ -8,11 +8,12 @@
 #include <optional>
 
 #include "../allocator/arena.h"
+#include "../memory/program.h"
 #include "../ops/kernel_operands.h"
 #include "../ops/workspaces.h"
-#include "../python/python.h"
 #include "../steps/learner.h"
 #include "../torch/dispatch_key.h"
+#include "../torch/raised.h"
 #include "../torch/switches.h"
 #include "operation.h"
 
@@ -64,10 +65,11 @@ private:
 
 // Tells who knows the program's steps that this comes next.
 void Operation::meet() {
-    if (!driver_.learner || !driver_.learner->watches()) {
+    Learner* following = learner_of(driver_);
+    if (following == nullptr || !following->watches()) {
         return;
     }
-    Learner& learner = *driver_.learner;
+    Learner& learner = *following;
     const std::int64_t met = met_by(invocation_);
     if (learner.asks(met)) {
         {

@@ -14,7 +14,10 @@
 
 #include "../memory/held.h"
 #include "../memory/parked.h"
-#include "../python/python.h"
+#include "../memory/program.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
+#include "../torch/pyobjects.h"
 
 namespace rekindle {
 

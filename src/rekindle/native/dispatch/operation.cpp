@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "../ops/recipe.h"
+#include "../memory/recipe.h"
 #include "../ops/sizes.h"
 #include "../ops/workspaces.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
 #include "../torch/parts.h"
 #include "../torch/versions.h"
 

@@ -4,11 +4,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <atomic>
 #include <memory>
 #include <utility>
 
 #include "../base/slab.h"
+#include "../torch/backward.h"
 #include "../torch/dispatch_key.h"
 #include "../torch/versions.h"
 #include "handle.h"
@@ -18,21 +18,6 @@ namespace rekindle {
 namespace {
 
 namespace autograd = torch::autograd;
-
-std::atomic<int> passes = 0;
-
-// Counts those that go on.
-class Pass final {
-public:
-    Pass() noexcept { passes.fetch_add(1, std::memory_order_relaxed); }
-
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
-    Pass(Pass&&) = delete;
-    Pass& operator=(Pass&&) = delete;
-
-    ~Pass() { passes.fetch_sub(1, std::memory_order_relaxed); }
-};
 
 class Proxy final : public autograd::Engine {
 public:
@@ -52,7 +37,7 @@ public:
         bool accumulate_grad,
         const autograd::edge_list& outputs
     ) override {
-        const Pass pass;
+        const BackwardPass pass;
         return behind_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     }
 
@@ -108,10 +93,6 @@ autograd::Engine& stub() {
 }
 
 }  // namespace
-
-bool is_any_backward_pass() noexcept {
-    return passes.load(std::memory_order_relaxed) != 0;
-}
 
 void stand_before_autograd() {
     if (the_proxy() == nullptr) {  // it outlives Python, as autograd's own does

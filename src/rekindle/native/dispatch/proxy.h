@@ -8,7 +8,5 @@ namespace rekindle {
 
 // From now on autograd asks us. Once.
 void stand_before_autograd();
-// Whether any thread is within a backward pass.
-bool is_any_backward_pass() noexcept;
 
 }  // namespace rekindle

@@ -25,7 +25,7 @@ void Operation::run_touching() {
 // who may be reading what.
 bool Operation::may_let_go() {
     const Signature& signature = *invocation_.signature;
-    if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.learner) {
+    if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.steps) {
         return true;
     }
     Bytes more = signature.needed + signature.workspace;

@@ -22,9 +22,10 @@
 
 #include "../base/mutex.h"
 #include "../memory/any_time.h"
+#include "../memory/program.h"
 #include "../ops/signature.h"
-#include "../python/python.h"
 #include "../torch/dispatch_key.h"
+#include "../torch/geometry.h"
 
 namespace rekindle {
 

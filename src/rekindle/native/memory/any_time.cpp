@@ -9,9 +9,10 @@
 #include <limits>
 #include <utility>
 
-#include "../dispatch/proxy.h"
-#include "../python/python.h"
+#include "../torch/backward.h"
+#include "../torch/raised.h"
 #include "held.h"
+#include "program.h"
 
 namespace rekindle {
 

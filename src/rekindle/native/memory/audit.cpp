@@ -1,6 +1,8 @@
 #include "audit.h"
 
-#include "memory.h"
+#include "../torch/as_the_first_time.h"
+#include "../torch/homes.h"
+#include "record.h"
 
 namespace rekindle {
 

@@ -5,8 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../ops/recipe.h"
 #include "../torch/device.h"
+#include "recipe.h"
 
 namespace rekindle {
 

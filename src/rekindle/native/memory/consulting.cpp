@@ -1,6 +1,6 @@
 #include "consulting.h"
 
-#include "../python/python.h"
+#include "../torch/raised.h"
 #include "swapper.h"
 
 namespace rekindle {

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "memory.h"
+#include "../torch/homes.h"
 
 // As Python.h has it.
 struct _object;

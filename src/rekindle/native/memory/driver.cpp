@@ -7,13 +7,15 @@
 #include <mutex>
 #include <utility>
 
-#include "../python/python.h"
-#include "../steps/learner.h"
+#include "../torch/backward.h"
+#include "../torch/homes.h"
 #include "../torch/poison.h"
+#include "../torch/raised.h"
 #include "any_time.h"
 #include "audit.h"
 #include "held.h"
 #include "own_policy.h"
+#include "program.h"
 #include "recomputing.h"
 #include "swapper.h"
 
@@ -125,7 +127,6 @@ Driver::Driver(
       own_policy(own.get()),
       engine(budget, *this, policy, learns, {}, std::move(own)),
       device(where),
-      learner(learns ? std::make_unique<Learner>(*this) : nullptr),
       ordinal(next_ordinal()) {
     if (own_policy != nullptr) {
         own_policy->choose_for(*this);
@@ -143,7 +144,7 @@ Driver::~Driver() {
     for (Record* record : dead_handles_) {
         let(static_cast<Storage&>(*record));
     }
-    learner.reset();
+    steps.reset();
     any_time.reset();
     gone_.clear();
     unheard_.clear();

@@ -31,15 +31,17 @@
 #include "../engine/samples.h"
 #include "../ops/errors.h"
 #include "../ops/prices.h"
-#include "../ops/recipe.h"
 #include "../torch/deaths.h"
 #include "../torch/device.h"
+#include "../torch/homes.h"
 #include "../torch/positions.h"
-#include "memory.h"
 #include "reader.h"
+#include "recipe.h"
+#include "record.h"
 #include "reserved.h"
 #include "shortfall.h"
 #include "snapshot.h"
+#include "step_observer.h"
 #include "transcript.h"
 
 namespace rekindle {
@@ -47,8 +49,7 @@ namespace rekindle {
 class AnyTime;
 class Audit;
 class LastResort;
-class Learner;        // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
-class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): likewise
+class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it is final
 class Reading;
 class Swapper;
 
@@ -159,11 +160,11 @@ public:
     bool lends = false;                 // what variables hold, if nothing else is left
     int husks = 0;                      // how many storages of the program are empty now
 
-    std::unique_ptr<Audit> audit;       // null: nobody compares what is computed again
-    std::vector<LastResort*> resorts;   // each lends what variables hold
-    std::unique_ptr<AnyTime> any_time;  // null: not what variables hold, or only as a last resort
-    std::unique_ptr<Learner> learner;   // null: nobody knows the program's steps
-    std::unique_ptr<Swapper> swapper;   // null: nothing is swapped
+    std::unique_ptr<Audit> audit;         // null: nobody compares what is computed again
+    std::vector<LastResort*> resorts;     // each lends what variables hold
+    std::unique_ptr<AnyTime> any_time;    // null: not what variables hold, or only as a last resort
+    std::unique_ptr<StepObserver> steps;  // null: nobody follows the program's steps
+    std::unique_ptr<Swapper> swapper;     // null: nothing is swapped
     Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
     std::map<std::int64_t, Transcript> transcripts;  // those that Python began
     bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say

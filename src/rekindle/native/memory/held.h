@@ -13,9 +13,10 @@
 #include <utility>
 
 #include "../base/mutex.h"
-#include "../python/python.h"
+#include "../torch/geometry.h"
 #include "any_time.h"
 #include "driver.h"
+#include "program.h"
 
 namespace rekindle {
 

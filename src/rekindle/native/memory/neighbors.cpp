@@ -6,9 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "../python/python.h"
+#include "../torch/homes.h"
 #include "driver.h"
 #include "own_policy.h"
+#include "program.h"
 
 namespace rekindle {
 

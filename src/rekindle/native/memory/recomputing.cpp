@@ -1,6 +1,7 @@
 #include "recomputing.h"
 
-#include "../python/python.h"
+#include "../torch/homes.h"
+#include "../torch/raised.h"
 #include "any_time.h"
 #include "held.h"
 #include "swapper.h"

@@ -8,8 +8,9 @@
 
 #include "../base/mutex.h"
 #include "../ops/kernel_operands.h"
-#include "../ops/recipe.h"
+#include "../torch/homes.h"
 #include "driver.h"
+#include "recipe.h"
 
 namespace rekindle {
 

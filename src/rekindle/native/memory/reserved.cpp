@@ -6,8 +6,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "../python/python.h"
 #include "driver.h"
+#include "program.h"
 
 namespace rekindle {
 

@@ -5,7 +5,9 @@
 
 #include "../allocator/arena.h"
 #include "../ops/signature.h"
-#include "../python/python.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
+#include "../torch/pyobjects.h"
 #include "driver.h"
 
 namespace rekindle {

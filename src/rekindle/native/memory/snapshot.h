@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../base/types.h"
-#include "memory.h"
+#include "../torch/homes.h"
 
 namespace rekindle {
 

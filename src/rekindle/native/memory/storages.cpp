@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "../ops/signature.h"
-#include "../steps/learner.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
 #include "audit.h"
 #include "driver.h"
 #include "swapper.h"
@@ -81,8 +82,8 @@ void Driver::admit(Recipe& call, Bytes workspace) {
             maybe_held(record_of(*value->storage));
         }
     }
-    if (learner) {
-        learner->made(call);
+    if (steps) {
+        steps->made(call);
     }
     if (audit) {
         audit->made(call, device);
@@ -313,8 +314,8 @@ void Driver::use(Record& record) {
     } else {
         lose([&] {
             poll();
-            if (learner) {
-                learner->wanting(record);
+            if (steps) {
+                steps->wanting(record);
             }
             asked_for();
         });

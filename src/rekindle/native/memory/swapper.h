@@ -23,8 +23,9 @@
 #include <vector>
 
 #include "../engine/engine.h"
+#include "../torch/homes.h"
 #include "copies.h"
-#include "memory.h"
+#include "record.h"
 
 namespace rekindle {
 

@@ -1,18 +1,13 @@
 #include "transcript.h"
 
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <algorithm>
 #include <functional>
 #include <span>
 
+#include "../torch/backward.h"
 #include "driver.h"
 
 namespace rekindle {
-
-bool in_backward_pass() {
-    return torch::autograd::get_current_graph_task_id() >= 0;
-}
 
 void Transcriber::begin(Transcript& transcript) {
     if (begun_ == 0) {

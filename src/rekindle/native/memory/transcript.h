@@ -36,8 +36,6 @@ struct Transcript final {
     std::size_t first_call = 0;
 };
 
-bool in_backward_pass();
-
 // Writes for all transcripts that were begun and are not over: an event once.
 class Transcriber final {
 public:

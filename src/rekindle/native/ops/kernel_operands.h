@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "../memory/memory.h"
+#include "../torch/homes.h"
 
 namespace rekindle {
 

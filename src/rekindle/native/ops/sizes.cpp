@@ -11,7 +11,7 @@
 #include <limits>
 #include <string_view>
 
-#include "recipe.h"
+#include "../torch/as_the_first_time.h"
 
 namespace rekindle {
 

@@ -50,7 +50,7 @@ Bytes touched_by(const Signature& signature) {
 }
 
 // A copy of that: CPUs compute in single precision, so one of numbers in half precision is larger.
-Bytes copy_of(const Signature& signature, const Device& device) {
+Bytes one_copy(const Signature& signature, const Device& device) {
     const bool wider =
         !device.queues() && std::ranges::any_of(signature.geometries, [](const auto& each) {
             return each.dtype.toScalarType() == at::kHalf ||
@@ -115,10 +115,10 @@ Bytes guess_workspace(const Signature& signature, const Device& device) {
     }
     const auto found = kinds().find({std::string(kind_of(signature.facts)), device.queues()});
     if (found == kinds().end()) {
-        return copy_of(signature, device);
+        return one_copy(signature, device);
     }
     const Kind& kind = found->second;
-    return kind.copies || kind.seen < ENOUGH ? std::max(kind.most, copy_of(signature, device))
+    return kind.copies || kind.seen < ENOUGH ? std::max(kind.most, one_copy(signature, device))
                                              : kind.most;
 }
 

@@ -6,9 +6,10 @@
 
 #include "../memory/any_time.h"
 #include "../memory/held.h"
+#include "../memory/program.h"
+#include "../torch/geometry.h"
 #include "../torch/parts.h"
 #include "conversions.h"
-#include "python.h"
 
 namespace rekindle {
 

@@ -5,8 +5,8 @@
 #include "../allocator/arena.h"
 #include "../base/mutex.h"
 #include "../memory/any_time.h"
+#include "../memory/program.h"
 #include "conversions.h"
-#include "python.h"
 
 namespace rekindle {
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include "../ops/recipe.h"
+#include "../torch/as_the_first_time.h"
 #include "../torch/gil.h"
 
 namespace rekindle {

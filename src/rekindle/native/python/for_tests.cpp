@@ -9,12 +9,12 @@
 #include "../base/mutex.h"
 #include "../memory/held.h"
 #include "../memory/neighbors.h"
+#include "../memory/program.h"
 #include "../memory/swapper.h"
 #include "../ops/signature.h"
 #include "../ops/workspaces.h"
 #include "../steps/learner.h"
 #include "../torch/positions.h"
-#include "python.h"
 
 namespace rekindle {
 
@@ -199,7 +199,7 @@ PyObject* journal(PyObject* arguments) {
 PyObject* remembered(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
-    return PyLong_FromSize_t(driver.learner->remembered());
+    return PyLong_FromSize_t(learner_of(driver)->remembered());
 }
 
 PyObject* remember_at_most(PyObject* arguments) {
@@ -207,7 +207,7 @@ PyObject* remember_at_most(PyObject* arguments) {
     Py_ssize_t operators = 0;
     parse(arguments, "On", &capsule, &operators);
     const Locked lock;
-    driver_of(capsule).learner->longest = static_cast<std::size_t>(operators);
+    learner_of(driver_of(capsule))->longest = static_cast<std::size_t>(operators);
     return nothing();
 }
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "../base/mutex.h"
+#include "../memory/program.h"
 #include "../steps/learner.h"
 #include "conversions.h"
-#include "python.h"
 #include "transcripts.h"
 
 namespace rekindle {
@@ -17,8 +17,9 @@ namespace {
 
 Learner& learner_of(PyObject* capsule) {
     Driver& driver = driver_of(capsule);
-    TORCH_CHECK(driver.learner, "this driver was made to learn nothing");
-    return *driver.learner;
+    Learner* learner = learner_of(driver);
+    TORCH_CHECK(learner != nullptr, "this driver was made to learn nothing");
+    return *learner;
 }
 
 const char* said(Ended::Reason reason) noexcept {

@@ -15,9 +15,14 @@
 #include "../memory/driver.h"
 #include "../memory/held.h"
 #include "../memory/own_policy.h"
+#include "../memory/program.h"
 #include "../memory/swapper.h"
 #include "../ops/kernel_operands.h"
+#include "../steps/learner.h"
 #include "../torch/dispatch_key.h"
+#include "../torch/geometry.h"
+#include "../torch/pyobjects.h"
+#include "../torch/raised.h"
 #include "anything.h"
 #include "around_steps.h"
 #include "conversions.h"
@@ -26,7 +31,6 @@
 #include "optimizer.h"
 #include "profiled.h"
 #include "py_snapshot.h"
-#include "python.h"
 #include "swapped.h"
 #include "telling.h"
 #include "transcripts.h"
@@ -99,7 +103,8 @@ PyObject* start(PyObject* arguments) {
     for (const std::string& part : texts(roomy)) {
         rekindle::learn_roomy(part);
     }
-    rekindle::meet_python(answers, tensor, parameter);
+    rekindle::meet_python(answers);
+    rekindle::meet_types(tensor, parameter);
     const char* why_not = rekindle::see_operators();
     if (*why_not == '\0') {
         rekindle::stand_before_autograd();
@@ -156,6 +161,9 @@ PyObject* make(PyObject* arguments) {
     const c10::Device where(device);
     auto driver =
         c10::make_intrusive<Driver>(most, where, assumed != 0, learns != 0, policy, std::move(own));
+    if (learns != 0) {
+        driver->steps = std::make_unique<rekindle::Learner>(*driver);
+    }
     driver->lends = lends != 0 && rekindle::there_are_husks();
     {
         const Locked lock;

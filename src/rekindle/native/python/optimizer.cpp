@@ -8,8 +8,9 @@
 
 #include "../base/mutex.h"
 #include "../memory/held.h"
+#include "../torch/geometry.h"
+#include "../torch/pyobjects.h"
 #include "conversions.h"
-#include "python.h"
 
 namespace rekindle {
 

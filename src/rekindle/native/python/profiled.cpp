@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "../base/mutex.h"
-#include "../memory/memory.h"
 #include "../ops/signature.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
 #include "../torch/husk.h"
 #include "conversions.h"
 

@@ -5,8 +5,9 @@
 
 #include "../base/mutex.h"
 #include "../memory/driver.h"
+#include "../memory/program.h"
+#include "../torch/pyobjects.h"
 #include "conversions.h"
-#include "python.h"
 
 namespace rekindle {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "../base/mutex.h"
+#include "../memory/program.h"
 #include "../memory/transcript.h"
 #include "conversions.h"
-#include "python.h"
 
 namespace rekindle {
 

@@ -6,7 +6,9 @@
 #include <exception>
 #include <utility>
 
-#include "../python/python.h"
+#include "../memory/program.h"
+#include "../torch/backward.h"
+#include "../torch/raised.h"
 
 namespace rekindle {
 

@@ -65,8 +65,8 @@ struct Ended final {
 // One operator of a step as a number, which tells it from others in every process.
 std::int64_t met_by(const Invocation& invocation);
 
-// Watches the steps of one driver. Like that it needs the core's lock.
-class Learner final : public Host {
+// Follows the steps of one driver, which has it. Like that it needs the core's lock.
+class Learner final : public Host, public StepObserver {
 public:
     explicit Learner(Driver& driver) : driver_(driver) {}
 
@@ -74,7 +74,7 @@ public:
     Learner& operator=(const Learner&) = delete;
     Learner(Learner&&) = delete;
     Learner& operator=(Learner&&) = delete;
-    ~Learner() = default;
+    ~Learner() override = default;
 
     // Operators of a step that are remembered: a program without an optimizer never ends its.
     std::size_t longest = std::size_t{1} << 20;
@@ -109,9 +109,9 @@ public:
     // The program is about to run an operator.
     void meets(std::int64_t met, const Invocation& invocation);
     // It ran one, or showed something that it had already.
-    void made(const Recipe& call);
+    void made(const Recipe& call) override;
     // It asks for `record`, which is gone.
-    void wanting(const Record& record);
+    void wanting(const Record& record) override;
 
     void poll() override { driver_.poll(); }
 
@@ -156,5 +156,10 @@ private:
     std::optional<std::int64_t>
         makes_;  // what numbers of the lesson have more than those of the run
 };
+
+// Of `driver`; null: nobody follows its program's steps.
+inline Learner* learner_of(const Driver& driver) noexcept {
+    return static_cast<Learner*>(driver.steps.get());
+}
 
 }  // namespace rekindle

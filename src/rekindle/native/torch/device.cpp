@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "../python/python.h"
+#include "raised.h"
 #include "versions.h"
 
 namespace rekindle {

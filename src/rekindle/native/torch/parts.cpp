@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "../ops/recipe.h"
+#include "as_the_first_time.h"
 
 namespace rekindle {
 

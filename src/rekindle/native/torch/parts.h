@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <span>
 
-#include "../ops/signature.h"
+#include "../base/types.h"
+#include "geometry.h"
 
 namespace rekindle {
 

@@ -6,7 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "../ops/recipe.h"
+#include "as_the_first_time.h"
+#include "homes.h"
 
 namespace rekindle {
 

@@ -5,7 +5,7 @@
 // `REKINDLE_POISON=1` in the environment they read numbers that are none, at once.
 #pragma once
 
-#include "../memory/memory.h"
+#include "homes.h"
 
 namespace rekindle {
 

@@ -6,27 +6,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "../torch/as_the_first_time.h"
 #include "../torch/dispatch_key.h"
+#include "../torch/geometry.h"
+#include "../torch/homes.h"
 #include "../torch/switches.h"
 
 namespace rekindle {
 
 namespace {
-
-// All that comes before the key, autograd and what is above it.
-c10::DispatchKeySet excluded() {
-    return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-           c10::DispatchKeySet(KEY) | c10::DispatchKeySet(c10::DispatchKey::Python) |
-           c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot) |
-           c10::DispatchKeySet(c10::DispatchKey::FuncTorchDynamicLayerBackMode) |
-           c10::DispatchKeySet(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) |
-           c10::DispatchKeySet(c10::DispatchKey::FuncTorchVmapMode) |
-           c10::DispatchKeySet(c10::DispatchKey::VmapMode) |
-           c10::DispatchKeySet(c10::DispatchKey::Functionalize) |
-           c10::DispatchKeySet(c10::DispatchKey::Tracer) |
-           c10::DispatchKeySet(c10::DispatchKey::PreDispatch) |
-           c10::DispatchKeySet(c10::DispatchKey::PythonDispatcher);
-}
 
 // The memory of a resident input, after making sure that it still is what it was.
 Home input_home(Record& record) {
@@ -141,19 +129,6 @@ c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack
 }
 
 }  // namespace
-
-AsTheFirstTime::AsTheFirstTime(bool grad_mode)
-    : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded()),
-      before_(c10::AutogradState::get_tls_state()) {
-    c10::AutogradState now = before_;
-    now.set_grad_mode(grad_mode);
-    now.set_inference_mode(false);
-    c10::AutogradState::set_tls_state(std::move(now));
-}
-
-AsTheFirstTime::~AsTheFirstTime() {
-    c10::AutogradState::set_tls_state(before_);
-}
 
 c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<Home, 4> homes = homes_of(recipe);

@@ -1,5 +1,5 @@
 #define PY_SSIZE_T_CLEAN
-#include "python.h"
+#include "../memory/program.h"
 
 #include <Python.h>
 #include <pybind11/pybind11.h>
@@ -17,6 +17,7 @@
 #include "../memory/swapper.h"
 #include "../ops/facts.h"
 #include "../torch/gil.h"
+#include "../torch/raised.h"
 #include "conversions.h"
 
 namespace rekindle {
@@ -25,10 +26,6 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
-    PyObject* full = nullptr;      // what it says where a device has no more memory,
-    PyObject* not_full = nullptr;  // but for what it says where the budget has none
-    PyTypeObject* tensor = nullptr;
-    PyTypeObject* parameter = nullptr;
     PyObject* files = nullptr;  // by their names, whose code is in them
 };
 
@@ -55,171 +52,13 @@ template <class... Numbers>
 
 }  // namespace
 
-WithoutGil::WithoutGil() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-        saved_ = PyEval_SaveThread();
-    }
-}
-
-WithoutGil::~WithoutGil() {
-    if (saved_ != nullptr) {
-        PyEval_RestoreThread(static_cast<PyThreadState*>(saved_));
-    }
-}
-
-void meet_python(PyObject* answers, PyObject* tensor, PyObject* parameter) {
+void meet_python(PyObject* answers) {
     Py_INCREF(answers);  // for good: drivers outlive modules
-    Py_INCREF(tensor);
-    Py_INCREF(parameter);
     python().answers = answers;
-    python().full = PyObject_GetAttrString(answers, "full");
-    python().not_full = PyObject_GetAttrString(answers, "not_full");
-    TORCH_CHECK(
-        python().full != nullptr && python().not_full != nullptr,
-        "Python says what it raises where a device is full"
-    );
     python().files = Object(PyDict_New()).give();
-    python().tensor = reinterpret_cast<PyTypeObject*>(tensor);
-    python().parameter = reinterpret_cast<PyTypeObject*>(parameter);
-}
-
-bool is_plain_object(const c10::TensorImpl& tensor) noexcept {
-    const PyObject* object = tensor.pyobj_slot()->load_pyobj();
-    if (object == nullptr) {
-        return true;
-    }
-    const PyTypeObject* type = Py_TYPE(object);
-    return type == python().tensor || type == python().parameter;
-}
-
-bool is_parameter_object(const c10::TensorImpl& tensor) noexcept {
-    const PyObject* object = tensor.pyobj_slot()->load_pyobj();
-    return object != nullptr && PyType_IsSubtype(Py_TYPE(object), python().parameter) != 0;
-}
-
-const void* object_of(const c10::TensorImpl& tensor) noexcept {
-    return tensor.pyobj_slot()->load_pyobj();
-}
-
-namespace {
-
-// The type and the value of what Python raised, through PyTorch's bindings or through pybind11's,
-// as kernels written in Python do; null: it was not Python.
-struct Raised final {
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-};
-
-Raised raised_by_python(const std::exception& error) noexcept {
-    if (const auto* torchs = dynamic_cast<const python_error*>(&error)) {
-        return {torchs->type, torchs->value};
-    }
-    if (const auto* others = dynamic_cast<const pybind11::error_already_set*>(&error)) {
-        return {others->type().ptr(), others->value().ptr()};
-    }
-    return {};
-}
-
-// Runs `ask` with those, and the GIL, if Python raised `error`.
-template <class F>
-bool ask_python(const std::exception& error, F&& ask) noexcept {
-    if (Py_IsInitialized() == 0) {
-        return false;
-    }
-    const Gil gil;
-    const Raised raised = raised_by_python(error);
-    return raised.type != nullptr && std::forward<F>(ask)(raised);
-}
-
-int raise_now(void* object) {
-    auto* error = static_cast<PyObject*>(object);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
-    Py_DECREF(error);
-    return -1;
-}
-
-}  // namespace
-
-bool is_out_of_memory(const std::exception& error) {
-    return ask_python(error, [](const Raised& raised) {
-        return PyErr_GivenExceptionMatches(raised.type, python().full) != 0 &&
-               PyErr_GivenExceptionMatches(raised.type, python().not_full) == 0;
-    });
-}
-
-bool ends_the_program(const std::exception& error) noexcept {
-    return ask_python(error, [](const Raised& raised) {
-        return PyErr_GivenExceptionMatches(raised.type, PyExc_Exception) == 0;
-    });
-}
-
-void raise_later(const std::exception& error) noexcept {
-    ask_python(error, [](const Raised& raised) {
-        const bool whole = raised.value != nullptr && PyExceptionInstance_Check(raised.value) != 0;
-        PyObject* made = whole ? Py_NewRef(raised.value) : PyObject_CallNoArgs(raised.type);
-        if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
-            PyErr_Clear();
-            PyErr_SetInterrupt();  // for one of these there always is room
-        }
-        return true;
-    });
-}
-
-void add_note(std::exception& first, const std::exception& second) noexcept {
-    if (ends_the_program(second)) {
-        raise_later(second);
-        return;
-    }
-    const std::string note = std::string("And then: ") + second.what();
-    if (auto* torchs = dynamic_cast<c10::Error*>(&first)) {
-        torchs->add_context(note);
-        return;
-    }
-    ask_python(first, [&](const Raised& raised) {
-        PyObject* done = PyObject_CallMethod(raised.value, "add_note", "s", note.c_str());
-        if (done == nullptr) {
-            PyErr_Clear();  // nothing ran that is written in Python, and could be interrupted
-        }
-        Py_XDECREF(done);
-        return true;
-    });
-}
-
-void set_error() noexcept {
-    try {
-        throw;
-    } catch (python_error& error) {
-        error.restore();
-    } catch (pybind11::error_already_set& error) {
-        error.restore();
-    } catch (const c10::TypeError& error) {
-        PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
-    } catch (const c10::Error& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    } catch (...) {
-        PyErr_SetString(PyExc_RuntimeError, "the native core failed; please report this");
-    }
-}
-
-at::Tensor detached(const at::Tensor& tensor) {
-    if (is_plain_object(*tensor.unsafeGetTensorImpl())) {
-        return tensor.detach();
-    }
-    const Gil gil;
-    PyObject* object = THPVariable_Wrap(tensor);
-    PyObject* found = object == nullptr ? nullptr : PyObject_CallMethod(object, "detach", nullptr);
-    Py_XDECREF(object);
-    if (found == nullptr || !THPVariable_Check(found)) {
-        Py_XDECREF(found);
-        python_error raised;
-        raised.persist();
-        throw raised;
-    }
-    at::Tensor made = THPVariable_Unpack(found);
-    Py_DECREF(found);
-    return made;
+    const Object full(PyObject_GetAttrString(answers, "full"));
+    const Object not_full(PyObject_GetAttrString(answers, "not_full"));
+    meet_out_of_memory(full.get(), not_full.get());
 }
 
 namespace {
@@ -462,25 +301,6 @@ void tell_gone(std::ptrdiff_t number) noexcept {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number
         Py_AddPendingCall(&say_gone, reinterpret_cast<void*>(number));
     }
-}
-
-bool has_attributes(const c10::TensorImpl& tensor) {
-    PyObject* object = tensor.pyobj_slot()->load_pyobj();
-    if (object == nullptr) {
-        return false;
-    }
-    if (Py_TYPE(object) != python().tensor) {
-        return true;
-    }
-    const Gil gil;
-    PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
-    if (attributes == nullptr) {
-        PyErr_Clear();  // it has none: nothing was called that is written in Python
-        return false;
-    }
-    const bool any = PyDict_GET_SIZE(attributes) != 0;
-    Py_DECREF(attributes);
-    return any;
 }
 
 void Shortage::raise(Driver& driver) const {

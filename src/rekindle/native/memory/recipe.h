@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "../engine/graph.h"
-#include "../memory/memory.h"
+#include "../ops/errors.h"
+#include "../ops/signature.h"
+#include "../torch/homes.h"
 #include "../torch/positions.h"
-#include "errors.h"
-#include "signature.h"
 
 namespace rekindle {
 
@@ -64,21 +64,6 @@ struct Recipe final : Call {
 inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
-
-// Below autograd, autocast and modes, where the fallback saw the call; in the grad mode of then.
-class AsTheFirstTime final {
-public:
-    explicit AsTheFirstTime(bool grad_mode);
-    AsTheFirstTime(const AsTheFirstTime&) = delete;
-    AsTheFirstTime& operator=(const AsTheFirstTime&) = delete;
-    AsTheFirstTime(AsTheFirstTime&&) = delete;
-    AsTheFirstTime& operator=(AsTheFirstTime&&) = delete;
-    ~AsTheFirstTime();
-
-private:
-    c10::impl::ForceDispatchKeyGuard keys_;
-    c10::AutogradState before_;
-};
 
 // The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the
 // memory of the inputs that it overwrites, else copies of them.

@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "homes.h"
 
 #include <ATen/ops/clone.h>
 #include <c10/core/Allocator.h>
@@ -10,23 +10,11 @@
 #include <bit>
 #include <cstring>
 
-#include "../ops/recipe.h"
-#include "../python/python.h"
+#include "as_the_first_time.h"
+#include "geometry.h"
+#include "pyobjects.h"
 
 namespace rekindle {
-
-bool Record::is_held() const noexcept {
-    if (!owned) {
-        return true;
-    }
-    const c10::impl::PyObjectSlot& python = *owned->pyobj_slot();
-    const std::size_t ours = leaving ? 3 : 1;  // the swapper's, and what it lent to Python
-    if (python.load_pyobj() == nullptr) {
-        return owned.use_count() > ours;
-    }
-    // The object of Python's refers to it as well, and lives as long as it does.
-    return owned.use_count() > ours + 1 || !python.has_unique_reference();
-}
 
 at::Tensor borrowed(const c10::TensorImpl& tensor) {
     return at::Tensor(
@@ -34,34 +22,6 @@ at::Tensor borrowed(const c10::TensorImpl& tensor) {
             const_cast<c10::TensorImpl*>(&tensor)
         )
     );
-}
-
-void Record::find_version_counter(const c10::TensorImpl& reader) {
-    if (!unwatched) {
-        return;
-    }
-    unwatched = false;
-    if (const auto tensor = origin.lock()) {
-        version.counter = tensor->version_counter();
-    } else {  // the reader may have another counter, and later other memory
-        follow(reader);
-    }
-}
-
-void Record::follow(const c10::TensorImpl& reader) {
-    const at::Tensor alias = borrowed(reader);
-    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
-    const bool of_whole = view != nullptr && view->has_bw_view();
-    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
-    origin = weak(*whole.unsafeGetTensorImpl());
-    version.counter = reader.version_counter();
-    version.look();
-}
-
-bool Record::origin_is_at(const Home& there) const {
-    const auto tensor = origin.lock();
-    return !tensor || !tensor->has_storage() ||
-           tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
 }
 
 at::Tensor whole_of(const Home& home) {
@@ -110,11 +70,7 @@ std::uint64_t checksum_of(const c10::StorageImpl& home) {
 }
 
 bool is_weight(const c10::TensorImpl& tensor) {
-    const at::Tensor alias(
-        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
-            const_cast<c10::TensorImpl*>(&tensor)
-        )
-    );
+    const at::Tensor alias = borrowed(tensor);
     const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
     const at::Tensor& whole =
         view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : alias;

@@ -1,5 +1,5 @@
-// What the core asks of Python: errors in words, and who a tensor is. Takes the GIL itself; never
-// with the core's lock.
+// What the core asks of Python, or tells it. Defined in the room above, python/program.cpp. Takes
+// the GIL itself; never with the core's lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,19 +24,8 @@ struct _object;
 
 namespace rekindle {
 
-// Who answers: an object of Python's whose methods make errors of numbers, and the types of plain
-// tensors. Once.
-void meet_python(_object* answers, _object* tensor, _object* parameter);
-// Whether Python sees nothing but a `Tensor` or a `Parameter` in it.
-bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
-// Whether Python sees a `Parameter` in it, or something derived from that.
-bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
-// Python's object for it; null: there is none.
-const void* object_of(const c10::TensorImpl& tensor) noexcept;
-// Whether it is Python's own word for that.
-bool is_out_of_memory(const std::exception& error);
-// `tensor.detach()` as Python does it: a subclass stays one.
-at::Tensor detached(const at::Tensor& tensor);
+// Who answers: an object of Python's, whose methods make errors of numbers. Once.
+void meet_python(_object* answers);
 // There is a new peak: notes who holds memory, and where the program is. What goes wrong in Python
 // is printed, but for what ends the program.
 void note_peak(Driver& driver);
@@ -108,9 +97,6 @@ at::Tensor unpack(_object* handle);
 
 // A driver is gone, and so are all handles of it: Python will hear of it.
 void tell_gone(std::ptrdiff_t number) noexcept;
-// Whether the program's own tensor has to come back, for there is more to it than its values: that
-// of a leaf that needs no gradient. (Of others autograd knows the leaf.)
-bool has_attributes(const c10::TensorImpl& tensor);
 
 // Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
 template <class F>
@@ -119,41 +105,6 @@ auto in_words(Driver& driver, F&& f) {
         return std::forward<F>(f)();
     } catch (const Error& error) {
         error.raise(driver);
-    }
-}
-
-// Whether it has to reach the program whatever else goes on: an interrupt, or an exit; all that is
-// no `Exception` of Python's.
-bool ends_the_program(const std::exception& error) noexcept;
-// Where nothing may be thrown: the program gets it a moment later, in its main thread.
-void raise_later(const std::exception& error) noexcept;
-// `first` goes on its way to the program, with a note of what went wrong after it. What ends the
-// program it gets all the same.
-void add_note(std::exception& first, const std::exception& second) noexcept;
-
-// In a handler: what was caught is Python's error from now on.
-void set_error() noexcept;
-
-// Runs `f` where nothing may be thrown, or where an error is on its way already, which comes first.
-// What `f` throws is dropped, but for what ends the program.
-template <class F>
-void without_throwing(F&& f) noexcept {
-    try {
-        std::forward<F>(f)();
-    } catch (const std::exception& error) {
-        if (ends_the_program(error)) {
-            raise_later(error);
-        }
-    }
-}
-
-// Runs `f` after `first` went wrong, which comes first.
-template <class F>
-void after(std::exception& first, F&& f) noexcept {
-    try {
-        std::forward<F>(f)();
-    } catch (const std::exception& error) {
-        add_note(first, error);
     }
 }
 

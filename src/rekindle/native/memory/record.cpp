@@ -1,0 +1,48 @@
+#include "record.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+namespace rekindle {
+
+bool Record::is_held() const noexcept {
+    if (!owned) {
+        return true;
+    }
+    const c10::impl::PyObjectSlot& python = *owned->pyobj_slot();
+    const std::size_t ours = leaving ? 3 : 1;  // the swapper's, and what it lent to Python
+    if (python.load_pyobj() == nullptr) {
+        return owned.use_count() > ours;
+    }
+    // The object of Python's refers to it as well, and lives as long as it does.
+    return owned.use_count() > ours + 1 || !python.has_unique_reference();
+}
+
+void Record::find_version_counter(const c10::TensorImpl& reader) {
+    if (!unwatched) {
+        return;
+    }
+    unwatched = false;
+    if (const auto tensor = origin.lock()) {
+        version.counter = tensor->version_counter();
+    } else {  // the reader may have another counter, and later other memory
+        follow(reader);
+    }
+}
+
+void Record::follow(const c10::TensorImpl& reader) {
+    const at::Tensor alias = borrowed(reader);
+    const auto* view = torch::autograd::impl::get_view_autograd_meta(alias);
+    const bool of_whole = view != nullptr && view->has_bw_view();
+    const at::Tensor& whole = of_whole ? view->get_backward_view().base_ : alias;
+    origin = weak(*whole.unsafeGetTensorImpl());
+    version.counter = reader.version_counter();
+    version.look();
+}
+
+bool Record::origin_is_at(const Home& there) const {
+    const auto tensor = origin.lock();
+    return !tensor || !tensor->has_storage() ||
+           tensor->unsafe_storage().unsafeGetStorageImpl() == there.get();
+}
+
+}  // namespace rekindle

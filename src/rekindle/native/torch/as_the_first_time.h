@@ -1,0 +1,24 @@
+// Where a recorded call runs again, and where the runtime runs operators of its own.
+#pragma once
+
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace rekindle {
+
+// Below autograd, autocast and modes, where the fallback saw the call; in the grad mode of then.
+class AsTheFirstTime final {
+public:
+    explicit AsTheFirstTime(bool grad_mode);
+    AsTheFirstTime(const AsTheFirstTime&) = delete;
+    AsTheFirstTime& operator=(const AsTheFirstTime&) = delete;
+    AsTheFirstTime(AsTheFirstTime&&) = delete;
+    AsTheFirstTime& operator=(AsTheFirstTime&&) = delete;
+    ~AsTheFirstTime();
+
+private:
+    c10::impl::ForceDispatchKeyGuard keys_;
+    c10::AutogradState before_;
+};
+
+}  // namespace rekindle

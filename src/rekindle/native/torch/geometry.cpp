@@ -1,0 +1,56 @@
+#include "geometry.h"
+
+#include <c10/util/accumulate.h>
+
+namespace rekindle {
+
+Geometry Geometry::of(const c10::TensorImpl& tensor) {
+    Geometry made;
+    made.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+    made.strides.assign(tensor.strides().begin(), tensor.strides().end());
+    made.offset = tensor.storage_offset();
+    made.dtype = tensor.dtype();
+    made.device = tensor.device();
+    made.conjugate = tensor.is_conj();
+    made.negative = tensor.is_neg();
+    return made;
+}
+
+at::Tensor Geometry::in(const c10::intrusive_ptr<c10::StorageImpl>& home) const {
+    const bool there = home->device_type() == ACCELERATOR;
+    const c10::DispatchKeySet keys(there ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+    at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys, dtype);
+    c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
+    impl.set_sizes_and_strides(sizes, strides, offset);
+    if (conjugate) {
+        impl._set_conj(true);
+    }
+    if (negative) {
+        impl._set_neg(true);
+    }
+    if (requires_grad) {
+        impl.set_requires_grad(true);
+    }
+    return made;
+}
+
+std::int64_t Geometry::numel() const noexcept {
+    return c10::multiply_integers(sizes);
+}
+
+Bytes Geometry::nbytes() const noexcept {
+    return numel() * static_cast<Bytes>(dtype.itemsize());
+}
+
+Bytes Geometry::reach() const noexcept {
+    std::int64_t last = offset;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        if (sizes[i] == 0) {
+            return 0;
+        }
+        last += (sizes[i] - 1) * strides[i];
+    }
+    return (last + 1) * static_cast<Bytes>(dtype.itemsize());
+}
+
+}  // namespace rekindle
