@@ -1,4 +1,4 @@
-"""`with rekindle.budget(...)`: the context that puts the rooms together, and what it tells."""
+"""`with rekindle.budget(...)`: the context that puts the rooms together, and its report."""
 
 from rekindle.pytorch.context._auto import amount_of as amount_of
 from rekindle.pytorch.context._auto import available as available

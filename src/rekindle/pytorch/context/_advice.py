@@ -1,4 +1,7 @@
-"""What to do about the memory of a run, where its figures suggest something."""
+"""Write the advice of a report: sentences on what to change, where the figures suggest it.
+
+`context/_report.py` calls it. It changes nothing in the run.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ from rekindle._units import format_bytes
 from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online import KEPT, OPTIMIZER, PROGRAM
 
-#: Of the peak, from which on it is worth a word.
+#: Fraction of the peak above which a category of memory is worth a sentence.
 _MUCH = 0.2
 
 
 def advice_on(
     peak: Bytes, categories: Mapping[str, Bytes], device: torch.device
 ) -> tuple[str, ...]:
-    """Sentences, the most bytes first."""
+    """Return sentences of advice on the memory at the peak, the largest amount first.
+
+    Args:
+        peak: Memory (bytes) in use at the peak.
+        categories: Bytes in use at the peak, by category.
+        device: Device of the budget; on an accelerator its allocator's figures count too.
+    """
     found = list(_on_categories(peak, categories))
     if is_accelerator(device):
         found += _on_allocator(accelerator.allocator_figures(device))
@@ -27,7 +36,7 @@ def advice_on(
 
 
 def on_excess(peak: Bytes, budget: Bytes | None) -> tuple[str, ...]:
-    """A sentence, if the peak was above the budget."""
+    """Return a sentence if the peak was above the budget, else nothing."""
     if budget is None or peak <= budget:
         return ()
     sentence = (
@@ -38,7 +47,12 @@ def on_excess(peak: Bytes, budget: Bytes | None) -> tuple[str, ...]:
 
 
 def on_shortfall(times: int, budget: Bytes) -> tuple[str, ...]:
-    """A sentence, if the device had less than the budget says."""
+    """Return a sentence if the device ran out of memory below the budget, else nothing.
+
+    Args:
+        times: How often the device was out of memory although the budget was not.
+        budget: The budget (bytes) that Rekindle lowered itself to.
+    """
     if not times:
         return ()
     sentence = (
@@ -79,7 +93,7 @@ def _on_categories(peak: Bytes, held: Mapping[str, Bytes]) -> Iterator[tuple[Byt
 
 
 def _on_allocator(stats: Mapping[str, Any]) -> Iterator[tuple[Bytes, str]]:
-    """What CUDA's caching allocator has reserved beside what it gave out, and why."""
+    """Advise on memory that CUDA's caching allocator reserved but did not hand out."""
     reserved: Bytes = stats.get("reserved_bytes.all.peak", 0)
     allocated: Bytes = stats.get("allocated_bytes.all.peak", 0)
     idle = reserved - allocated

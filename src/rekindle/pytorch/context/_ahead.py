@@ -1,4 +1,8 @@
-"""Has an `OutOfBudget` name a budget for whole steps, once its `rehearse` is called."""
+"""Let an `OutOfBudget` name a budget for whole steps, found by a rehearsal on shapes.
+
+The error names what one operator needed. `rekindle.budget` calls `look_ahead` when such an error
+leaves the context. The rehearsal itself runs only when `error.rehearse()` is called.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from rekindle.pytorch.rehearsed import Known, forecast
 
 
 class _TookTooLong(Exception):
-    """A rehearsal is stopped."""
+    """The rehearsal ran out of its time."""
 
 
 def look_ahead(
@@ -38,12 +42,20 @@ def look_ahead(
 ) -> None:
     """Have `error.rehearse()` run the models that were called, on shapes.
 
-    Nothing is run before somebody asks, and nothing within another budget, which would see it.
+    The rehearsal runs only on request, and never inside another budget, which would count it.
+
+    Args:
+        error: The error that left the budget.
+        traceback: Its traceback, to find a call of a model that was interrupted.
+        owners: The calls of models that the budget saw.
+        device: Device of the budget.
+        policy: Policy of the budget.
+        within_another: Returns True while a budget is active.
     """
     frame = interrupted_call(traceback)
     calls = list(owners.calls.values())
     if frame is not None:
-        with suppress(TypeError, RuntimeError, NotImplementedError):  # it cannot be remembered
+        with suppress(TypeError, RuntimeError, NotImplementedError):  # arguments cannot be copied
             calls = [ModelCall(frame)]
     if calls:
         error.can_rehearse(partial(_rehearse, calls, device, policy, within_another))
@@ -57,7 +69,11 @@ def _rehearse(
     error: OutOfBudget,
     seconds: float,
 ) -> bool:
-    """Have `error` name the budget for whole steps. Return False if more may be found later."""
+    """Name the budget for whole steps in `error`.
+
+    Returns:
+        False if the rehearsal took more than `seconds`: a longer one may find more.
+    """
     if within_another():
         return False
     known, progress, until = _known(), ProgressLine(), time.monotonic() + seconds
@@ -69,7 +85,7 @@ def _rehearse(
 
     found: list[Bytes] = []
     for call in calls:
-        # Whatever it is that cannot be rehearsed, the error that is there is what matters.
+        # A rehearsal may fail in any way; the user then gets the error without a better budget.
         with suppress(Exception):
             needed = forecast(call, error.held, device, policy, known, report)
             if needed is not None:
@@ -83,7 +99,7 @@ def _rehearse(
 
 
 def _known() -> Known:
-    """Return what ran so far."""
+    """Return the cost (ns) and workspace (bytes) of each call so far, by signature."""
     found: Known = {}
     for name, sizes, cost, workspace in signatures_seen():
         before = found.get((name, sizes), (0, 0))

@@ -1,4 +1,8 @@
-"""What `rekindle.budget` was told: all of it checked where it is written, before anything runs."""
+"""Check the arguments of `rekindle.budget` when they are given, before anything runs.
+
+`rekindle.budget` makes one `Arguments`. It also answers questions that depend on several arguments
+at once, for example if steps are planned.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ from rekindle.pytorch.held import flag_of_reading, there_are_husks
 from rekindle.pytorch.online import device_of
 from rekindle.pytorch.swap import HostMemory, host_memory
 
-#: Less than what one parameter takes: a smaller number is one of GiB whose unit was forgotten.
+#: Bytes. A bare number below is less than one parameter takes: its unit is missing.
 _LEAST_WITHOUT_UNIT = 100
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Those of `rekindle.budget`. Raises for what cannot be; asks the device nothing yet."""
+    """The arguments of `rekindle.budget`, checked. Checking does not query the device."""
 
     amount: str | Bytes | None
     policy: Policy | type[Policy] | str | None
@@ -82,15 +86,15 @@ class Arguments:
 
     @property
     def asks_to_learn(self) -> bool:
-        """Whether somebody said that schedules are to be made."""
+        """True if the user asked for learned plans."""
         return bool(self.learn) and self.learn != "auto"
 
     @property
     def learns_by_itself(self) -> bool:
-        """Whether they are made although nobody said so, once steps seem to go on alike.
+        """True if plans are made without a request, once steps look alike.
 
-        Not where decisions are written down, which are to be those of the policy, nor where another
-        policy than the default is asked for, nor without what plans them.
+        Not with `record`, which is to show the decisions of the policy, nor with a policy other
+        than the default, nor without the solver (highspy) that makes the plans.
         """
         unsaid = self.learn == "auto" and self.evict != "anything"
         unsaid = unsaid and policy_of(self.policy) == DEFAULT
@@ -98,29 +102,30 @@ class Arguments:
 
     @property
     def lends(self) -> bool:
-        """Whether what variables hold may go when nothing else is left.
+        """True if tensors that variables hold may be evicted when nothing else is left.
 
-        Not where what was let go comes back by a copy, nor with a torch without the means.
+        Not with `swap`, since swapped-in copies cannot restore such tensors, nor with a torch that
+        cannot make a placeholder for their storage.
         """
         return self.evict == "auto" and self.swap is None and there_are_husks()
 
     def bytes_on(self, device: torch.device) -> Bytes | None:
-        """The amount; "auto" asks the device. None: no limit."""
+        """Return the budget in bytes, or None without a limit. "auto" queries the device."""
         if self.amount is None:
             return None
         return amount_of(self.amount, device)
 
     def uses_arena(self, device: torch.device) -> bool:
-        """Return whether memory comes from the arena: only within a limit, and on a CPU."""
+        """Return True if memory comes from the arena: only with a limit, and on a CPU."""
         return self.arena and self.amount is not None and device.type == "cpu"
 
     def host(self, device: torch.device) -> HostMemory | None:
-        """Where swapped values go; None: nowhere."""
+        """Return the host memory for swapped values, or None without `swap`."""
         return host_memory(self.swap, self.swap_directory, device)
 
 
 def _check_unit(amount: str | Bytes) -> None:
-    """Refuse a bare number that was surely not meant as bytes: `rekindle.budget(24)`."""
+    """Refuse a bare number that is too small to be meant as bytes: `rekindle.budget(24)`."""
     text = str(amount).strip()
     if text.isdecimal() and int(text) < _LEAST_WITHOUT_UNIT:
         written = f'"{text}"' if isinstance(amount, str) else text

@@ -1,4 +1,8 @@
-"""`rekindle.budget("auto")`: what the device has, with a margin."""
+"""`rekindle.budget("auto")`: the memory that the device has for tensors, less a margin.
+
+On a CPU the least of four limits counts: the machine's free memory, control groups, `ulimit -v` and
+`ulimit -d`. The environment variable `REKINDLE_BUDGET` takes precedence over the device.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,39 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 from rekindle.pytorch.online import Step
 from rekindle.pytorch.tensors import homes_of, living_tensors
 
-#: Left alone: temporaries inside of operators, fragmentation, the program's other memory.
+#: Fraction left free: workspaces, fragmentation, the program's other memory.
 MARGIN = 0.1
 
-#: Of the budget: a correction by less is not worth other schedules than those that were learned.
+#: Fraction of the budget. A smaller correction is not worth losing the plans learned so far.
 WORTH_IT = 0.01
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
-_MEMBERSHIP = Path("/proc/self/cgroup")  # which control groups this process is in
+_MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups that this process is in
 _GROUPS = Path("/sys/fs/cgroup")
 
-#: Names of limit and usage, by version of control groups.
+#: File names of limit and usage, by version of control groups.
 _NAMES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.max", "memory.current"),
 }
 
 
-#: An environment variable: a cap from outside of the program, which "auto" then means.
+#: Environment variable with the budget that "auto" then means: a limit set outside the program.
 CAP = "REKINDLE_BUDGET"
 
 
 def resolved(amount: str | Bytes | None) -> str | Bytes | None:
-    """Return `amount`; for "auto" the bytes that `REKINDLE_BUDGET` names, if it is set.
+    """Replace "auto" by the bytes that `REKINDLE_BUDGET` names, if it is set.
+
+    Args:
+        amount: The first argument of `rekindle.budget`.
+
+    Returns:
+        The number of bytes, or `amount` itself if it is not "auto" or the variable is unset.
 
     Raises:
-        InvalidBudget: It is set to something else than an amount of bytes or "auto".
+        InvalidBudget: The variable is neither an amount of bytes nor "auto".
     """
     cap = os.environ.get(CAP, "").strip()
     if not is_auto(amount) or not cap or is_auto(cap):
@@ -53,24 +63,29 @@ def resolved(amount: str | Bytes | None) -> str | Bytes | None:
 
 
 def is_auto(amount: object) -> bool:
-    """Whether the device is to say how much there is."""
+    """Return True if `amount` is "auto", in any case and with spaces around it."""
     return isinstance(amount, str) and amount.strip().lower() == "auto"
 
 
 def amount_of(amount: str | Bytes, device: torch.device) -> Bytes:
-    """The bytes that `amount` says; "auto" asks `REKINDLE_BUDGET`, then the device."""
+    """Return `amount` in bytes; "auto" means `REKINDLE_BUDGET`, else what the device has."""
     found = resolved(amount)
     return available(device) if found is None or is_auto(found) else parse_bytes(found)
 
 
 def available(device: torch.device, ranks: int | None = None) -> Bytes:
-    """What tensors may take on `device` in all: what they have now and what is free, but a margin.
+    """Return the bytes that tensors may take on `device`: now in use plus free, less the margin.
 
-    ranks: processes that share what is free; default: as many as `torchrun` says that there are for
-        each device of this machine.
+    On CUDA, memory that PyTorch's allocator has reserved counts as in use. On a CPU the free memory
+    is the least of what the machine, the control groups and `ulimit` leave.
 
-    On CUDA, what its allocator has reserved counts as tensors' own. On a CPU the free memory is
-    that of the machine, of the control groups, or what `ulimit` leaves, whichever is least.
+    Args:
+        device: The device whose memory is meant.
+        ranks: The number of processes that share the free memory. Default: as many as `torchrun`
+            started for each device of this machine.
+
+    Raises:
+        Unsupported: The device does not report how much memory it has.
     """
     if is_accelerator(device):
         beside = accelerator.ranks_beside(_ranks_here()) if ranks is None else ranks
@@ -86,13 +101,14 @@ def available(device: torch.device, ranks: int | None = None) -> Bytes:
 
 
 def measured_again(run: Run, device: torch.device) -> None:
-    """After the first step of `run`, whose budget is what `device` had, it is what `device` has.
+    """Correct the budget of `run` to what `device` has after the first step.
 
-    By then libraries have loaded their kernels and taken their workspaces, other processes theirs,
-    and what lies in pieces shows. A smaller one is not less than what cannot be let go.
+    By then libraries have loaded their kernels and allocated workspaces, other processes have
+    taken their share, and fragmentation shows. The new budget is never below what cannot be
+    evicted.
     """
 
-    reference = weakref.ref(run)  # which keeps who calls this
+    reference = weakref.ref(run)  # the run keeps its listeners: no cycle
 
     def correct(step: Step) -> None:
         run = reference()
@@ -104,14 +120,14 @@ def measured_again(run: Run, device: torch.device) -> None:
             return
         try:
             run.budget = now
-        except OutOfBudget:  # all that may be is let go
+        except OutOfBudget:  # everything evictable has been evicted by now
             run.budget = max(now, min(run.memory, before))
 
     run.on_step(correct)
 
 
 def _ranks_here() -> int:
-    """Processes of the job on this machine, by what `torchrun` says."""
+    """Return the number of this job's processes on this machine, as `torchrun` reports it."""
     count = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(count)) if count.isdecimal() else 1
 
@@ -139,9 +155,10 @@ def _free_in_machine() -> Bytes | None:
 
 
 def _control_groups() -> Iterator[tuple[Path, Path]]:
-    """Files with limit and usage of each group that this process is in, and of those around it.
+    """Yield the files with limit and usage of each group of this process, and of their parents.
 
-    In a container the groups that it names may be outside of what it sees: then the root counts.
+    A container may not see the groups that /proc/self/cgroup names. Their parents include the root,
+    which then counts.
     """
     groups = {(_GROUPS, 2): Path(), (_GROUPS / "memory", 1): Path()}
     with suppress(OSError):
@@ -158,7 +175,7 @@ def _control_groups() -> Iterator[tuple[Path, Path]]:
 
 
 def _left_in_limits() -> Iterator[Bytes]:
-    """What `ulimit -v` and `ulimit -d` leave of the addresses and of the data of this process."""
+    """Yield the bytes that `ulimit -v` and `ulimit -d` leave to this process."""
     try:
         import resource  # not on every system
 
@@ -181,16 +198,16 @@ def _left_in_group(limit: Path, usage: Path) -> Bytes | None:
 
 
 def _cache(usage: Path) -> Bytes:
-    """Files in memory count as used, and make way when memory is short."""
+    """Return the bytes of cached files, which count as used but are freed under pressure."""
     with suppress(OSError):
         lines = (usage.parent / "memory.stat").read_text().splitlines()
         found = dict(line.split(" ", 1) for line in lines if " " in line)
-        # That of the groups inside as well, which version 2 says under the shorter name.
+        # Includes the groups inside; version 2 reports that sum under the shorter name.
         return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
     return 0
 
 
 def _bytes_of_tensors() -> list[Bytes]:
-    """The sizes of all memory that tensors of the program have on the CPU."""
+    """Return the bytes of each storage on the CPU that a tensor of the program refers to."""
     homes = (home for home in homes_of(living_tensors()) if home.device.type == "cpu")
     return list({home._cdata: home.nbytes() for home in homes}.values())

@@ -1,4 +1,8 @@
-"""`with rekindle.budget("6GiB"):` - the context, and what it tells afterwards."""
+"""`with rekindle.budget("6GiB"):` - open and close a budget around a program.
+
+It makes the driver and the runtime, installs hooks on whatever reveals memory (modules, optimizers,
+threads, autograd), and removes them again. It decides nothing: the engine does.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +152,7 @@ class budget:
         return cls(None, device=device, record=record)
 
     def copy(self) -> budget:
-        """Return an equal budget that nobody has entered."""
+        """Return an equal budget that has not been entered."""
         return budget(**{each.name: getattr(self._arguments, each.name) for each in _ARGUMENTS})
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
@@ -189,7 +193,7 @@ class budget:
             )
         if self._stack is not None:
             raise Unsupported("this rekindle.budget(...) was entered before; write a new one")
-        # Now: the program may have moved to CUDA meanwhile, and chosen one of several.
+        # Only now: since `__init__` the program may have moved to CUDA or changed its device.
         device = accelerator.with_index(device_of(self._arguments.device))
         run, runtime = self._begin(device)
         with ExitStack() as stack:
@@ -203,7 +207,7 @@ class budget:
         return run
 
     def _begin(self, device: torch.device) -> tuple[Run, NativeRuntime]:
-        """Make what one run within the budget needs; nothing is seen yet."""
+        """Make the driver, runtime and run of one budget. No hook is installed yet."""
         given = self._arguments
         amount, host, policy = given.bytes_on(device), given.host(device), policy_of(given.policy)
         core = native_core_for(device)
@@ -233,7 +237,7 @@ class budget:
         return run, NativeRuntime(driver)
 
     def _watch(self, stack: ExitStack, run: Run, runtime: NativeRuntime) -> None:
-        """See what the program does, until `stack` is closed."""
+        """Install the hooks of the budget; `stack` removes them."""
         driver = runtime.driver
         if driver.places is not None:
             driver.places.watch(stack)
@@ -290,19 +294,20 @@ class budget:
         self, error: OutOfBudget, traceback: TracebackType | None, driver: NativeDriver
     ) -> None:
         given = self._arguments
-        if given.evict != "anything" and given.swap is None:  # other ways need less
+        # The rehearsal assumes recomputation alone; these two ways need less memory.
+        if given.evict != "anything" and given.swap is None:
             device, policy = driver.device, policy_of(given.policy)
             active = lambda: budget._active is not None  # noqa: E731
             look_ahead(error, traceback, driver.owners, device, policy, active)
 
     @contextmanager
     def _in_thread(self, driver: NativeDriver, steps: OptimizerSteps) -> Iterator[None]:
-        """For a thread that started inside: the same as in the one that entered."""
+        """Run a thread that started inside with the hooks of the thread that entered."""
         its_steps = steps.of_this_thread()
         self._over.append(its_steps.over)
         try:
             with known_natively(driver.lending), seen_in_thread(driver):
-                del driver, steps  # which this thread may outlive
+                del driver, steps  # this thread may outlive them
                 yield
         finally:
             its_steps.leave()
@@ -311,10 +316,10 @@ class budget:
 
 
 def _is_within_transform() -> bool:
-    """Whether a transform of `torch.func` is under way.
+    """Return True inside a transform of `torch.func`.
 
-    To ask for its interpreter would make functorch's state of this thread, which autograd would
-    copy at each node of every backward pass to come.
+    Asking functorch for its interpreter would create its state in this thread, and autograd would
+    then copy that state at each node of every later backward pass. The dispatch key costs nothing.
     """
     front = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
     return torch._C._dispatch_tls_is_dispatch_key_included(front)
@@ -328,12 +333,12 @@ def _leave() -> None:
 
 
 def _leave_in_child() -> None:
-    """A process forked inside (a worker of a DataLoader) has memory of its own: it is outside."""
+    """Leave the budget in a forked process (a `DataLoader` worker): it has its own memory."""
     active = budget._active
     if active is None or active._stack is None:
         return
     budget._active = None
-    active._runtime.driver.lending = None  # the core has left by itself
+    active._runtime.driver.lending = None  # the native core has its own handler and has left
 
 
 if hasattr(os, "register_at_fork"):

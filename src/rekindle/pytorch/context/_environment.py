@@ -21,18 +21,27 @@ _CUDA_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_C
 @final
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a budget would meet, in words."""
+    """PyTorch, devices and native core as a budget would find them, in words.
 
-    torch: str  # version, commit, and the CUDA or ROCm that it was built for
-    devices: tuple[str, ...]  # each with the bytes that a budget of "auto" would be
-    core: str  # empty: the native core is compiled; else why not
-    remedy: str  # what to do then
-    refuses: str  # what the native core refuses with this torch; empty: nothing
-    settings: tuple[str, ...]  # of PyTorch's allocators, as NAME=VALUE
+    Attributes:
+        torch: Version, commit, and the CUDA or ROCm that it was built for.
+        devices: Each device with the bytes that a budget of "auto" would take.
+        core: Reason why there is no compiled native core, or empty.
+        remedy: What to do about a missing native core, or empty.
+        refuses: Operators and features that the native core refuses with this torch, or empty.
+        settings: Environment variables of PyTorch's allocators, as NAME=VALUE.
+    """
+
+    torch: str
+    devices: tuple[str, ...]
+    core: str
+    remedy: str
+    refuses: str
+    settings: tuple[str, ...]
 
 
 def environment() -> Environment:
-    """Look at PyTorch and its devices; nothing is compiled."""
+    """Describe PyTorch and its devices. Compiles nothing."""
     commit = str(torch.version.git_version)[:10]
     built_for = torch.version.cuda and f", CUDA {torch.version.cuda}"
     built_for = built_for or (torch.version.hip and f", ROCm {torch.version.hip}") or ""

@@ -1,7 +1,8 @@
-"""Processes that a program starts inside a budget are outside of it: said where they train.
+"""Warn when a program starts training processes inside a budget, where they have none.
 
-Workers of a `DataLoader` are meant to be outside, and so are those of `multiprocessing` in general.
-`torch.multiprocessing.spawn` starts ranks that train: their memory would have no limit in silence.
+Workers of a `DataLoader` and processes of `multiprocessing` are outside a budget by design, and no
+warning is given. `torch.multiprocessing.spawn` starts ranks that train: without the warning, their
+memory would silently have no limit.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from warnings import warn
 
 @contextmanager
 def spawned_said() -> Iterator[None]:
-    """Inside, `torch.multiprocessing.spawn` warns that its processes have no budget."""
-    starting: Any = import_module("torch.multiprocessing.spawn")  # a function has the same name
+    """While open, have `torch.multiprocessing.spawn` warn that its processes have no budget."""
+    # By name: `torch.multiprocessing.spawn` as an attribute is the function, not the module.
+    starting: Any = import_module("torch.multiprocessing.spawn")
     start: Any = starting.start_processes
 
     def start_outside(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Gathers what a driver knows into a report."""
+"""Make a `Report` from the figures of a driver: peak, holders, timeline, advice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ def report_of(
     trace: Trace | None = None,
     record: Record | None = None,
 ) -> Report:
-    """What happened so far; with a trace and the record of it, over time and by module as well."""
+    """Return the report of the run so far.
+
+    Args:
+        driver: The driver of the budget.
+        budget: The budget in bytes, or None without a limit.
+        trace: The trace of the run. With it the report shows memory over time and by module.
+        record: The record of the same run; needed with `trace`.
+    """
     engine, places, at_peak = driver.engine, driver.places, driver.at_peak
     report = Report(
         budget=budget,
@@ -64,7 +71,7 @@ def _on_shortfall(driver: NativeDriver, budget: Bytes | None) -> tuple[str, ...]
 
 
 def _sampled(steps: Steps) -> Timeline:
-    """Memory over the last steps, as far as it was looked at."""
+    """Return memory over the last steps, at the moments when it was sampled."""
     clock, memory, recompute_ns = steps.samples()
     if len(clock) < 2:
         return Timeline()
@@ -76,7 +83,7 @@ def _sampled(steps: Steps) -> Timeline:
 
 
 def swapped_by(driver: NativeDriver) -> Swapped | None:
-    """What went to the host and came back so far; None without swapping."""
+    """Return bytes swapped out and in, and the time it took; None without swapping."""
     host, transfers = driver.engine.host, driver.transfers
     if host is None or transfers is None:
         return None
@@ -96,7 +103,7 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
         return places.parameters.get(holder.parameter, place.module)
 
     def line(place: Place, holder: Holder) -> str:
-        outside = holder.parameter or holder.category == INPUTS  # nobody knows which line made it
+        outside = holder.parameter or holder.category == INPUTS  # made outside: no line is known
         return f"({holder.category})" if outside else place.line
 
     return Holders(
@@ -113,7 +120,7 @@ def _holders(peak: Snapshot, places: Places | None) -> Holders:
 
 
 def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -> dict[str, Bytes]:
-    """Bytes by what `key` says of each storage, the most first."""
+    """Return bytes by `key` of each storage, the largest first."""
     nowhere = Place(OUTSIDE, "")
     sums: Counter[str] = Counter()
     for holder in peak.holders.values():
@@ -124,7 +131,7 @@ def _sums(peak: Snapshot, places: Places, key: Callable[[Place, Holder], str]) -
 
 
 def _kinds(driver: NativeDriver, trace: Trace) -> list[str]:
-    """The category of every storage, also of those that are gone."""
+    """Return the category of every storage of the trace, freed ones included."""
     with driver.lock:
         now = driver.snapshot()
     kinds = [IN_USE] * len(trace.storages)
@@ -135,7 +142,7 @@ def _kinds(driver: NativeDriver, trace: Trace) -> list[str]:
         if op.name == "source":
             for storage in trace.new_storages(op):
                 kinds[storage] = INPUTS
-    for look in (now, *driver.looks):  # the last word has the peak
+    for look in (now, *driver.looks):  # later snapshots win; the last one is of the peak
         for storage, holder in look.holders.items():
             if holder.category not in (IN_USE, SAVED) and storage < len(kinds):
                 kinds[storage] = holder.category

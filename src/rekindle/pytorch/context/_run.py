@@ -1,4 +1,4 @@
-"""What one `rekindle.budget(...)` did so far."""
+"""`Run`: the state and figures of one `rekindle.budget(...)`, for the user to read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class Run:
                 driver.limit(self._budget)
                 raise
         self._budget, self._most = nbytes, max(nbytes, self._most)
-        if self._learner is not None and driver.watcher is not None:  # the run goes on
+        # The watcher is None after the context: then no step is left to plan for.
+        if self._learner is not None and driver.watcher is not None:
             self._learner.within(nbytes)
 
     @property
@@ -196,7 +197,8 @@ class Run:
         with driver.lock:
             trace = driver.whole.trace()
         if driver.places is not None:
-            driver.places.note(len(trace.ops))  # the last ones, if nothing came after them
+            # Places of the last operators are otherwise noted when the next operator runs.
+            driver.places.note(len(trace.ops))
         return trace
 
     @property

@@ -1,7 +1,7 @@
-"""A thread that starts inside a budget is inside as well: what is seen belongs to a thread.
+"""Extend a budget to threads that start inside it: hooks and dispatch state belong to a thread.
 
-So does `torch.nn.DataParallel`, so do pools of threads that were made inside. Not a thread that is
-started amid an operator (by the body of a custom one): what happens there, nobody sees.
+This covers `torch.nn.DataParallel` and thread pools made inside. It does not cover a thread that an
+operator starts while it runs, such as the body of a custom one: operators inside are not tracked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from rekindle.pytorch.held import OURS
 def inherited(
     inside: Callable[[], bool], within: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """Until this is left, threads that are started while `inside()` run within `within()`.
+    """While the context is open, run new threads within the budget.
 
-    `within` is for threads that go on after it was left, too.
+    Args:
+        inside: Returns True if the calling thread is inside the budget. Its new threads join.
+        within: Makes the context that the body of such a thread runs in. A thread may run on after
+            the budget; it then stays in that context.
     """
     start, begin = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
     children: set[threading.Thread] = set()
-    enter = [within]  # a child's own frames keep this list, and it may outlive the budget
+    enter = [within]  # cleared at the end: frames of a child may outlive the budget
     del within
 
     def start_inside(thread: threading.Thread) -> None:

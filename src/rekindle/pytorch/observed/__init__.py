@@ -1,4 +1,4 @@
-"""Profile, estimate, verify, capture: runs of a step that leave nothing behind."""
+"""Profile, estimate, verify, capture: observe a step and restore the program afterwards."""
 
 from rekindle.pytorch.observed._bookkeeping import prices as prices
 from rekindle.pytorch.observed._compare import Failed as Failed

@@ -1,11 +1,10 @@
-"""Puts everything back to where it was, so that a step can run again as if for the first time.
+"""Restore the state of a program, so that a step can run again as if for the first time.
 
-What is alive is found through the garbage collector, which knows every tensor, module and
-optimizer that Python does: nobody has to list them. Memory is copied (to the CPU) just before an
-operator writes it, so what a step only reads costs nothing. Beyond that go back: the gradients of
-leaves, the attributes of modules, optimizers, schedulers and scalers with the dicts, lists and sets
-in them, and random number generators. Not: other objects and globals of the program, iterators,
-files.
+`Before` finds live tensors, modules and optimizers through the garbage collector; callers list
+nothing. It copies a storage to the CPU just before an operator first writes it, so memory that a
+step only reads costs nothing. It also restores gradients of leaves, random number generators, and
+the attributes of modules, optimizers, schedulers and scalers, with the dicts, lists and sets in
+them. It does not restore other objects and globals of the program, iterators, or files.
 """
 
 from __future__ import annotations
@@ -36,11 +35,19 @@ _WITH_ATTRIBUTES = (nn.Module, Optimizer, LRScheduler, GradScaler)
 
 @final
 class Before:
-    """The state of the program when this was made. `restore()` goes back to it, any number of
-    times; in between, `about_to_run` must hear of every operator."""
+    """The state of the program when this object was made.
+
+    `restore()` returns to it, any number of times. In between, the caller must announce every
+    operator with `about_to_run`.
+
+    Attributes:
+        modules: Live modules.
+        optimizers: Live optimizers.
+        copies: By address of the storage, each storage written since and its old contents.
+    """
 
     def __init__(self) -> None:
-        gc.collect()  # what is dead is not to be found
+        gc.collect()  # otherwise dead objects are found too
         alive = living_objects(Tensor, *_WITH_ATTRIBUTES)
         tensors = [each for each in alive if isinstance(each, Tensor)]
         self.modules = [each for each in alive if isinstance(each, nn.Module)]
@@ -48,9 +55,8 @@ class Before:
         leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
         self._gradients = [(weakref.ref(leaf), leaf.grad) for leaf in leaves]
         tensors += [grad for _, grad in self._gradients if grad is not None]
-        #: What was there. Weakly, as are leaves: a step that lets go of memory may do so.
+        #: Storages that existed. Weak, as are leaves: a step may free them.
         self._homes = {home._cdata: weakref.ref(home) for home in homes_of(tensors)}
-        #: The storages that were written since, by identity, and what they had.
         self.copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         seen: dict[int, PutBack] = {}
         self._put_back = [
@@ -66,14 +72,14 @@ class Before:
 
     @property
     def leaves(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The leaves that are still there, and the gradients that they had."""
+        """Yield the leaves that are still alive, with the gradients that they had."""
         for reference, grad in self._gradients:
             leaf = reference()
             if leaf is not None:
                 yield leaf, grad
 
     def about_to_run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """This operator is next: what it writes is copied, the first time."""
+        """Save what the next operator writes: contents of storages, states of generators."""
         facts = operator(func)
         if facts.writes:
             for home in homes_of(written_by(facts, args, kwargs)):
@@ -91,7 +97,7 @@ class Before:
                 self.copies[key] = home, whole(home).cpu().clone()
 
     def restore(self) -> None:
-        """Everything is as it was."""
+        """Return everything to the state of when this object was made."""
         with privately(), torch.no_grad():
             for home, copy in self.copies.values():
                 if home.nbytes() != copy.numel():
@@ -106,7 +112,7 @@ class Before:
 
 
 def _materialized_no_more(lazy: Any) -> PutBack:
-    """Returns what makes a parameter, buffer or module wait for its first batch again."""
+    """Return a function that makes a lazy parameter, buffer or module uninitialized again."""
     kind = type(lazy)
     if not isinstance(lazy, Tensor):
         return lambda: setattr(lazy, "__class__", kind)
@@ -121,7 +127,7 @@ def _materialized_no_more(lazy: Any) -> PutBack:
 
 
 def _generators() -> list[PutBack]:
-    """What sets the generators of torch, Python and numpy to where they are now."""
+    """Return functions that reset the generators of torch, Python and numpy to their state now."""
     found: list[PutBack] = []
 
     def remember(get: Callable[[], Any], put: Callable[[Any], Any]) -> None:

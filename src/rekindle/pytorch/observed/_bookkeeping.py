@@ -1,7 +1,7 @@
-"""What the runtime costs beside the operators themselves: code that records, decides, rebuilds.
+"""Measure the time that the runtime itself takes: recording, deciding, evicting, recomputing.
 
-It depends on the machine, not on the program. Measured once for each process, on a
-chain of operators so small that there is little else.
+It depends on the machine, not on the program. It is measured once per process, on a chain of
+operators so small that they take hardly any time themselves.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ _ROUNDS = 5
 
 
 class Prices(NamedTuple):
-    """ns for each operator of a program, and for each that runs again with what made it necessary;
-    the operators' own cost is left out."""
+    """Overhead of the runtime (ns), without the cost of the operators themselves.
+
+    Attributes:
+        operator: For each operator that a program calls.
+        again: For each recomputed operator, including the eviction that made it necessary.
+    """
 
     operator: Nanoseconds
     again: Nanoseconds
@@ -32,10 +36,10 @@ class Prices(NamedTuple):
 
 @functools.cache
 def prices() -> Prices:
-    """Measure the least of a few rounds; takes about a tenth of a second, the first time."""
+    """Return the least overhead of a few rounds. The first call takes about 0.1 s."""
     weight = torch.full((_WIDTH,), 0.5, requires_grad=True)
     roomy = budget.unlimited(device="cpu")
-    _chain(weight, roomy)  # what is seen for the first time is dearer
+    _chain(weight, roomy)  # warm-up: first calls of a signature take longer
     operator: list[Nanoseconds] = []
     again: list[Nanoseconds] = []
     for _ in range(_ROUNDS):
@@ -50,7 +54,7 @@ def prices() -> Prices:
 
 def _chain(weight: Tensor, context: budget | None) -> tuple[Nanoseconds, Run | None]:
     with nullcontext() if context is None else context as run:
-        start = time.thread_time_ns()  # others may be using this core, too
+        start = time.thread_time_ns()  # not wall-clock time: other processes may use this core
         x = weight
         for _ in range(_LENGTH):
             x = x.tanh()

@@ -1,4 +1,7 @@
-"""The same step done in two ways, from the same state of the program: is the outcome the same?"""
+"""Run a step in two ways from the same state of the program, and compare the outcomes.
+
+`rekindle.plan` calls it to compare a planned model with the eager one.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,26 @@ from rekindle.pytorch.observed._observe import Key, Names, left_behind
 
 @final
 class Failed(Exception):
-    """The other way raised, where the plain one does not; `__cause__` is what."""
+    """The second way raised where the plain one does not. `__cause__` is the error."""
 
 
 def differing(
     plain: Callable[[], object], other: Callable[[], object], budget: Bytes
 ) -> tuple[Key, ...]:
-    """What is not the same, bit for bit, when a step is done by `plain` and by `other`.
+    """Run a step as `plain` and as `other`; return the names of what differs, bit for bit.
 
-    `plain` runs online within `budget` bytes, or the smallest that is known to do; `other`, which
-    may be compiled, as it is. Compared are results, gradients, buffers and generators; everything
-    is put back. Raises `Failed` where `other` raises, and whatever `plain` does.
+    Results, gradients, buffers and generators are compared. The state of the program is restored.
+
+    Args:
+        plain: The step as eager code. It runs online within a budget.
+        other: The step in another way, perhaps compiled. It runs without a budget.
+        budget: Bytes for `plain`. If they do not suffice, the smallest budget that does is used.
+
+    Returns:
+        Pairs of kind and name, one for each difference.
+
+    Raises:
+        Failed: `other` raised. An error of `plain` is raised as it is.
     """
     before = Before()
     names = Names(before)
@@ -49,7 +61,7 @@ def _within(
         try:
             with budget_context(budget):
                 result = _run(step, before)
-            return left_behind(result, before, names)  # what was evicted is back
+            return left_behind(result, before, names)  # after exit: evicted values are restored
         except OutOfBudget as error:
             budget = max(error.rehearse(), budget + 1)
         before.restore()
@@ -66,7 +78,7 @@ def _run(step: Callable[[], object], before: Before) -> object:
 
 @final
 class _Onlooker(TorchDispatchMode):
-    """Lets `before` know of every operator, of compiled code as well, which runs below it."""
+    """Announce every operator to `before`, including those below compiled code."""
 
     supports_higher_order_operators = True
 

@@ -1,8 +1,8 @@
-"""`rekindle.estimate`: what a training step will take, found out without memory.
+"""`rekindle.estimate`: predict the peak memory of a training step without allocating it.
 
-The step runs on fake tensors (`torch._subclasses.FakeTensorMode`), which have shapes and storages
-with sizes but no content: two steps, since the second meets the optimizer's state that the first
-one makes. Where the program asks for a number, it gets a made-up one, which is noted.
+The step runs on fake tensors (`torch._subclasses.FakeTensorMode`), which have shapes and storage
+sizes but no contents. It runs twice, because only the second step finds the optimizer's state.
+Where the program reads a number from a tensor, it gets a made-up one, and `assumed` names the line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACTIVATIONS = "activations and temporaries"
 @final
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a step: its peak in bytes, and who held that, by category."""
+    """A part of a step: its name, its peak (bytes), and the bytes held then by category."""
 
     name: str
     peak: Bytes
@@ -47,14 +47,14 @@ class Phase:
 @final
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An estimated against a measured peak, in bytes."""
+    """An estimated peak and a measured peak, in bytes."""
 
     estimated: Bytes
     measured: Bytes
 
     @property
     def error(self) -> float:
-        """How far the estimate was off: 0.02 is 2 % too much."""
+        """The relative error of the estimate: 0.02 means 2 % too high."""
         return self.estimated / self.measured - 1
 
     def __str__(self) -> str:
@@ -74,7 +74,6 @@ class Estimate:
 
     phases: tuple[Phase, ...]
     assumed: tuple[str, ...]
-    """Where the program asked for a number or a condition, and got 1 or False."""
 
     @property
     def peak(self) -> Bytes:
@@ -172,7 +171,7 @@ def _default_loss(output: Any) -> Tensor:
 
 @final
 class _Rehearsal:
-    """The step on fake copies of everything."""
+    """A training step on fake copies of model, inputs and optimizer."""
 
     def __init__(self, model: nn.Module, inputs: Any, device: torch.device) -> None:
         self._fakes = Fakes(device)
@@ -219,7 +218,7 @@ class _Rehearsal:
         return self.model(self._inputs)
 
     def _phase(self, name: str, optimizer: Optimizer | None) -> Phase:
-        """What was there at the peak since the last one."""
+        """Return the peak since the last phase and its holders, and start a new phase."""
         meter = self._meter
         parameters = list(self.model.parameters())
         state = [*tensors_of(list(optimizer.state.values()))] if optimizer is not None else []
@@ -237,7 +236,7 @@ class _Rehearsal:
 
 @final
 class _FakeMeter(Meter):
-    """Measures, and answers what only data know."""
+    """Measure memory, and answer reads of data with made-up numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +266,7 @@ def _check_optimizer(optimizer: object, model: nn.Module) -> None:
 
 
 def _possible(device: object) -> torch.device:
-    """A device that need not be here, of a kind that this PyTorch was built for."""
+    """Return a device of a kind that this PyTorch was built for; it need not exist here."""
     built = torch.accelerator.current_accelerator()
     kinds = ("cpu",) if built is None else ("cpu", built.type)
     try:
@@ -285,7 +284,7 @@ def _possible(device: object) -> torch.device:
 
 
 def _number(value: object) -> Tensor:
-    """What `loss` returned, if it can be differentiated."""
+    """Return `value` if it is one number with a gradient, else raise `InvalidArgument`."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
         return value
     if not isinstance(value, Tensor):

@@ -1,4 +1,8 @@
-"""Runs a step under observation and takes down what it did and what it leaves behind."""
+"""Run a step and describe its outcome: results of operators, and the state it leaves behind.
+
+`rekindle.verify` and `observed/_compare.py` compare such outcomes. Contents are kept as
+fingerprints, not as copies.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from rekindle.pytorch.operators import (
 )
 from rekindle.pytorch.tensors import UNWRITTEN, homes_of
 
-# What is compared, as headings.
+# Kinds of things that are compared, used as headings.
 RESULTS, GRADIENTS = "results", "gradients"
 PARAMETERS, BUFFERS, STATE = "parameters", "buffers", "optimizer state"
 OTHER, GENERATORS, CALLS = "other tensors", "random numbers", "forward and hook calls"
@@ -48,7 +52,12 @@ _LEAF_HOOKS = {
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """One run of a step: what it left behind, and what each of its operators gave, in order."""
+    """The outcome of one run of a step.
+
+    Attributes:
+        left: The state that the step left behind, as fingerprints.
+        operators: Each operator that the step called and the fingerprints of its results, in order.
+    """
 
     left: dict[Key, object]
     operators: list[tuple[Site, tuple[Fingerprint, ...]]]
@@ -56,7 +65,7 @@ class Outcome:
 
 @final
 class _Watch(TorchDispatchMode):
-    """Takes down the operators of the program and what they give."""
+    """Record the operators of the program and fingerprints of their results."""
 
     supports_higher_order_operators = True
 
@@ -83,7 +92,7 @@ class _Watch(TorchDispatchMode):
 
 
 def observe(step: Callable[[], object], before: Before) -> Outcome:
-    """Run `step` and take down what it did; restore nothing."""
+    """Run `step` and return its outcome. The caller restores the state of the program."""
     names = Names(before)
     with _counting_calls(before, names) as calls, _Watch(before) as watch:
         result = step()
@@ -93,7 +102,7 @@ def observe(step: Callable[[], object], before: Before) -> Outcome:
 
 
 def left_behind(result: object, before: Before, names: Names) -> dict[Key, object]:
-    """What a step with this result has changed since `before`, as fingerprints."""
+    """Return fingerprints of the results of a step and of all that it changed since `before`."""
     left: dict[Key, object] = {}
     for name, value in _walk("result", result):
         left[RESULTS, name] = value
@@ -111,7 +120,7 @@ def left_behind(result: object, before: Before, names: Names) -> dict[Key, objec
 
 
 def _walk(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """The tensors and numbers in what a step returned, by name."""
+    """Yield the tensors and numbers in the result of a step, each with a name."""
     if isinstance(value, Tensor):
         yield name, fingerprint_of(value)
     elif isinstance(value, Mapping):
@@ -121,7 +130,7 @@ def _walk(name: str, value: object) -> Iterator[tuple[str, object]]:
         for index, item in enumerate(value):
             yield from _walk(f"{name}[{index}]", item)
     elif isinstance(value, bool | int | float | complex | str):
-        yield name, repr(value)  # nan is not equal to itself
+        yield name, repr(value)  # as text, because nan is not equal to itself
 
 
 def _state_of_optimizers(before: Before, names: Names) -> Iterator[tuple[Key, object]]:
@@ -135,7 +144,7 @@ def _state_of_optimizers(before: Before, names: Names) -> Iterator[tuple[Key, ob
 
 @final
 class Names:
-    """What to call parameters, buffers and other tensors."""
+    """Names of parameters, buffers and other tensors, for people."""
 
     def __init__(self, before: Before) -> None:
         children = {id(child) for module in before.modules for child in module.children()}
@@ -181,7 +190,7 @@ def _type(module: nn.Module) -> str:
 
 @contextmanager
 def _counting_calls(before: Before, names: Names) -> Iterator[Counter[str]]:
-    """Counts forward passes by module and calls of hooks, which are put back by `before`."""
+    """Count forward passes by module and calls of hooks, until the context is left."""
     counts: Counter[str] = Counter()
     changed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
 
@@ -215,7 +224,7 @@ def _counting_calls(before: Before, names: Names) -> Iterator[Counter[str]]:
 
 @final
 class _Counted:
-    """A hook, and the number of its calls."""
+    """A hook that counts its calls."""
 
     def __init__(self, hook: Callable[..., Any], name: str, counts: Counter[str]) -> None:
         self._hook, self._name, self._counts = hook, name, counts

@@ -1,9 +1,9 @@
-"""Which budgets would do for the phases of a whole run: training, evaluation, and all of it.
+"""Find the smallest budgets for the phases of a run: training, evaluation, and the whole run.
 
-The run is cut into parts: where an optimizer makes a step, and where a model is called while there
-is no more memory in use than at its call before, so that no graph crosses the cut. Each part is
-written down and simulated, unless it cannot need more than parts before. A part without gradients
-is evaluation (or sampling); the others are training.
+The run is cut into parts, at places that no graph crosses: at each optimizer step, and at a call of
+a model with no more memory in use than at the call before. Each part is recorded and simulated,
+unless earlier parts show that it cannot need more. A part without gradients is evaluation (or
+sampling); the others are training.
 """
 
 from __future__ import annotations
@@ -27,37 +27,45 @@ from rekindle.trace import Trace
 
 TRAINING: Final = "training"
 EVALUATION: Final = "evaluation"
-#: Parts before the first call of a model: they count for the whole alone.
+#: Name of parts before the first call of a model. They count only for the whole run.
 _BEFORE: Final = ""
 
 MOST_PARTS: Final = 64
-"""Of a phase; later ones are simulated only if they took more memory than all before."""
+"""Most parts of a phase to simulate. Later ones are simulated only if their peak is a new one."""
 
 
 @final
 @dataclass(slots=True)
 class _Phase:
-    """What its parts needed."""
+    """Needs of the parts of one phase, found by simulation.
 
-    smallest: Bytes = 0  #: what the simulator gets through all of them with
-    peak: Bytes = 0  #: no part took more
-    parts: int = 0  #: that were simulated
+    Attributes:
+        smallest: The smallest budget (bytes) that suffices for each part, by simulation.
+        peak: The largest peak (bytes) of a part.
+        parts: The number of parts that were simulated.
+        seen: Peak and start (bytes) of each simulated part; an equal part is skipped.
+        hardest: Trace of the part that needed `smallest`.
+    """
+
+    smallest: Bytes = 0
+    peak: Bytes = 0
+    parts: int = 0
     seen: set[tuple[Bytes, Bytes]] = field(default_factory=set[tuple[Bytes, Bytes]])
-    hardest: Trace | None = None  #: the part that needed `smallest`
+    hardest: Trace | None = None
 
     @property
     def named(self) -> Bytes:
-        """The budget to name: with the margin, and never more than it took."""
+        """The budget to suggest: `smallest` with the margin, but never above the peak."""
         return min(self.peak, int((1 + Phases.MARGIN) * self.smallest))
 
 
 @final
 class Phases:
-    """Watches a run without a limit, or with one that is large enough."""
+    """Observe the phases of a run that has no limit, or one that is never reached."""
 
     MARGIN: Final = 0.05
-    """Added to what the simulator gets through with: it knows one part at a time, and takes what
-    the part before left behind for what it is."""
+    """Fraction added to the simulated budget. The simulator knows one part at a time, and cannot
+    evict memory that an earlier part left behind."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -65,14 +73,14 @@ class Phases:
         self._phases: dict[str, _Phase] = {}
         self._now = _BEFORE
         self._part: Any = None
-        self._start: Bytes = 0  # memory where the part begins
+        self._start: Bytes = 0  # memory at the start of the part
         self._at_call: Bytes = 0  # memory at the last call of a model
         self._depth = 0
         self._here = os.getpid(), threading.get_ident()
 
     @contextmanager
     def watch(self) -> Generator[None]:
-        """Inside, all that runs is looked at."""
+        """Observe everything that runs while the context is open."""
         hooks = [
             register_module_forward_pre_hook(self._called),
             register_module_forward_hook(self._returned, always_call=True),
@@ -87,20 +95,27 @@ class Phases:
             if os.getpid() == self._here[0]:
                 self._end(self._driver.engine.peak)
 
-    # -- what it found ----------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     @property
     def budgets(self) -> dict[str, Bytes]:
-        """The smallest budget for each phase, with the margin."""
+        """The smallest budget for each phase, margin included."""
         return {name: phase.named for name, phase in self._phases.items() if name}
 
     @property
     def whole(self) -> Bytes:
-        """The smallest budget for all of the run, with the margin; 0: nothing ran."""
+        """The smallest budget for the whole run, margin included; 0 if nothing ran."""
         return max((phase.named for phase in self._phases.values()), default=0)
 
     def other_budgets(self, points: int) -> list[tuple[Bytes, float]]:
-        """Budgets for the hardest part of training, and what recomputation adds to its time."""
+        """Return budgets for the hardest part of training, each with its relative extra time.
+
+        Args:
+            points: How many budgets to simulate.
+
+        Returns:
+            Pairs of a budget (bytes) and recomputation time over plain time.
+        """
         phase = self._phases.get(TRAINING) or self._phases.get(_BEFORE)
         trace = None if phase is None else phase.hardest
         if trace is None:
@@ -109,7 +124,7 @@ class Phases:
         found = curve(trace, self._run.policy, points=points)
         return [(point.budget, point.recompute_ns / compute_ns) for point in found]
 
-    # -- where it is cut --------------------------------------------------------------------------
+    # -- cuts -------------------------------------------------------------------------------------
 
     def _called(self, module: nn.Module, _: Any) -> None:
         if not self._is_here():
@@ -146,7 +161,7 @@ class Phases:
             self._part = driver.also_capture()
 
     def _end(self, peak: Bytes) -> None:
-        """`peak`: the part took no more than that."""
+        """End the part and judge it. `peak` bounds the memory (bytes) that it used."""
         part, self._part = self._part, None
         if part is None:
             return
@@ -156,7 +171,7 @@ class Phases:
         self._judge(self._phases.setdefault(self._now, _Phase()), part, peak)
 
     def _judge(self, phase: _Phase, part: Any, peak: Bytes) -> None:
-        """Simulates the part, if it may need more than those before."""
+        """Simulate the part, if it may need more than earlier parts."""
         seen = peak, self._start
         larger, phase.peak = peak > phase.peak, max(peak, phase.peak)
         if peak <= phase.smallest or seen in phase.seen:

@@ -1,4 +1,4 @@
-"""Tries whether steps fit into a budget; what they learn is undone."""
+"""Test if steps fit within a budget, and restore the state of the program afterwards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from rekindle.trace import Trace
 
 
 class Tried(NamedTuple):
-    """A step within a budget: the error if it does not fit into it, or not into the device; else
-    its time over that of its operators without recomputation, with what that takes beside."""
+    """The result of a step within a budget.
+
+    Attributes:
+        shortage: The error if the step did not fit the budget or the device, else None.
+        slowdown: Time of the step over the time of its operators without recomputation.
+    """
 
     shortage: Exception | None
     slowdown: float = 1.0
@@ -29,7 +33,7 @@ class Tried(NamedTuple):
 
 @final
 class Probe:
-    """One budget in bytes, for steps that each start from the same state of the program."""
+    """One budget in bytes, to test steps that each start from the same state of the program."""
 
     def __init__(
         self, amount: str | Bytes, policy: Policy, device: str | torch.device | None
@@ -40,7 +44,7 @@ class Probe:
         self._undo = Undo()
 
     def tried(self, step: Callable[[], object]) -> Tried:
-        """Runs `step` twice, for the second one meets the optimizer's state."""
+        """Run `step` twice, since only the second finds the optimizer's state."""
         try:
             with budget(self.budget, policy=self._policy, device=self.device) as run, self._undo:
                 step()
@@ -59,5 +63,5 @@ class Probe:
         return Tried(None, 1 + (lost + again * prices().again) / max(1, computed))
 
     def trace(self, step: Callable[[], object]) -> Trace:
-        """What `step` does, without a limit."""
+        """Return the trace of `step`, recorded without a limit."""
         return trace_of(step, self.device, self._undo)

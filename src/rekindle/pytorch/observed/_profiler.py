@@ -1,10 +1,11 @@
-"""Runs a step several times to see what it needs; what it learns is undone.
+"""Measure a step for `rekindle.profile`: memory, time and overhead. The state is restored.
 
-1. twice within the budget, unseen: the first makes optimizer state, the second has the peak;
-2. in turns within the budget and without Rekindle, timed: what the bookkeeping costs. Within the
-   budget a step comes before that is not timed: the first of a context is dearer than all others.
-   The quickest counts, once another one confirms it: on a busy machine most samples are too long;
-3. once more within the budget, all written down, with a look at who holds memory at that peak.
+1. Warm up: two steps within the budget. The first makes the optimizer's state, the second has the
+   peak.
+2. Time steps, alternating between the budget and plain PyTorch; the difference is the overhead of
+   bookkeeping. The first step of a context is slower than all others, so it is not timed. The
+   fastest sample counts once another confirms it: on a busy machine most samples are too slow.
+3. Record one more step within the budget, with a snapshot of the holders of memory at its peak.
 """
 
 from __future__ import annotations
@@ -28,22 +29,29 @@ from rekindle.report._report import Report
 from rekindle.trace import Trace
 
 PATIENCE: Final = 4
-"""So many times `repeats` steps are timed at most."""
+"""Most timed steps, as a multiple of `repeats`."""
 ALIKE: Final = 0.1
-"""Two samples that differ by less agree."""
+"""Relative difference below which two samples agree."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One step: what it did, and how long it takes (ns) plainly, and with the bookkeeping but with
-    nothing let go. Under a budget both are measured less what eviction and bookkeeping cost."""
+    """The measurements of one step. Times are less what eviction and recomputation cost.
+
+    Attributes:
+        trace: The trace of the step.
+        report: The report of the step.
+        plain_ns: Time (ns) without Rekindle; estimated from `kept_ns` if a budget was given.
+        kept_ns: Time (ns) with bookkeeping but without eviction.
+        noise: How much longer the slowest timed step took than the fastest, as a fraction.
+    """
 
     trace: Trace
     report: Report
     plain_ns: Nanoseconds
     kept_ns: Nanoseconds
-    noise: float = 0.0  #: how much longer the slowest of the timed steps took than the quickest
+    noise: float = 0.0
 
 
 def observe(
@@ -56,10 +64,18 @@ def observe(
     clock: Callable[[], Nanoseconds] = time.perf_counter_ns,
     watch: Callable[[str], None] = lambda stage: None,
 ) -> Observed:
-    """Runs `step`, three times and three times for each of `repeats`, or for up to `PATIENCE`
-    times as many where they differ; `watch` is told what comes next.
+    """Run `step` several times and return its trace, report and times.
 
-    With no `repeats` it runs only once, nothing is undone, and times are those of the operators.
+    Args:
+        step: The step; everything that it changes is restored.
+        amount: The budget. Default: no limit.
+        policy: The policy of the budget.
+        device: The device whose memory is meant.
+        repeats: How many timed steps to take, or up to `PATIENCE` times as many while they
+            disagree. With 0 the step runs once, nothing is restored, and times are sums of the
+            costs of operators.
+        clock: Returns the time in ns.
+        watch: Called with a text before each stage.
     """
 
     def timed(run: Run) -> Nanoseconds:
@@ -85,7 +101,7 @@ def observe(
     try:
         watch("warming up")
         warm = _warm(step, within(), undo)
-        for number in range(PATIENCE * repeats):  # in turns: a machine is not always equally busy
+        for number in range(PATIENCE * repeats):  # alternating, as the machine's load varies
             if number >= repeats and _is_confirmed(kept) and _is_confirmed(plain):
                 break
             watch(f"timing, {number + 1} of {max(number + 1, repeats)}")
@@ -109,13 +125,13 @@ def observe(
 
 
 def _is_confirmed(times: list[Nanoseconds]) -> bool:
-    """Whether the quickest was no chance: the next is nearly as quick. One alone, if asked for."""
+    """Return True if the next sample is nearly as fast as the fastest, or there is only one."""
     quickest, *others = sorted(times) or [0]
     return not others or others[0] <= (1 + ALIKE) * quickest
 
 
 def trace_of(step: Callable[[], object], device: str | torch.device | None, undo: Undo) -> Trace:
-    """A step amid training: with optimizer state, and all that it meets counted from the start."""
+    """Return the trace of a step in the middle of training: with optimizer state and gradients."""
     try:
         warm = _warm(step, budget.unlimited(device=device), undo)
         context = budget.unlimited(device=device, record=True)
@@ -127,7 +143,7 @@ def trace_of(step: Callable[[], object], device: str | torch.device | None, undo
 @final
 @dataclass(frozen=True, slots=True)
 class _Warm:
-    """What a step leaves to the next one, and the memory that it needs."""
+    """State that a step leaves to the next one, and the peak (bytes) of a step."""
 
     peak: Bytes
     constants: list[weakref.ref[Tensor]]
@@ -135,7 +151,7 @@ class _Warm:
 
 
 def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
-    """Two steps: the first makes the optimizer's state, the second has the peak."""
+    """Run two steps: the first makes the optimizer's state, the second has the peak."""
     with context as run, undo:
         step()
         run._driver.steps.forget_peak()
@@ -144,12 +160,12 @@ def _warm(step: Callable[[], object], context: budget, undo: Undo) -> _Warm:
 
 
 def _written(step: Callable[[], object], context: budget, undo: Undo, warm: _Warm) -> Run:
-    """One step with everything written down, and an exact look at its peak."""
+    """Run one recorded step, with an exact snapshot at its peak."""
     with context as run, undo:
         driver = run._driver
         driver.owners.optimizers.update(warm.optimizers)
         _meet(driver, warm)
-        driver.peak.expect(int(0.98 * warm.peak))  # it may differ by what little is left behind
+        driver.peak.expect(int(0.98 * warm.peak))  # the two peaks may differ a little
         step()
     return run
 
@@ -172,15 +188,15 @@ def _synchronize(run: Run) -> None:
 
 
 def _constants(run: Run) -> list[weakref.ref[Tensor]]:
-    """What the program still has of all that a step met: the next one starts with it."""
+    """Return tensors that the program still holds after a step; the next step starts with them."""
     return [weakref.ref(tensor) for tensor in run._driver.program_tensors()]
 
 
 def _meet(driver: Any, warm: _Warm) -> None:
-    """They count from the start, as they do in the middle of training.
+    """Count the tensors of the last step from the start, as in the middle of training.
 
-    An optimizer's state comes last and in its own order: whether a step listed it by itself
-    depends on what the process ran before.
+    The optimizer's state comes last and in its own order. Otherwise the order would depend on what
+    the process ran before.
     """
     of_optimizers = [
         entry

@@ -1,4 +1,4 @@
-"""`rekindle.capture(step)`: one whole eager step, written down as a trace."""
+"""`rekindle.capture(step)`: record one whole eager step as a trace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,16 @@ def capture(step: Callable[[], object], *, device: str | torch.device | None = N
 def capture_modules(
     step: Callable[[], object], model: nn.Module, *, device: str | torch.device | None = None
 ) -> tuple[Trace, list[str]]:
-    """The same, and for each operator of the forward pass the path of its module in `model`."""
+    """Capture a step, and the module of each operator.
+
+    Args:
+        step: As for `capture`.
+        model: The model whose modules are named.
+        device: As for `capture`.
+
+    Returns:
+        The trace, and for each operator of the forward pass the path of its module in `model`.
+    """
     checks.kind(model, nn.Module, "a model", "rekindle.export({}, step, budget)", "model")
     with _stack_of(model) as stack, budget.unlimited(device=device, record=True) as run:
         places = run._driver.places
@@ -52,7 +61,7 @@ def capture_modules(
 
 @contextmanager
 def _stack_of(model: nn.Module) -> Generator[list[str]]:
-    """The paths of the modules that are running, the innermost last."""
+    """Keep a stack of the paths of running modules, the innermost last."""
     names = {module: name for name, module in model.named_modules()}
     stack: list[str] = []
 

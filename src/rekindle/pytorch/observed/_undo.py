@@ -1,4 +1,4 @@
-"""Runs steps of training and leaves the program as it was: nothing that they learn stays."""
+"""Run training steps and restore the program afterwards: weights, state, generators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.pytorch.observed._before import Before
 
 @final
 class Undo(TorchDispatchMode):
-    """While it is entered operators run as ever; `restore()` then puts back what `Before` does."""
+    """While entered, save what operators overwrite; `restore()` writes it back (see `Before`)."""
 
     def __init__(self) -> None:
         super().__init__()

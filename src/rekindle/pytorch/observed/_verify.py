@@ -1,4 +1,4 @@
-"""`rekindle.verify(step, budget=...)`: the same step with and without a budget, compared."""
+"""`rekindle.verify(step, budget=...)`: compare a step with and without a budget, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.pytorch.observed._before import Before
 from rekindle.pytorch.observed._observe import KINDS, Key, Outcome, observe
 from rekindle.pytorch.online import Site
 
-_SHOWN = 5  # names of what differs, of each kind
+_SHOWN = 5  # most names of differences to show, of each kind
 _KEEP_IT = (
     "its result depends on more than its arguments. Keep it: run it in "
     "`with rekindle.never_recompute():`"
@@ -186,7 +186,7 @@ def _differing(one: Outcome, other: Outcome) -> tuple[Key, ...]:
 
 
 def _first(one: Outcome, other: Outcome) -> Site | None:
-    """The first operator of `other` that is not, or does not give, that of `one`."""
+    """Return the first operator of `other` that is missing or has other results in `one`."""
     for (_, given), (site, there) in zip(one.operators, other.operators, strict=False):
         if given != there:
             return site
