@@ -1,7 +1,7 @@
 """Train PyTorch models inside a memory budget given in bytes.
 
-Only the public names are here, and each is imported when it is first asked for: `import rekindle`
-is quick and does not load torch.
+This module lists the public names and holds no code of its own. Each name is imported on first
+access, so that `import rekindle` is quick and loads none of torch, numpy and matplotlib.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where each public name lives: the module that has it, or the module that it is.
+# The module that defines each public name, or, for a public module, the module itself.
 _HOME = {
     "InvalidArgument": "rekindle._errors",
     "InvalidBudget": "rekindle._errors",
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(_unknown(name), name=name)
     module = import_module(_HOME[name])
     value: object = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
-    globals()[name] = value  # this function is not asked again
+    globals()[name] = value  # later accesses find the value and do not call this function
     return value
 
 

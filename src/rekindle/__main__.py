@@ -1,4 +1,7 @@
-"""`python -m rekindle` is `rekindle`, for launchers that start modules: `torchrun -m rekindle`."""
+"""Make `python -m rekindle` the same as `rekindle`.
+
+Launchers that start modules need it: `torchrun -m rekindle run train.py`.
+"""
 
 from rekindle.cli import main
 

@@ -1,4 +1,8 @@
-"""Say where files are kept from one process to the next: compiled cores, and what was learned."""
+"""Locate the folders for files that outlive a process: compiled cores and learned data.
+
+Learned data are measured costs, workspaces and plans. This module only computes paths; its callers
+create the folders, write the files and delete them.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,24 @@ OFF: Final = "off"
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for what is learned; it may not exist yet.
+    """Return the folder for learned data, which may not exist yet.
 
     Returns:
-        `$REKINDLE_CACHE`, else `$XDG_CACHE_HOME/rekindle` if that is an absolute path (others are
-        to be ignored: XDG Base Directory Specification), else `~/.cache/rekindle`. None with
-        `REKINDLE_CACHE=off`: then nothing learned is kept or used.
+        `$REKINDLE_CACHE` if it is set. Else `$XDG_CACHE_HOME/rekindle` if that path is absolute;
+        the XDG Base Directory Specification says to ignore relative ones. Else
+        `~/.cache/rekindle`. None if `REKINDLE_CACHE=off`: learned data are neither kept nor used.
 
     Raises:
-        RuntimeError: there is no home folder.
+        RuntimeError: The user has no home folder.
     """
     return None if os.environ.get("REKINDLE_CACHE") == OFF else _base()
 
 
 def core_folder() -> Path:
-    """Return the folder for compiled cores: `cores` in the cache, also with `REKINDLE_CACHE=off`.
+    """Return the folder for compiled cores, also if `REKINDLE_CACHE=off`.
 
     Raises:
-        RuntimeError: there is no home folder.
+        RuntimeError: The user has no home folder.
     """
     return _base() / "cores"
 

@@ -1,7 +1,8 @@
-"""Arguments of public functions, checked where they are written, before anything runs.
+"""Check arguments of public functions at the call, before anything runs.
 
-Each of these returns the value, or raises `InvalidArgument`: what was got, what was wanted, and the
-line to write. `line` is what the user wrote, with {} for the value.
+Each public function here returns its `value`, or raises `InvalidArgument`. The message says what
+was got, what was wanted, and the line to write. The argument `line` is the source line that the
+user wrote, with {} in the place of the value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 def one_of(value: T, choices: tuple[T, ...], line: str) -> T:
-    """One of a few words."""
+    """Check that `value` is one of `choices`."""
     if any(value is choice or value == choice for choice in choices):
         return value
     shown = [_shown(choice) for choice in choices]
@@ -28,7 +29,7 @@ def one_of(value: T, choices: tuple[T, ...], line: str) -> T:
 
 
 def switch(value: bool, line: str) -> bool:
-    """True or False, and nothing that would pass for them."""
+    """Check that `value` is a bool; other truthy and falsy values are refused."""
     if isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         return value
     lines = f"{line.format(True)} or {line.format(False)}"
@@ -36,7 +37,14 @@ def switch(value: bool, line: str) -> bool:
 
 
 def number(value: Any, least: float, line: str, instead: str) -> Any:
-    """A number of at least `least`. instead: one that makes sense."""
+    """Check that `value` is a number of at least `least`, and whole if `least` is an int.
+
+    Args:
+        value: The argument to check.
+        least: The smallest value that is accepted.
+        line: The line that the user wrote, with {} for the value.
+        instead: The value that the error message suggests.
+    """
     kinds = (int,) if isinstance(least, int) else (int, float)
     if isinstance(value, kinds) and not isinstance(value, bool) and value >= least:
         return value
@@ -47,7 +55,15 @@ def number(value: Any, least: float, line: str, instead: str) -> Any:
 def function(
     value: Any, line: str, instead: str, *arguments: object, wanted: str = "a function"
 ) -> Callable[..., Any]:
-    """What can be called with so many arguments. instead: what to write in its place."""
+    """Check that `value` is callable with `arguments`, without calling it.
+
+    Args:
+        value: The argument to check.
+        line: The line that the user wrote, with {} for the value.
+        instead: The expression that the error message suggests.
+        arguments: Example arguments; only their number matters.
+        wanted: The words of the error message for the wanted object.
+    """
     if not callable(value):
         got = _kind(value) + " (a call in place of a function?)" * (value is None)
     elif (missing := _unlike(value, arguments)) is None:
@@ -60,13 +76,21 @@ def function(
 
 
 def step(value: Any, line: str) -> Callable[[], object]:
-    """A function that takes one step of training."""
+    """Check that `value` is a function that makes one training step and needs no arguments."""
     wanted = "a function that takes one step, without arguments"
     return function(value, line, "lambda: step(batch)", wanted=wanted)
 
 
 def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
-    """An object of that type, or of one of several. name: of what is wanted."""
+    """Check that `value` is an instance of `wanted`.
+
+    Args:
+        value: The argument to check.
+        wanted: A type, or a tuple of types.
+        name: The words of the error message for the wanted type.
+        line: The line that the user wrote, with {} for the value.
+        instead: The expression that the error message suggests.
+    """
     if isinstance(value, wanted):
         return value
     raise InvalidArgument(
@@ -75,9 +99,10 @@ def kind(value: T, wanted: Any, name: str, line: str, instead: str) -> T:
 
 
 def _unlike(value: Callable[..., Any], arguments: tuple[object, ...]) -> str | None:
-    """Why it cannot be called with these; None: it can, for all that is known."""
+    """Return why `value` cannot be called with `arguments`, or None if nothing is known."""
     try:
-        signature = inspect.signature(getattr(value, "forward", value))  # of a module: its own
+        # `nn.Module.__call__` takes anything; its `forward` has the real signature.
+        signature = inspect.signature(getattr(value, "forward", value))
     except (TypeError, ValueError):
         return None
     try:

@@ -1,4 +1,6 @@
-"""Every error that this library raises on purpose.
+"""Define every error that this library raises on purpose.
+
+Other errors, such as those of the user's code, pass through unchanged. The tree:
 
 RekindleError
  +- InvalidArgument (ValueError)    an argument is not one of the accepted values
@@ -31,9 +33,11 @@ class RekindleError(Exception):
 
 
 def _again(kind: type[RekindleError], arguments: tuple[object, ...]) -> RekindleError:
-    """Without `__init__`, which makes the message and wants what it is made of."""
+    """Recreate a pickled error without `__init__`, which takes the parts of the message."""
     builtin: Any = kind
-    while builtin.__module__ != "builtins":  # whose memory this class has: not always the last base
+    # `__new__` has to be that of the builtin base that fixes the memory layout of the class. That
+    # is `__base__`, which is not always the last of `__bases__`.
+    while builtin.__module__ != "builtins":
         builtin = builtin.__base__
     error = builtin.__new__(_kind_to_raise(kind))
     error.args = arguments
@@ -104,7 +108,7 @@ class InvalidSchedule(RekindleError, ValueError):
         self.reason = reason
 
 
-#: What retrying loops look for in a text: fairseq's, detectron2's, accelerate's, Lightning's.
+#: The words by which fairseq, detectron2, accelerate and Lightning recognize that memory ran out.
 _RETRY_WORDS: Final = "CUDA out of memory. DefaultCPUAllocator: can't allocate memory"
 
 
@@ -172,11 +176,21 @@ class OutOfBudget(RekindleError, MemoryError):
         return self.worth_trying
 
     def can_rehearse(self, rehearsal: Callable[[OutOfBudget, float], bool]) -> None:
-        """Have `rehearse` call `rehearsal`, until it returns True: that was all it can find."""
+        """Have `rehearse` call `rehearsal` until it returns True, which ends the search.
+
+        Args:
+            rehearsal: A function of this error and the seconds it may take. It returns True if a
+                further call cannot find more.
+        """
         self._rehearsal = rehearsal
 
     def name(self, budget: Bytes, reason: str) -> None:
-        """Name another budget in the text: `reason` says what it is."""
+        """Replace the suggested budget in the message and in `worth_trying`.
+
+        Args:
+            budget: The budget (bytes) to suggest.
+            reason: The words of the message that say what this budget is.
+        """
         before = f"rekindle.budget({self.worth_trying})"
         *lines, words = (each for each in self.args[0].splitlines() if not each.endswith(before))
         self.args = ("\n".join([*lines, f"{reason}: rekindle.budget({budget})", words]),)
@@ -184,21 +198,29 @@ class OutOfBudget(RekindleError, MemoryError):
 
 
 def _kind_to_raise(kind: type[Any]) -> type[Any]:
-    """Return the class to make where `kind` is asked for."""
+    """Return the class to instantiate for `kind`; it differs once torch is loaded."""
     torch_error = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     return kind if kind is not OutOfBudget or torch_error is None else _also(torch_error)
 
 
 @cache
 def _also(torch_error: type[Exception]) -> type[OutOfBudget]:
-    """Return the `OutOfBudget` that is a `torch_error` too: made late, for torch loads late."""
+    """Make the subclass of `OutOfBudget` that is a `torch_error` too.
+
+    It is made on first use, because this module must not import torch.
+    """
     members = {"__module__": OutOfBudget.__module__, "__doc__": OutOfBudget.__doc__}
     return type(OutOfBudget.__name__, (OutOfBudget, torch_error), members)
 
 
 @contextmanager
 def beside(error: BaseException | None) -> Generator[None]:
-    """What fails inside becomes a note of `error`, which goes on its way; without one it raises."""
+    """Turn an exception of the block into a note of `error`, so that it does not replace `error`.
+
+    Args:
+        error: The error that is already on its way to the user. None: exceptions of the block
+            are raised as they are.
+    """
     try:
         yield
     except Exception as failure:
@@ -219,7 +241,7 @@ class VerificationFailed(RekindleError, AssertionError):
     """A step differs within a budget; the message is the table of `verify`."""
 
 
-# Tracebacks show what users write: rekindle.OutOfBudget.
+# Make tracebacks show the name that users write, such as rekindle.OutOfBudget.
 for _public in (
     RekindleError,
     InvalidArgument,

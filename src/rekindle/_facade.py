@@ -1,4 +1,8 @@
-"""Public functions that join the parts: what is measured, what decides, what runs."""
+"""Define the public functions that plan a model: `sequential`, `export`, `plan`, `backend`.
+
+Each joins parts that do not import each other: `rekindle.pytorch` measures or traces the model, a
+planner decides, and `rekindle.pytorch` runs the plan. torch is imported only inside the functions.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,9 @@ if TYPE_CHECKING:
     from rekindle.pytorch.planned import Backend, Export, ModelPlan
 
 
-# When a block runs again, variables of its Python code hold results a little longer than the
-# timeline of operators knows. Beside whole blocks that vanishes; beside saved results it does not.
+# Share of the budget that selective checkpoints may fill. While a block is recomputed, variables of
+# its Python code hold results longer than the timeline of operators shows. That excess is small
+# compared with a whole block, but not compared with the results that selective checkpoints save.
 _MARGIN = 0.97
 
 
@@ -50,12 +55,12 @@ def sequential(
 
     Args:
         model: The `nn.Sequential`.
-        sample: A tensor or a tuple of tensors, such as training will bring.
+        sample: A tensor or a tuple of tensors, like the inputs in training.
         budget: Bytes, or text ("6GiB"), for one forward and backward pass: parameters, buffers,
             gradients, input, output, activations.
-        loss: From the output to a scalar, to measure its memory. Default: a sum.
-        beside: Bytes that others hold meanwhile: optimizer state, targets.
-        reshape: What to do with an input of another shape: "measure" again, or "refuse" it.
+        loss: A function from the output to a scalar; its memory is measured too. Default: a sum.
+        beside: Bytes of memory outside the model during a step: optimizer state, targets.
+        reshape: How to treat an input of another shape: "measure" again, or "refuse" it.
         watch: A function that is called with (stages measured, number of stages).
 
     Returns:
@@ -204,9 +209,9 @@ def plan(
         planner: One of `rekindle.planners`, or its name ("rotor"). Default: `Cuts`, started from a
             run of DTR.
         swap: For a trace and the default planner: values may also be swapped, at this bandwidth.
-        reserve: Bytes of the budget for what the graph of the model does not show: optimizer state,
-            accumulated gradients, a loss outside the model.
-        shapes: What to do with inputs of another shape: "replan", or raise an "error".
+        reserve: Bytes of the budget for memory that the graph of the model does not show: optimizer
+            state, accumulated gradients, a loss outside the model.
+        shapes: How to treat inputs of another shape: "replan", or raise an "error".
         check: Run the model and the plan once on the example inputs, compare them bit for bit, and
             refuse a plan that differs. False only traces the model. Not for `compile=True`, which
             compares each compiled segment with its operators.
@@ -302,7 +307,7 @@ def _plan_trace(trace: Trace, budget: Bytes | None, planner: Planner) -> Plan:
 
 
 def _check(found: ModelPlan, model: Any, example_inputs: Any) -> None:
-    """Raises `Unsupported` unless the planned model does what the plain one does."""
+    """Raise `Unsupported` unless the planned model gives the results of `model`, bit for bit."""
     from rekindle.pytorch.observed import Failed, differing
     from rekindle.pytorch.planned import training_step
 
@@ -392,16 +397,21 @@ def _planner(planner: Planner | None, swap: Swap | None = None) -> Planner:
     return WarmCuts(time_limit=TIME_LIMIT, gap=GAP, swap=swap)
 
 
-TIME_LIMIT = 30.0  #: seconds of the default planner
-GAP = 0.001  #: a plan within a thousandth of the best is as good as the best
+TIME_LIMIT = 30.0  #: time limit of the default planner, in seconds
+GAP = 0.001  #: the default planner stops when a plan is within this share of the lower bound
 
-# Plans of the last programs, so that a larger budget never gets a slower plan than a smaller one.
+# Plans for the most recent programs. A smaller budget's plan is reused if a larger budget's search
+# finds a slower one, so that more memory never means more time.
 _known: dict[tuple[Trace, Planner], list[Plan]] = {}
 _MOST_KNOWN = 16
 
 
 class _Plans:
-    """A planner with a memory: the best plan that it ever found for the program, and that fits."""
+    """Planner that remembers its plans, as a function of a trace and a budget.
+
+    It returns the fastest plan that fits among all that it has found for the trace. It shows the
+    progress of the search on a terminal.
+    """
 
     def __init__(self, planner: Planner | None, progress: ProgressLine) -> None:
         self._planner = planner
@@ -432,7 +442,7 @@ class _Plans:
 
 
 def _for_budget(best: Plan, found: Plan) -> Plan:
-    """The plan of a smaller budget as the answer for this one, with the bound for this one."""
+    """Return `best`, made for a smaller budget, with the budget and lower bound of `found`."""
     from dataclasses import replace
 
     bound = min(found.bound_ns, best.cost_ns or 0)

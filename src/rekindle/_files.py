@@ -1,4 +1,7 @@
-"""What a file is that was taken for another: told by how it begins."""
+"""Recognize the kind of a file from its first bytes, for error messages.
+
+Readers call `what_is` when a file is not what they expected. Nothing is parsed here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,14 @@ _STARTS: Final = {
 
 
 def what_is(path: str | Path) -> str:
-    """In words, such as "a checkpoint of PyTorch". Raises `OSError` if it cannot be read."""
+    """Describe a file in words, such as "a checkpoint of PyTorch".
+
+    Args:
+        path: The file or folder.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     path = Path(path)
     if path.is_dir():
         return "a folder"

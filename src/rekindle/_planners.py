@@ -1,4 +1,10 @@
-"""The planners by name, and DTR among them: the simulator's run of it, judged as a plan."""
+"""Name the planners, and combine planners with the simulator.
+
+`rekindle.planners` must not import the simulator, so that no planner judges itself. Therefore the
+two planners that use both are here: `Online` makes a plan of a simulated run of a policy (DTR), and
+`WarmCuts` starts the cut relaxation from such runs. `rekindle.plan`, `rekindle.backend` and the
+command line look planners up here.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +36,35 @@ from rekindle.policies import DEFAULT, DTR, MSPS, Policy, Swap
 from rekindle.schedule import Schedule, verify
 from rekindle.simulator import replay, smallest_budget
 
-# Times the program: a run that recomputes for longer is no good beginning. It takes long, too.
+# Limit on recomputation in a run that starts a search, as a multiple of the program's own time. A
+# run beyond it is a bad start and slow to simulate.
 LONGEST: Final = 10
-_QUICK: Final = 1  # while no other plan is known
-# Shares of the time for a budget that would do, all together and for one try; any plan is enough.
+_QUICK: Final = 1  # the same limit for the first attempt, before any plan is known
+# The search for the smallest budget with a plan: its share of the time limit, the share of one
+# attempt, and the gap at which an attempt stops. Any plan shows that a budget suffices.
 _ASIDE, _TRY, _ENOUGH = 0.25, 0.02, 10.0
 
 
 def halfway(problem: Problem) -> Bytes:
-    """A budget where nobody says one: between what no schedule can do with less and keep-all."""
+    """Return the default budget: half way between the lower limit and the peak of keep-all.
+
+    No schedule fits into less than the lower limit, `problem.floor`.
+    """
     return (problem.floor + problem.keep_all_peak) // 2
 
 
 @final
 @dataclass(frozen=True)
 class Online:
-    """What the online engine does, as a planner: it sees the program only as it runs.
+    """Planner whose plan is a simulated run of the online engine.
 
-    With `swap` what it lets go may go to the host. It recomputes for no longer than `limit` times
-    the program.
+    The engine sees each operator only when it runs, so the plan is usually worse than that of a
+    planner that knows the whole trace.
+
+    Attributes:
+        policy: The policy that selects storages to evict.
+        swap: If given, evicted values may also be swapped out to the host.
+        limit: Most time for recomputation, as a multiple of the program's time. None: no limit.
     """
 
     policy: Policy
@@ -68,7 +84,10 @@ class Online:
         return given.plan(problem, budget, watch=watch)
 
     def schedule(self, problem: Problem, budget: Bytes) -> Schedule | None:
-        """The actions of a run within `budget`; None where the engine finds no room, or no end."""
+        """Return the actions of a run within `budget`, or None if the run fails.
+
+        A run fails if an operator does not fit, or if it recomputes for longer than `limit` allows.
+        """
         longest = None if self.limit is None else int(self.limit * problem.compute_ns)
         rules = replace(RIGHT, recompute_limit=longest)
         try:
@@ -83,11 +102,16 @@ class Online:
 @final
 @dataclass(frozen=True)
 class WarmCuts:
-    """The cut relaxation, begun with an online run; and what other policies do where it fails.
+    """Planner that starts the cut relaxation (`Cuts`) from a run of the online engine.
 
-    The plan is never slower than that run, unless it recomputes for more than ten times as long as
-    the program takes. With `swap` it begins with three: one that recomputes, one that swaps, one
-    that chooses.
+    If that finds no plan, it starts again from runs of other policies. The plan is never slower
+    than the run, unless the run recomputes for more than ten times the program's time. With `swap`
+    the search starts from three runs: one that recomputes, one that swaps, and one that does both.
+
+    Attributes:
+        time_limit: Seconds for the search.
+        gap: The search stops when the plan is within this share of the lower bound.
+        swap: If given, values may also be swapped.
     """
 
     time_limit: float
@@ -117,8 +141,10 @@ class WarmCuts:
         return plan if plan.schedule is not None else self._with_smallest(plan, problem)
 
     def _with_smallest(self, plan: Plan, problem: Problem) -> Plan:
-        """`plan`, which has no schedule, with the smallest budget for which there is one: what an
-        online run gets through with, and less, tried by bisection."""
+        """Return `plan`, which has no schedule, with the smallest budget known to have one.
+
+        The search bisects between the failed budget and the smallest budget of an online run.
+        """
         until = time.perf_counter() + _ASIDE * self.time_limit
         low = max(plan.budget, problem.floor - 1)
         high = smallest_budget(problem.trace, DEFAULT, above=low + 1)
@@ -129,7 +155,9 @@ class WarmCuts:
             quick = WarmCuts(min(left, _TRY * self.time_limit), _ENOUGH)._cuts(())
             if quick.plan(problem, middle).schedule is None:
                 low = middle
-            else:  # not its peak: whoever plans for that one might not find the same
+            else:
+                # The peak of this plan may be lower still. But a search that is given only that
+                # peak might not find the plan again.
                 high = middle
         return replace(plan, smallest_budget=high)
 
@@ -151,8 +179,11 @@ def _steps(problem: Problem, runs: Sequence[Schedule | None]) -> tuple[tuple[int
 
 
 def _no_dearer(plan: Plan, problem: Problem, run: Schedule) -> Plan:
-    """`plan`, or `run` in its place: written down, a sequence may run views again that cost time,
-    which the search does not count."""
+    """Return `plan`, or a plan made of `run` if that costs less.
+
+    The search does not count the time of views. Its schedule may run some of them again, so that it
+    can cost more than the run from which the search started.
+    """
     cost = verify(problem.trace, run, plan.budget)
     if plan.cost_ns is None or cost.total_ns >= plan.cost_ns:
         return plan
@@ -193,22 +224,30 @@ PLANNERS: dict[str, Callable[[float], Planner]] = {
     "keep-all": lambda _: KeepAll(),
     "recompute-all": lambda _: RecomputeAll(),
 }
-"""By the name on the command line; each takes the time limit in seconds."""
+"""Makers of planners, by the name on the command line. Each takes the time limit in seconds."""
 
 SWAPPING: dict[str, Callable[[float, Swap], Planner]] = {
     "cuts": lambda time_limit, swap: WarmCuts(time_limit, swap=swap),
     "dtr": lambda _, swap: Online(DTR(), swap),
 }
-"""Those that can also swap."""
+"""Makers of the planners that can also swap, by name."""
 
 
 def given_planner(
     planner: Planner | type[Planner] | str | None, line: str, seconds: float
 ) -> Planner | None:
-    """The planner that is meant: one, its name, its class (with the defaults), None: the default.
+    """Return the planner for the argument `planner` of a public function.
 
-    One that is named searches for `seconds`. Raises `InvalidArgument` for anything else; `line` is
-    what the user wrote, with {} for the planner.
+    Args:
+        planner: A planner, its name, or its class, which is called without arguments.
+        line: The line that the user wrote, with {} for the planner.
+        seconds: The time limit for a planner that is given by name.
+
+    Returns:
+        The planner. None means the default planner.
+
+    Raises:
+        InvalidArgument: `planner` is none of these.
     """
     if planner is None:
         return None

@@ -1,4 +1,8 @@
-"""What a step will need and take: the runtime watches one, the simulator says what if."""
+"""Predict memory and time of training steps: `rekindle.profile` and `rekindle.max_batch`.
+
+The runtime runs one step and records a trace; the simulator replays the trace within other budgets.
+`max_batch` normally runs each batch size instead, and simulates only if asked to.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +109,7 @@ def profile(
 
 
 def _on_noise(choices: tuple[Choice, ...], noise: float) -> tuple[str, ...]:
-    """Predictions that say that less memory is quicker than plenty: the timing is to blame."""
+    """Return a line of advice if a predicted slowdown is below 1, which can only be noise."""
     least = min((choice.slowdown for choice in choices), default=1.0)
     if least >= 1.0:
         return ()
@@ -154,7 +158,8 @@ def max_batch(
 
     Args:
         step_factory: A function from a batch size to a function that takes one whole step.
-        budget: The budget in bytes or as text ("6GiB"). "auto" takes what the device has.
+        budget: The budget in bytes or as text ("6GiB"). "auto": the free memory of the device,
+            with a margin.
         slowdown: The most that recomputation may slow a step: 1.3 means 30 % more time. Default: no
             limit.
         at_most: Sizes above this one are not tried.
@@ -246,7 +251,15 @@ def _so_far(price: dict[int, float]) -> str:
 
 
 def largest(feasible: Callable[[int], bool], at_most: int) -> int:
-    """The largest number from 1 to `at_most` that is feasible, as all below it are; 0: none."""
+    """Find the largest feasible number by doubling, then bisection.
+
+    Args:
+        feasible: A function that is True up to some number and False above it.
+        at_most: The largest number to try.
+
+    Returns:
+        A number from 1 to `at_most`, or 0 if not even 1 is feasible.
+    """
     yes, no = 0, 1
     while no <= at_most and feasible(no):
         yes, no = no, 2 * no

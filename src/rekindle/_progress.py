@@ -1,4 +1,8 @@
-"""One line on a terminal that says what takes so long."""
+"""Show the progress of a slow function as one line on a terminal.
+
+The planners, `rekindle.max_batch` and `rekindle.sequential` use it. Where standard error is not a
+terminal, nothing is shown.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ import time
 from typing import Final, final
 
 SECONDS: Final = 2.0
-"""What is over sooner is not worth a word."""
+"""Work that ends sooner shows no line."""
 
 
 @final
 class ProgressLine:
-    """Shown from the third second on, and gone when it is done. Only on a terminal."""
+    """Line that appears after `SECONDS` of work, and is erased by `done()`.
+
+    Call it with a text to update the line.
+    """
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -32,7 +39,7 @@ class ProgressLine:
             self.done()
 
     def done(self) -> None:
-        """The next word begins something else."""
+        """Erase the line. The next call starts the clock again."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -1,7 +1,9 @@
-"""`python -m rekindle._route FOLDER BUDGET SECONDS NICENESS`: plans a step to come again.
+"""Plan a recorded step in a process of its own, with less priority than the training process.
 
-Reads FOLDER/trace.jsonl; each better plan becomes FOLDER/route-N.json, complete as soon as it is
-there. A quick plan first: most of what can be had is had in a tenth of the time.
+Usage: `python -m rekindle._route FOLDER BUDGET SECONDS NICENESS`. The runtime starts it to make
+learned plans in the background. It reads FOLDER/trace.jsonl and writes each better plan as
+FOLDER/route-N.json. A plan file is complete as soon as it exists. The first plan is made in a tenth
+of the time, because that already achieves most of the gain.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rekindle.planners.given import steps_of
 from rekindle.policies import DEFAULT
 from rekindle.trace.formats import native
 
-QUICK = 0.1  # of the time
+QUICK = 0.1  # share of the time for the first plan
 
 
 def main(folder: Path, budget: int, seconds: float) -> None:
@@ -34,7 +36,8 @@ def main(folder: Path, budget: int, seconds: float) -> None:
         plan = Cuts(share * seconds, warm_start=warm).plan(problem, budget)
         if plan.schedule is None:
             continue
-        if best is None or plan.recompute_ns != best.recompute_ns:  # it began with the best
+        # The search starts from the best plan so far, so a different cost is a lower one.
+        if best is None or plan.recompute_ns != best.recompute_ns:
             route = Route.of(problem.trace, plan.schedule)
             _write(folder / f"route-{number}.json", replace(route, **_figures(plan)))
         if plan.status is Status.OPTIMAL:

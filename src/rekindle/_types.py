@@ -1,4 +1,7 @@
-"""The units and names that all parts share. Integers only, so that equality is exact."""
+"""Define the types of ids and quantities that all parts share.
+
+All are integers, so that equality is exact.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Amounts of bytes and times, from and to text: the only place that formats a quantity."""
+"""Convert amounts of bytes and times from and to text.
+
+No other module formats a quantity. Inside the library quantities are integers: bytes and ns.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import SupportsIndex
 from rekindle._errors import InvalidBudget
 from rekindle._types import Bytes, Nanoseconds
 
-# What a user may write, in small letters: case is ignored.
+# Units that a user may write, in lower case because case is ignored.
 _BYTES_IN = {
     "b": 1,
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
@@ -24,9 +27,11 @@ _BYTES_IN = {
 _SIZE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>\d+(?:_\d+)*(?:\.\d+)?)\s*(?P<unit>[^\d\s].*)?", re.ASCII
 )
-_LONGEST = 40  # characters: far more than any size needs, far less than int() refuses to read
+# Longest text in characters: more than any size needs, and short enough for int(), which refuses
+# text of more than 4,300 digits.
+_LONGEST = 40
 
-# Each unit, what it holds, the decimals it shows: always the same, so that columns line up.
+# Unit, size, number of decimals. The decimals are fixed per unit, so that columns line up.
 _SHOWN_BYTES = (
     ("B", 1, 0),
     ("KiB", 1024, 1),
@@ -40,22 +45,29 @@ _ANY_UNIT = "B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of
 
 
 def parse_bytes(value: str | int, *, line: str = "rekindle.budget({})") -> Bytes:
-    """The bytes in an int, or in text such as "6GiB", "1.5 gb", "200_000_000", "64 KiB".
+    """Read a positive amount of bytes from an int or text.
 
-    A fraction of a byte is cut off: a budget is a cap. Anything else raises `InvalidBudget`, whose
-    message shows `line`, what the user wrote with {} for the size, as it should have been written.
+    Args:
+        value: An int, or text such as "6GiB", "1.5 gb", "200_000_000", "64 KiB".
+        line: The line that the user wrote, with {} for the size, for the error message.
+
+    Returns:
+        The bytes, rounded down, because a budget is a cap.
+
+    Raises:
+        InvalidBudget: `value` is not a positive amount; the message shows the corrected line.
     """
     return _Reader(value, line).read()
 
 
 def format_bytes(n: Bytes) -> str:
-    """Bytes for people: "0 B", "312.0 MiB", "1.50 GiB"."""
+    """Format bytes for people: "0 B", "312.0 MiB", "1.50 GiB"."""
     return _scaled(n, _SHOWN_BYTES)
 
 
 def format_ns(ns: Nanoseconds) -> str:
-    """Nanoseconds for people: "850 ns", "3.2 ms", "12.50 s", "2 min 05 s", "1 h 02 min"."""
-    if abs(ns) < 59_995_000_000:  # the first that would show as "60.00 s"
+    """Format ns for people: "850 ns", "3.2 ms", "12.50 s", "2 min 05 s", "1 h 02 min"."""
+    if abs(ns) < 59_995_000_000:  # from here on, rounding would show "60.00 s"
         return _scaled(ns, _SHOWN_NS)
     sign = "-" if ns < 0 else ""
     minutes, seconds = divmod(round(abs(ns) / 1e9), 60)
@@ -66,17 +78,18 @@ def format_ns(ns: Nanoseconds) -> str:
 
 
 def _scaled(n: int, units: tuple[tuple[str, int, int], ...]) -> str:
-    """`n` in the smallest unit that does not show as much as one of the next unit."""
+    """Format `n` in the smallest unit in which it shows as less than one of the next unit."""
     for (unit, size, decimals), (_, next_size, _) in pairwise(units):
         shown = f"{n / size:.{decimals}f}"
-        if abs(float(shown)) * size < next_size:  # asked of what is shown: never "1024.0 KiB"
+        # Compare the rounded figure, so that 1,048,575 bytes do not show as "1024.0 KiB".
+        if abs(float(shown)) * size < next_size:
             return f"{shown} {unit}"
     unit, size, decimals = units[-1]
     return f"{n / size:.{decimals}f} {unit}"
 
 
 class _Reader:
-    """One value on its way to bytes: the value and the line to show when it is refused."""
+    """Reader of one value; keeps the value and the line for error messages."""
 
     def __init__(self, value: object, line: str) -> None:
         self.value = value
@@ -90,8 +103,8 @@ class _Reader:
             raise self._refused("a bool", "an int or text", '"6GiB"')
         if isinstance(value, float):
             raise self._refused("a float", "an int or text", *_instead_of(value))
-        if isinstance(value, SupportsIndex):  # an int, or one of NumPy's
-            with suppress(TypeError):  # arrays promise an index too, and most cannot give it
+        if isinstance(value, SupportsIndex):  # an int, or an integer of NumPy
+            with suppress(TypeError):  # arrays have `__index__` too, and most raise in it
                 return self._positive(operator.index(value))
         raise self._refused(f"an object of type {type(value).__name__}", "an int or text", '"6GiB"')
 
@@ -142,14 +155,14 @@ class _Reader:
 
 
 def _amount(number: str, unit: str) -> Bytes:
-    """Exactly that many bytes, the last fraction cut off."""
+    """Compute the exact number of bytes, rounded down."""
     return math.floor(Fraction(number) * _BYTES_IN[unit.lower()])
 
 
 def _instead_of(value: float) -> tuple[str, ...]:
-    """What may be written for a float: its whole bytes, and a round figure if that is the same."""
+    """Return what to write for a float: its whole bytes, and a round figure if that is equal."""
     if not math.isfinite(value) or value < 1:
-        return ('"6GiB"',)  # nothing near it makes sense, nor would a fraction of the memory
+        return ('"6GiB"',)  # no amount is near it; a float below 1 may mean a share, also refused
     n = int(value)
     for letter, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3)):
         figure = f"{Decimal(n) / size:f}"
