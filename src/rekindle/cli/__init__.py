@@ -1,7 +1,7 @@
 """The command line: one file a command, loaded when it is asked for.
 
-A file `<name>.py` in this folder holds one click command called `command`. Nothing here or at the
-top of such a file imports torch, so that `rekindle --help` answers at once.
+A file `<name>.py` in this folder defines one click command called `command`. Neither this module
+nor the top of such a file imports torch, so that `rekindle --help` answers at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rekindle._errors import RekindleError
 
 
 class _Commands(click.Group):
-    """The commands are the files of this folder."""
+    """Group whose commands are the files of this folder."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_")
@@ -29,7 +29,10 @@ class _Commands(click.Group):
         return importlib.import_module(f"{__name__}.{cmd_name}").command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """What Rekindle raises on purpose says all that there is to say: no traceback."""
+        """Run the command; show Rekindle's own errors without a traceback.
+
+        Their messages say all that the user needs.
+        """
         try:
             return super().invoke(ctx)
         except RekindleError as error:

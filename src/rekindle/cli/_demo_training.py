@@ -1,11 +1,11 @@
-"""The model, the text and the training loop of `rekindle demo`: a character-level GPT.
+"""Define the model, the text and the training loop of `rekindle demo`: a character-level GPT.
 
-It is written as a user would write it: nothing in the model knows of a budget. Memory is measured
-the same way with a budget and without, by a `Meter` around both, which knows nothing of Rekindle.
+The model is ordinary PyTorch code that knows nothing of budgets. A `Meter`, which is independent of
+the runtime, measures memory in the same way with a budget and without.
 """
 
 # pyright: standard
-# (torch's stubs leave too much unknown)
+# (strict mode reports too many unknown types in torch's stubs)
 from __future__ import annotations
 
 import gc
@@ -27,13 +27,13 @@ from rekindle.pytorch.tensors import Meter
 
 HEADS = 4
 WARM_UP = 12  # steps until the full learning rate
-COUNTS = ("evictions", "recomputations", "recompute_ns")  # what a run under a budget has counted
-ENOUGH = 1_000_000  # characters: more than a demonstration reads
+COUNTS = ("evictions", "recomputations", "recompute_ns")  # figures to copy from a `Run`
+ENOUGH = 1_000_000  # characters to read; the demo's steps use fewer
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The model and its training. `width` is a multiple of HEADS."""
+    """Settings of the model and its training. `width` is a multiple of HEADS."""
 
     layers: int = 12
     width: int = 128
@@ -44,7 +44,7 @@ class Settings:
 
     @property
     def tokens(self) -> int:
-        """Characters in one step."""
+        """The number of characters in one step."""
         return self.batch * self.context
 
 
@@ -53,13 +53,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class Text:
-    """Characters as their numbers in `alphabet`: a byte each, for the text counts as well."""
+    """Text as indices into `alphabet`.
+
+    An index is one byte, because the memory of the text counts as well.
+    """
 
     alphabet: str
     characters: Tensor
 
     def batch(self, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
-        """Random pieces and, for each character, the next one; step i always gets the same."""
+        """Draw the batch of a step, which depends on the seed and the number of the step only.
+
+        Returns:
+            Random pieces of the text and, for each of their characters, the following one. Both
+            have the shape (batch, context).
+        """
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
         last = len(self.characters) - settings.context
         starts = torch.randint(last, (settings.batch, 1), generator=generator)
@@ -68,7 +76,15 @@ class Text:
 
 
 def read_text(context: int, folder: Path | None = None) -> Text:
-    """Python's own sources, in ASCII; ValueError if that is too little for pieces of `context`."""
+    """Read the sources of Python's standard library, reduced to ASCII.
+
+    Args:
+        context: The number of characters that the model sees at once.
+        folder: The folder to read. Default: that of the standard library.
+
+    Raises:
+        ValueError: There is not more text than `context`.
+    """
     folder = folder or Path(sysconfig.get_path("stdlib"))
     text = b""
     for path in sorted(folder.glob("*.py")):
@@ -132,12 +148,12 @@ class GPT(nn.Module):
         return self.out(self.norm(x))
 
 
-# Training it.
+# The training.
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step that was taken; `peak` is the most memory that was in use during it."""
+    """Figures of one step; `peak` is the most memory (bytes) in use during the step."""
 
     number: int
     loss: float
@@ -147,7 +163,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training run. `constants`: memory at its end - weights, gradients, optimizer state."""
+    """Figures of a training run.
+
+    Attributes:
+        budget: The budget (bytes), or None.
+        steps: Figures of each step.
+        weights: The weights at the end.
+        peak: The most memory (bytes) in use during the steps.
+        constants: Memory (bytes) at the end: weights, gradients, optimizer state, text.
+        evictions: Number of evictions.
+        recomputations: Number of recomputed operators.
+        recompute_ns: Time (ns) in recomputed operators.
+    """
 
     budget: Bytes | None
     steps: tuple[Step, ...]
@@ -160,11 +187,11 @@ class Trained:
 
     @property
     def step_ns(self) -> Nanoseconds:
-        """The median time of a step."""
+        """The median time (ns) of a step."""
         return int(statistics.median(step.ns for step in self.steps))
 
     def budget_at(self, fraction: float) -> Bytes:
-        """The constants and this fraction of the memory that this run needed above them."""
+        """Return the constants plus `fraction` of the memory that this run needed beyond them."""
         return self.constants + int(fraction * (self.peak - self.constants))
 
 
@@ -174,7 +201,14 @@ def train(
     budget: Bytes | None = None,
     watch: Callable[[Step], None] = lambda step: None,
 ) -> Trained:
-    """Train from the seed on, within the budget if there is one; `watch` is told of each step."""
+    """Train a new model.
+
+    Args:
+        settings: The model and its training.
+        text: The text to learn.
+        budget: The budget (bytes). None: no budget.
+        watch: A function that is called with the figures of each step.
+    """
     torch.manual_seed(settings.seed)
     model = GPT(settings, len(text.alphabet))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -192,7 +226,7 @@ def train(
             optimizer.step()
             ns = time.perf_counter_ns() - start
             step = Step(number, loss.item(), ns, meter.peak)
-            del scores, loss  # or the next step would start with them
+            del scores, loss  # else their memory would still be in use in the next step
             steps.append(step)
             watch(step)
         gc.collect()
@@ -209,7 +243,7 @@ def train(
 
 @dataclass(frozen=True)
 class Identical:
-    """Whether two runs ended up with the same, bit for bit."""
+    """Result of a comparison of two runs: True for what is equal bit for bit."""
 
     losses: bool
     weights: bool

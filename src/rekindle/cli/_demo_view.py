@@ -1,4 +1,4 @@
-"""What `rekindle demo` shows: a live line for each run, then a table of both."""
+"""Show the runs of `rekindle demo`: a live line for each run, then a table of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.cli._demo_training import Identical, Settings, Step, Text, Trained
 
 
 class _Memory(ProgressColumn):
-    """The most memory of the last step, against the scale of the view."""
+    """Bar that shows the peak memory of the last step, relative to the scale of the view."""
 
     def render(self, task: Task) -> ProgressBar:
         scale, peak = task.fields["scale"], task.fields["peak"]
@@ -26,7 +26,10 @@ class _Memory(ProgressColumn):
 
 
 class View:
-    """`scale`: the memory that is a full bar; until it is known, the most there was."""
+    """View of both runs.
+
+    `scale` is the memory (bytes) of a full bar. It grows with the peaks that are seen.
+    """
 
     def __init__(self, settings: Settings, console: Console, progress: Progress) -> None:
         self.settings = settings
@@ -35,7 +38,7 @@ class View:
         self.scale: Bytes = 0
 
     def watch(self, title: str, budget: Bytes | None = None) -> Callable[[Step], None]:
-        """A new line, and what updates it after each step."""
+        """Add a line for a run and return the function that updates it after each step."""
         if budget is not None:
             title = f"within {format_bytes(budget)}"
         line = self.progress.add_task(
@@ -59,7 +62,7 @@ class View:
         return update
 
     def compare(self, free: Trained, tight: Trained, same: Identical) -> None:
-        """The table of both runs."""
+        """Print the table of both runs."""
         table = Table(title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column()
         for title in ("without a budget", "with a budget", "ratio"):
@@ -77,7 +80,7 @@ class View:
 
 
 def _rows(free: Trained, tight: Trained) -> Iterator[tuple[str, ...]]:
-    """Name, without a budget, with one, ratio."""
+    """Yield rows of the table: name, without a budget, with a budget, ratio."""
     yield "budget", "none", format_bytes(tight.budget or 0)
     yield "peak memory", *_both(format_bytes, free.peak, tight.peak)
     yield "- constants", *_both(format_bytes, free.constants, tight.constants)
@@ -98,7 +101,10 @@ def _verdict(same: bool) -> Line:
 
 @contextmanager
 def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
-    """A view whose lines are updated in place on a terminal, and printed at the end elsewhere."""
+    """Open a view.
+
+    On a terminal its lines are updated in place; elsewhere they are printed at the end.
+    """
     console = Console(quiet=quiet, highlight=False)
     progress = Progress(
         TextColumn("{task.description:<17}"),
@@ -109,7 +115,7 @@ def live(settings: Settings, text: Text, *, quiet: bool) -> Generator[View]:
         _Memory(),
         TextColumn("{task.fields[memory]:>10}"),
         console=console,
-        auto_refresh=False,  # a thread that draws would be in the way of what is timed
+        auto_refresh=False,  # a drawing thread would disturb the timing of steps
     )
     console.print(
         f"A GPT of {settings.layers} layers learns Python's standard library: "

@@ -1,4 +1,7 @@
-"""Runs a program as `python` does: as __main__, with its own arguments and folder, to its end."""
+"""Run a program in this process as `python` would: as __main__, with its own sys.argv and sys.path.
+
+`rekindle run` uses it. The budget is not opened here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ import click
 
 from rekindle._files import what_is
 
-#: How they are told by `what_is`. Anything else the interpreter judges.
+#: Beginnings of the descriptions by `what_is` of files that are refused. The interpreter judges
+#: all other files.
 _NO_PROGRAMS = (
     "a checkpoint", "a picture", "a PDF", "a gzip", "an array", "an HDF5", "compiled", "a pickle",
     "a zip file", "a report", "a trace", "a web page",
@@ -33,14 +37,18 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 @final
 @dataclass(frozen=True, slots=True)
 class MainProgram:
-    """`python PLACE ARGUMENTS`, or `python -m PLACE ARGUMENTS`."""
+    """A program: `python PLACE ARGUMENTS`, or `python -m PLACE ARGUMENTS` if `is_module`."""
 
     place: str
     arguments: Sequence[str]
     is_module: bool
 
     def prepare(self) -> None:
-        """What the interpreter does before the first line. Refuses what is not there."""
+        """Set sys.argv and sys.path as the interpreter does before the first line.
+
+        Raises:
+            click.UsageError: The program does not exist, or the file is not a program.
+        """
         if self.is_module:
             self._enter_folder(os.getcwd())
             self._find_module()
@@ -57,7 +65,7 @@ class MainProgram:
         sys.stdout.flush()
 
     def run(self) -> None:
-        """All of the program; what it raises comes out, `SystemExit` too."""
+        """Run the whole program. Its exceptions, also `SystemExit`, pass through."""
         if self.is_module:
             runpy.run_module(self.place, run_name="__main__", alter_sys=True)
         elif self._is_archive:
@@ -67,7 +75,7 @@ class MainProgram:
 
     @property
     def _is_archive(self) -> bool:
-        """A folder or a zip file with a __main__.py in it, or compiled code."""
+        """True for a folder or zip file, which has a __main__.py, and for compiled code."""
         return (
             os.path.isdir(self.place)
             or self.place.endswith(".pyc")
@@ -75,7 +83,7 @@ class MainProgram:
         )
 
     def _refuse_what_is_no_program(self) -> None:
-        """Nor a folder or an archive with one."""
+        """Raise `click.UsageError` for a file of another kind, or a folder without __main__.py."""
         path = Path(self.place)
         if path.is_dir():
             kind = None if (path / "__main__.py").exists() else "a folder without a __main__.py"
@@ -88,7 +96,7 @@ class MainProgram:
             )
 
     def _enter_folder(self, folder: str) -> None:
-        """Where imports are looked for first, in the place of where this command itself lies."""
+        """Make `folder` the first place for imports, instead of the folder of this command."""
         if not sys.flags.safe_path:
             sys.path[0] = folder
 
@@ -101,7 +109,11 @@ class MainProgram:
             raise click.UsageError(f"-m {self.place}: there is no module of that name")
 
     def _run_script(self) -> None:
-        """As its own module: what its last threads, workers and exit handlers see stays there."""
+        """Run the script in a new __main__ module.
+
+        The module stays in sys.modules, because threads, workers and exit handlers of the program
+        may still use it after the last line. `runpy.run_path` would remove it.
+        """
         path = os.path.abspath(self.place)
         main = ModuleType("__main__")
         main.__file__ = path
@@ -115,9 +127,12 @@ class MainProgram:
 
 
 def show(error: BaseException) -> int:
-    """Shows what ended a program as the interpreter would. Returns the exit code.
+    """Print the exception that ended a program as the interpreter would.
 
-    Of the traceback what is this command's own is left out.
+    Frames of this command are left out of the traceback. After Ctrl-C the process dies of SIGINT.
+
+    Returns:
+        The exit code.
     """
     shown = error.with_traceback(_of_the_program(error.__traceback__))
     sys.excepthook(type(shown), shown, shown.__traceback__)
@@ -127,7 +142,7 @@ def show(error: BaseException) -> int:
 
 
 def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
-    """From its first line on; all of it if that cannot be told."""
+    """Return the traceback from the first frame of the program on, or all of it if none is."""
     rest = traceback
     while rest is not None:
         name = rest.tb_frame.f_code.co_filename
@@ -138,7 +153,7 @@ def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _die_of(number: signal.Signals) -> None:
-    """So that whoever waits for this process sees what ended it, as a shell script does."""
+    """Kill this process by a signal, so that a shell that waits for it sees the real reason."""
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Callbacks for options of several commands: they read what was written, or refuse it."""
+"""Define click callbacks that several commands share: each converts an option or refuses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.policies import policy_of
 
 
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes | None:
-    """An amount of bytes such as "200MB"; refused in the words of `rekindle.budget`."""
+    """Read an amount of bytes such as "200MB", with the error messages of `rekindle.budget`."""
     if value is None:
         return None
     try:
@@ -24,7 +24,7 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> Bytes
 
 
 def sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Bytes]:
-    """Several; a fraction is told from a size of bytes."""
+    """Read several amounts of bytes. A fraction such as "0.5" is refused with a hint."""
     for value in values:
         if value.startswith("0.") or value.endswith("%"):
             raise click.UsageError(
@@ -36,7 +36,7 @@ def sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 
 def amount(ctx: click.Context, param: click.Parameter, value: str) -> str | Bytes | None:
-    """What `rekindle.budget` takes: an amount of bytes, "auto", or "none" for no limit."""
+    """Read a budget for `rekindle.budget`: an amount of bytes, "auto", or "none" for no limit."""
     word = value.strip().lower()
     if word == "none":
         return None
@@ -44,7 +44,7 @@ def amount(ctx: click.Context, param: click.Parameter, value: str) -> str | Byte
 
 
 def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The name of a policy; refused with the list of those that there are."""
+    """Check the name of a policy. The error message lists all names."""
     if value is not None:
         try:
             policy_of(value)
@@ -56,7 +56,7 @@ def policy_name(ctx: click.Context, param: click.Parameter, value: str | None) -
 def writable(
     ctx: click.Context, param: click.Parameter, value: tuple[tuple[str, Path], ...]
 ) -> tuple[tuple[str, Path], ...]:
-    """Files that can be written: not found out after an hour of computing."""
+    """Check that the folders of output files exist, before the program runs for an hour."""
     for _, path in value:
         if not path.parent.is_dir():
             raise click.UsageError(f"{param.opts[0]}: there is no folder {path.parent}", ctx)
@@ -64,7 +64,7 @@ def writable(
 
 
 def multiple_of(divisor: int) -> Callable[[click.Context, click.Parameter, int], int]:
-    """A whole number that `divisor` divides."""
+    """Make a callback that checks that `divisor` divides a number."""
 
     def read(ctx: click.Context, param: click.Parameter, value: int) -> int:
         if value % divisor == 0:
@@ -78,7 +78,7 @@ def multiple_of(divisor: int) -> Callable[[click.Context, click.Parameter, int],
 
 
 def examples(*lines: str, exits: str = "") -> str:
-    """The end of a command's help: lines to copy, and what its exit codes mean."""
+    """Format the end of a command's help: lines to copy, and the meaning of the exit codes."""
     shown = "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
     codes = f"Exit code 0: all is well. {exits} 2: the command line is wrong."
     return f"{shown}\n\n{' '.join(codes.split())}"

@@ -1,4 +1,7 @@
-"""Finds what a command line names: a script as a whole, or a function of a script or a module."""
+"""Find the program that a command line names: a script, or a function of a script or a module.
+
+`profile`, `capture` and `verify` use it; `rekindle run` has `_main_program` instead.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import click
 
 
 def script(place: str) -> Path:
-    """The file `place`, with its folder in reach of imports as if it were run itself."""
+    """Return the path of a script, and make its folder the first place for imports."""
     path = Path(place)
     if not path.is_file():
         raise click.UsageError(f"there is no file {place}")
@@ -22,7 +25,10 @@ def script(place: str) -> Path:
 
 
 def function(place: str, name: str) -> Callable[[], Any]:
-    """The function `name` of a script, which runs once but not as __main__, or of a module."""
+    """Return the function `name` of a module, or of a script.
+
+    A script runs once to define it, but not as __main__.
+    """
     if place.endswith(".py"):
         found = runpy.run_path(str(script(place)), run_name=Path(place).stem)
     else:
@@ -43,7 +49,15 @@ def function(place: str, name: str) -> Callable[[], Any]:
 
 
 def step_of(program: str) -> tuple[Callable[[], Any], bool]:
-    """What to run, and whether it is a function, which may run more than once."""
+    """Find the program to run.
+
+    Args:
+        program: SCRIPT.py, SCRIPT.py:FUNCTION or MODULE:FUNCTION.
+
+    Returns:
+        The function to call, and True if the user named a function. A function may be called more
+        than once, a script may not.
+    """
     place, _, name = program.partition(":")
     if name:
         return function(place, name), True

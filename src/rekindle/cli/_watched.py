@@ -1,4 +1,4 @@
-"""What `rekindle run` shows while a program runs: a live line, and what a run would need."""
+"""Show a running program for `rekindle run`: a live line (--progress) and budgets (--profile)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ if TYPE_CHECKING:
     from rekindle.pytorch import Phases, Run
 
 BETWEEN: Final = 0.2
-"""Seconds between two pictures of the live line, and where there is no terminal: lines."""
+"""Seconds between two updates of the live line on a terminal."""
 BETWEEN_LINES: Final = 10.0
 
 
 def unwatched() -> nullcontext[None]:
-    """In the place of `progress`."""
+    """Do nothing; stands in for `progress` without --progress."""
     return nullcontext()
 
 
 @contextmanager
 def progress(run: Run) -> Generator[None]:
-    """After each step the status on a line that stays below all output; elsewhere now and then."""
+    """Show the status of a run after each step, until the context ends.
+
+    On a terminal it is one line below all output. Elsewhere a line is printed every
+    `BETWEEN_LINES` seconds.
+    """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -54,7 +58,7 @@ def progress(run: Run) -> Generator[None]:
 
 
 def found_by(phases: Phases) -> str:
-    """The smallest budgets of a run that was watched, and what others would cost."""
+    """List the smallest budgets of a profiled run, and the time lost within other budgets."""
     if not phases.whole:
         return "--profile: no operator ran within the budget: nothing was measured"
     lines = [f"the smallest budgets, simulated, with a margin of {phases.MARGIN:.0%}:"]
@@ -69,5 +73,5 @@ def found_by(phases: Phases) -> str:
 
 
 def smallest(budget: Bytes) -> str:
-    """As it is written on a command line: in MiB, rounded up, if it is that large."""
+    """Format a budget for the command line: in MiB, rounded up, from 1 GiB on, else in bytes."""
     return str(budget) if budget < 1 << 30 else f"{-(-budget // (1 << 20))}MiB"

@@ -26,9 +26,9 @@ from rekindle.cli._options import examples
 def command(ctx: click.Context, into: Path | None) -> None:
     """Compile the native cores now, not when they are first needed.
 
-    There are two, for budgets and for the simulator. They are compiled for the PyTorch and the
-    compiler that are here, which takes under a minute on two cores, and kept in the user's cache
-    (`rekindle doctor` shows where), for all environments with the same PyTorch.
+    There are two cores, one for budgets and one for the simulator. They are compiled for the
+    installed PyTorch and compiler, which takes under a minute on two cores. They are kept in the
+    user's cache (`rekindle doctor` shows where), for all environments with the same PyTorch.
     """
     from rekindle import native
     from rekindle.pytorch import ship_native_core, why_no_native_core

@@ -1,4 +1,4 @@
-"""`rekindle capture`: what one step of a training script does, as a trace in a file."""
+"""`rekindle capture`: write a trace of one training step to a file."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from rekindle.cli._program import step_of
     "gradients and optimizer state that later ones find. A script runs once.",
 )
 def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int) -> None:
-    """Run PROGRAM and write down what it did, for `rekindle simulate` and `rekindle plan`.
+    """Run PROGRAM and record a trace of it, for `rekindle simulate` and `rekindle plan`.
 
     PROGRAM is a script, SCRIPT.py, which runs once as a whole, or a function without arguments that
-    makes one training step: SCRIPT.py:FUNCTION or MODULE:FUNCTION. What follows it is what the
-    script finds in sys.argv; put -- before arguments that begin with a dash.
+    makes one training step: SCRIPT.py:FUNCTION or MODULE:FUNCTION. The script finds ARGUMENTS in
+    sys.argv; put -- before arguments that begin with a dash.
     """
     import rekindle
     from rekindle.trace import keep_all_peak
@@ -67,6 +67,6 @@ def command(program: str, arguments: tuple[str, ...], output: Path, warm_up: int
 
 
 def _can_be_written(path: Path) -> None:
-    """Not after an hour of computing."""
+    """Check the folder of the output now, not after an hour of computing."""
     if not path.parent.is_dir():
         raise click.UsageError(f"-o {path}: there is no folder {path.parent}")

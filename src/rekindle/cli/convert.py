@@ -1,4 +1,4 @@
-"""`rekindle convert`: traces from one format into another."""
+"""`rekindle convert`: convert a trace from one format to another."""
 
 from __future__ import annotations
 

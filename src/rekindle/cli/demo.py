@@ -1,4 +1,4 @@
-"""`rekindle demo`: the same training with and without a budget, side by side."""
+"""`rekindle demo`: train a small model with and without a budget, and compare both runs."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ def command(
 ) -> None:
     """Train a small GPT without a budget and within one, and compare.
 
-    It learns Python's own standard library, character by character. The first run measures how
-    much memory that takes. The second one is given less, and has to arrive at the same losses and
-    the same weights, bit for bit; if it does not, the exit code is 1.
+    The model learns the text of Python's standard library, character by character. The first run
+    measures how much memory training takes. The second run has less memory, and must give the same
+    losses and the same weights, bit for bit. If it does not, the exit code is 1.
     """
     given = ctx.get_parameter_source("fraction") is not ParameterSource.DEFAULT
     if budget is not None and given:
         raise click.UsageError("--budget and --fraction say the same thing: write only one")
 
-    # Read when torch is loaded. Threads that spin while they wait make a machine that is busy with
-    # other things many times slower.
+    # OpenMP reads this variable when torch is loaded. Threads that spin while they wait make
+    # training many times slower on a machine that is busy with other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from rekindle.cli import _demo_training as demo
     from rekindle.cli import _demo_view
     from rekindle.pytorch import why_no_native_core
 
-    why_no_native_core()  # compiled now, with its own progress, and not amid the table
+    why_no_native_core()  # compile the core now, so that its progress does not disturb the table
     settings = demo.Settings(**sizes)
     try:
         text = demo.read_text(settings.context)
@@ -108,7 +108,7 @@ def _larger(error: OutOfBudget) -> str:
 
 
 def _data(settings: Settings, free: Trained, tight: Trained, same: Identical) -> dict[str, Any]:
-    """All figures, in bytes and nanoseconds."""
+    """Return all figures for --json, in bytes and nanoseconds."""
     return {
         "settings": vars(settings),
         "free": _figures(free),

@@ -1,4 +1,4 @@
-"""`rekindle doctor`: what is here, what is missing, and the line to write."""
+"""`rekindle doctor`: show the installation, missing parts, and the command that adds them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PRELOADED: Final = ("jemalloc", "tcmalloc", "mimalloc")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the answer."""
+    """One line of the output."""
 
     name: str
     found: str
-    advice: str = ""  # the line to write; empty: all is well
-    needed: bool = False  # whether the exit code says that it is missing
+    advice: str = ""  # the command that solves the problem; empty if there is none
+    needed: bool = False  # True if the exit code is 1 without it
 
 
 @click.command(
@@ -40,9 +40,9 @@ class Row:
 )
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Show versions, devices, the native core, compiler, caches, and what is missing.
+    """Show versions, devices, the native core, compiler, caches, and missing parts.
 
-    A report of a problem should contain its output. It compiles nothing and changes nothing.
+    Add the output to a report of a problem. The command compiles nothing and changes nothing.
     """
     rows = [
         *_versions(),
@@ -112,7 +112,10 @@ def _folder(folder: Path) -> str:
 
 
 def _allocator() -> Iterator[Row]:
-    """Name the allocator of the C library, which keeps freed memory, or one loaded in its place."""
+    """Name the CPU allocator: that of the C library, or one that is preloaded instead.
+
+    Its name matters for resident memory, because allocators keep freed memory.
+    """
     libc = " ".join(platform.libc_ver()) or "the system's"
     loaded = _MAPS.read_text(encoding="utf-8") if _MAPS.exists() else ""
     others = [name for name in _PRELOADED if re.search(rf"/lib{name}[^/]*$", loaded, re.MULTILINE)]
@@ -120,7 +123,7 @@ def _allocator() -> Iterator[Row]:
 
 
 def _extras() -> Iterator[Row]:
-    """Name the optional packages that are there, and how to get those that are not."""
+    """Name the installed optional packages, and the commands that install the others."""
     for extra, packages in _extra_packages().items():
         found: list[str] = []
         absent: list[str] = []
@@ -134,7 +137,7 @@ def _extras() -> Iterator[Row]:
 
 
 def _extra_packages() -> dict[str, list[str]]:
-    """Return the packages of each extra, from the metadata of what is installed."""
+    """Return the packages of each extra, from the metadata of the installed rekindle."""
     found: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("rekindle") or []

@@ -1,4 +1,7 @@
-"""`rekindle paper`: everything that the DTR paper shows in simulation, from a folder of logs."""
+"""`rekindle paper`: regenerate the simulated figures of the DTR paper from a folder of logs.
+
+The paper is Kirisame et al., ICLR 2021.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,12 @@ _BANISHING = {"banish": "dtr-unopt", "evict": "dtr", "ignore": "dtr"}
 @click.option("--authors-quirks", is_flag=True, help="Do as the DTR paper's own simulator does.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes. Default: all cores.")
 def command(logs: tuple[Path, ...], folder: Path, authors_quirks: bool, jobs: int | None) -> None:
-    """Regenerate the figures that the DTR paper has from simulation.
+    """Regenerate the simulated figures of the DTR paper.
 
-    From LOGS, operator logs or folders of them, into FOLDER: overhead against memory for the
-    paper's policies and ours, the ablation, deallocation policies, scores computed, each as a table
-    (.csv) and a plot (.svg); and the plots of its theorems, for which there is no log.
+    LOGS are operator logs or folders of them. FOLDER receives tables (.csv) and plots (.svg) of
+    overhead against memory for the paper's policies and ours, of the ablation, of deallocation
+    policies, and of the number of scores computed. It also receives plots of the paper's theorems,
+    which need no log.
     """
     from rekindle.report import _paper
 
@@ -126,7 +130,7 @@ def _theory(folder: Path) -> None:
 
 
 def switch(layers: int) -> dict[str, list[tuple[float, float]]]:
-    """Recomputation of a linear network under budgets from log2(layers) to all of it."""
+    """Compute the recomputation of a linear network for budgets from log2(layers) to `layers`."""
     import math
 
     least = math.ceil(math.log2(layers)) + 2

@@ -1,4 +1,4 @@
-"""`rekindle plan`: the best schedule for a trace within a budget, and how good it can be at all."""
+"""`rekindle plan`: plan a trace within a budget, and show the lower bound for any schedule."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def command(
 ) -> None:
     """Plan ahead what to recompute so that TRACE runs within a budget.
 
-    TRACE is a trace of any format, or a graph of Checkmate. The overhead is recomputation, and with
-    --swap what copies keep the program waiting for, over the cost of running once; no schedule can
-    be below the lower bound. The exit code is 1 if a planner that was asked for by name, or the
-    default one, has no plan.
+    TRACE is a trace of any format, or a graph of Checkmate. The overhead is the time for
+    recomputation, and with --swap the time waiting for copies, over the cost of running once. No
+    schedule can be below the lower bound. The exit code is 1 if a named planner, or the default
+    one, has no plan.
     """
     from rekindle._planners import PLANNERS, SWAPPING, halfway
     from rekindle.planners import Problem
@@ -176,7 +176,7 @@ def _as_object(plan: Plan, problem: Problem) -> dict[str, object]:
 
 @contextmanager
 def _progress(name: str, quiet: bool) -> Generator[Watch | None]:
-    """A line that says where the search stands, on a terminal."""
+    """Show the state of the search as a line on a terminal; yield the function to report to."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -212,7 +212,7 @@ def _show(plans: Sequence[Plan], problem: Problem) -> None:
 
 
 def _table(plans: Sequence[Plan], problem: Problem) -> Table:
-    """Plans within one budget."""
+    """Make the table of the plans within one budget."""
     from rich.table import Table
 
     bound = _bound(plans)
@@ -239,18 +239,21 @@ def _table(plans: Sequence[Plan], problem: Problem) -> Table:
 
 
 def _waiting(plan: Plan) -> float:
-    """For copies, over the cost of running once."""
+    """Return the time waiting for copies, over the cost of running once."""
     return plan.waiting_ns / plan.compute_ns if plan.compute_ns else 0.0
 
 
 def _bound(plans: Sequence[Plan]) -> float:
-    """The best bound for all schedules; Checkmate's is for those of its stages only."""
+    """Return the best lower bound for all schedules.
+
+    Checkmate's bound holds for schedules of its own stages only; it is used if there is no other.
+    """
     general = [plan for plan in plans if not plan.planner.startswith("checkmate")]
     return max(plan.lower_bound for plan in general or plans)
 
 
 def _gap(plan: Plan, bound: float) -> float:
-    """Of the plan's cost, with the best bound known for its budget."""
+    """Return the gap between the plan's cost and `bound`, as a share of the plan's cost."""
     return max(0.0, ((plan.overhead or 0.0) - bound) / (1 + (plan.overhead or 0.0)))
 
 

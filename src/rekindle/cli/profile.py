@@ -1,4 +1,4 @@
-"""`rekindle profile`: what a training step needs, who holds it, what less would cost."""
+"""`rekindle profile`: measure the memory of a training step and predict smaller budgets."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure what PROGRAM needs, and predict what it would take within less.
+    """Measure the memory of PROGRAM, and predict its time within smaller budgets.
 
     PROGRAM is a function that takes one training step, SCRIPT.py:FUNCTION or MODULE:FUNCTION, or a
-    script, SCRIPT.py, which runs once as a whole. What a function learns is undone between runs.
-    What follows is what the script finds in sys.argv; put -- before arguments that begin with a
-    dash.
+    script, SCRIPT.py, which runs once as a whole. A function runs several times, and weights,
+    gradients and optimizer state are restored after each run. The script finds ARGUMENTS in
+    sys.argv; put -- before arguments that begin with a dash.
     """
     import rekindle
 
@@ -114,7 +114,7 @@ def _answers(profile: Profile, slowdown: float | None, fits: Bytes | None) -> No
 
 @contextmanager
 def _status() -> Generator[Callable[[str], None]]:
-    """A line that says what is being done, on a terminal."""
+    """Show the current stage as a line on a terminal; yield the function that updates it."""
     from rich.console import Console
 
     console = Console(stderr=True)

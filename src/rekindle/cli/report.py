@@ -1,4 +1,4 @@
-"""`rekindle report`: shows a report that was saved as JSON."""
+"""`rekindle report`: show a report that was saved as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rekindle.cli._options import examples
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, checked and indented.")
 def command(file: Path, html: Path | None, as_json: bool) -> None:
-    """Show the report in FILE, which run.report().to_json() or rekindle profile -o has written."""
+    """Show the report in FILE, written by run.report().to_json() or rekindle profile -o."""
     from rekindle.report import Report
 
     try:

@@ -1,4 +1,4 @@
-"""`rekindle run`: an unmodified program within a budget."""
+"""`rekindle run`: run an unmodified program within a budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Reports = tuple[tuple[str, Path], ...]
 
-#: What `rekindle.budget` is told, by how it is said here.
+#: The argument `learn` of `rekindle.budget` for each option.
 _LEARN: dict[str | None, Any] = {None: "auto", "learn": True, "wait": "wait", "never": False}
 
 
@@ -122,14 +122,14 @@ def command(
     live: bool,
     measured: bool,
 ) -> None:
-    """Run PROGRAM, as it is, within a budget.
+    """Run an unmodified PROGRAM within a budget.
 
     It runs as `python PROGRAM ARGUMENTS` would: the same sys.argv, __main__, working folder, output
-    and exit code. A report follows on standard error, also after an exception or Ctrl-C. What comes
-    after PROGRAM belongs to it; options of this command stand before.
+    and exit code. A report follows on standard error, also after an exception or Ctrl-C. Options of
+    this command stand before PROGRAM; everything after it belongs to PROGRAM.
 
-    Of several processes started by torchrun or accelerate each has a budget of its own, and writes
-    reports of its own: run.html becomes run-rank1.html.
+    Each process started by torchrun or accelerate has a budget of its own, and writes reports of
+    its own: run.html becomes run-rank1.html.
     """
     from rekindle.pytorch import Phases, device_of_program
     from rekindle.pytorch import budget as within
@@ -168,7 +168,7 @@ def command(
     except BaseException as error:
         code = show(_with_a_hint(error, f"-m {program}" if is_module else program))
     finally:
-        if run is not None and os.getpid() == process:  # not what was forked inside
+        if run is not None and os.getpid() == process:  # a fork of the program reports nothing
             _tell(run, reports, quiet)
             if phases is not None:
                 click.echo(f"rekindle: {found_by(phases)}", err=True)
@@ -176,7 +176,7 @@ def command(
 
 
 def _warn_of_misplaced(program: str, arguments: Sequence[str], is_module: bool) -> None:
-    """Say that `--budget SIZE` after PROGRAM went to PROGRAM, which has perhaps no such option."""
+    """Warn that a `--budget SIZE` after PROGRAM is an argument of PROGRAM."""
     for number, word in enumerate(arguments):
         name, _, value = word.partition("=")
         value = value or (*arguments, "")[number + 1]
@@ -207,7 +207,7 @@ def _with_a_hint(error: BaseException, program: str) -> BaseException:
 
 
 def _tell(run: Run, reports: Reports, quiet: bool) -> None:
-    """Writes the reports; without any, the text to standard error."""
+    """Write the reports to their files; without --report, print the text to standard error."""
     report = run.report()
     rank = _rank()
     for form, path in reports:
@@ -227,6 +227,6 @@ def _tell(run: Run, reports: Reports, quiet: bool) -> None:
 
 
 def _rank() -> str | None:
-    """The number of this process among several; None: it is alone."""
+    """Return the rank of this process, or None if it is the only one."""
     several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
     return os.environ.get("RANK") if several else None

@@ -32,7 +32,7 @@ from rekindle.simulator import (
 
 
 def policy_names(ctx: click.Context, param: click.Parameter, names: Iterable[str]) -> list[str]:
-    """Names of policies; refused with the list of those that there are."""
+    """Check names of policies. The error message lists all names."""
     for name in names:
         try:
             named(name)
@@ -201,7 +201,7 @@ def command(
 
 
 def expand(logs: Iterable[Path]) -> list[Path]:
-    """The files, and those in the folders."""
+    """Return the given files, and the logs and traces in the given folders."""
     files: list[Path] = []
     for path in logs:
         if path.is_dir():
@@ -218,7 +218,11 @@ def expand(logs: Iterable[Path]) -> list[Path]:
 
 
 def run_all(wanted: Sequence[Case], jobs: int | None = None) -> list[Outcome]:
-    """All runs, in order, with progress on a terminal."""
+    """Run all cases in up to `jobs` processes, with progress on a terminal.
+
+    Returns:
+        The outcomes, in the order of `wanted`.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
@@ -239,7 +243,7 @@ def run_all(wanted: Sequence[Case], jobs: int | None = None) -> list[Outcome]:
 
 
 def write_csv(outcomes: Iterable[Outcome], path: Path) -> None:
-    """A tidy table: one line a run, the names of the fields on the first."""
+    """Write a table with a header: one line a run, one column a field of `Outcome`."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Outcome)])
         writer.writeheader()
@@ -275,7 +279,7 @@ def _print(outcomes: Sequence[Outcome]) -> None:
             format_bytes(outcome.budget_bytes) if outcome.budget_bytes else "none",
             f"{ratio:.2f}" if ratio else "",
             outcome.status,
-            f"{outcome.overhead - 1:.2%}" if passed else "",  # over running once, as everywhere
+            f"{outcome.overhead - 1:.2%}" if passed else "",  # `overhead` is 1.0 for none
             format_bytes(outcome.peak_bytes),
             *([format_bytes(outcome.reserved_bytes)] if placed else []),
             outcome.evictions,

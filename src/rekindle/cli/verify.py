@@ -1,4 +1,4 @@
-"""`rekindle verify`: is a script's training step the same within a budget?"""
+"""`rekindle verify`: check that a training step gives the same results within a budget."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> None:
     """Run a training step with and without a budget, and compare.
 
-    SCRIPT.py is run once, not as __main__, to define what the step needs; package.module is
-    imported instead. STEP is the name of a function in it without arguments, "step" if not given,
-    which does one training step and the same each time. It runs twice without the budget and once
-    within it: results, gradients, buffers, random numbers and calls of hooks are compared bit for
-    bit.
+    SCRIPT.py runs once, not as __main__, to define the step; package.module is imported instead.
+    STEP names a function without arguments, "step" if not given. It makes one training step, and
+    must do the same at each call. It runs twice without the budget and once within it. Results,
+    gradients, buffers, random numbers and calls of hooks are compared bit for bit.
     """
     from rekindle.pytorch import verify
 
@@ -49,7 +48,7 @@ def command(ctx: click.Context, target: str, budget: Bytes, as_json: bool) -> No
     try:
         found = verify(step, budget=budget)
     except OutOfBudget as error:
-        needed = error.rehearse()  # from now on `error` says so as well
+        needed = error.rehearse()  # also adds the budget to the message of `error`
         hint = f"On this command line: --budget {needed}"
         raise click.ClickException(f"{error}\n{hint}") from None
     click.echo(json.dumps(_data(found), indent=2) if as_json else str(found))
