@@ -1,4 +1,9 @@
-"""Decides online: events in, actions out."""
+"""The online engine: events of a running program in, actions out.
+
+`Engine` implements Dynamic Tensor Rematerialization (DTR). It imports no torch, reads no clock and
+does no I/O. The simulator drives it with recorded events, and `native/engine` does the same in C++,
+action by action.
+"""
 
 from rekindle.engine._engine import Engine as Engine
 from rekindle.engine._follower import Follower as Follower

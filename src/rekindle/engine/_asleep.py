@@ -1,4 +1,8 @@
-"""Where memory suffices nobody has to choose, so nobody has to prepare for it."""
+"""A stand-in for the policy until the first eviction.
+
+While everything fits into the budget, no storage has to be chosen, so the policy need not be kept
+up to date.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,22 @@ from rekindle.policies import Candidate, Chooser
 
 @final
 class Asleep(Chooser):
-    """In the place of a chooser until the first choice; hears nothing, for the graph remembers.
+    """A chooser that ignores all events until it is woken.
 
-    What a chooser was told until then is what it finds when it wakes: the candidates, in the order
-    in which they became such, and what is evicted. Not so one that `remembers`.
+    The graph holds all that most choosers need: the candidates, the order in which they became
+    candidates, and the evicted storages. `wake` reads them from there. A chooser with `remembers`
+    set needs the events themselves, so it is never replaced.
     """
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
 
     def wake(self, storages: Iterable[Storage]) -> Chooser:
-        """The chooser, told of all `storages` in the graph."""
+        """Report all `storages` of the graph to the real chooser.
+
+        Returns:
+            The real chooser, ready to choose.
+        """
         candidates: list[Storage] = []
         for storage in storages:
             if storage.order >= 0:

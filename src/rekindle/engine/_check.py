@@ -1,4 +1,4 @@
-"""The invariants of an engine, for tests: what must hold between events."""
+"""The invariants of an engine, checked by tests between two events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.engine._rules import Rules
 
 
 class Checkable(Protocol):
-    """What is looked at."""
+    """The part of an engine that `check` reads."""
 
     memory: Bytes
     peak: Bytes
@@ -29,7 +29,11 @@ class Checkable(Protocol):
 
 
 def check(engine: Checkable) -> None:
-    """Asserts every invariant of `engine`."""
+    """Assert every invariant of `engine`.
+
+    Raises:
+        AssertionError: An invariant does not hold.
+    """
     storages = dict.fromkeys(engine.storages)
     resident = sum(storage.nbytes for storage in storages if storage.resident)
     assert engine.memory == resident + engine.unlisted, "memory is miscounted"

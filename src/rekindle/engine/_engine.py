@@ -1,19 +1,28 @@
-"""Dynamic Tensor Rematerialization: decides online what to let go and what to compute again.
+"""Dynamic Tensor Rematerialization (DTR): decide online what to evict and what to recompute.
 
-Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendix C. Events come in as calls of
-the methods below, actions go out: each method yields what is to be done, and the driver performs
-every action before it asks for the next. No torch, no clock, no input or output: the engine's clock
-is the sum of the costs of what ran.
+Source: Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendix C.
 
-How this differs from the authors' prototype and simulator:
+The driver (the simulator, or a test) reports each event of the program by calling a method of
+`Engine`. The method yields actions, and the driver performs each action before it asks for the
+next. The engine has no torch, no clock and no I/O: its own clock is the sum of the costs of all
+calls that ran.
 
-- The budget is a cap: room is made before an operator runs, not after, and for what it takes
-  inside itself as well (`Call.workspace`).
-- Memory that the program's own variables hold is no candidate (`held`).
-- An operator that writes in place takes over memory (`Call.overwrites`). When it runs again it
-  writes a private copy, or the recomputed input itself if nobody else can ask for that.
-- If everything left is locked, the attempt is undone and repeated with locks as late as possible.
-- Dead storages are evicted at once and leave the graph when nothing needs them to be recomputed.
+A program computes a value by a **call** of an operator. The value lies in a **storage**, the unit
+of eviction. An evicted storage is recomputed by running its call again, after the call's inputs
+have been recomputed in the same way.
+
+Differences from the authors' prototype and simulator:
+
+- The budget is a cap. Room is made before an operator runs, not after, and includes the operator's
+  workspace (`Call.workspace`).
+- Storages that the program's own variables hold (`Storage.held`) are not candidates for eviction.
+- An operator that writes in place takes over the storage of its input (`Call.overwrites`). When it
+  is recomputed, it writes a private copy. It writes the recomputed input itself only if nothing
+  else can ask for that input.
+- If all remaining storages are locked, the attempt is undone and repeated with locks taken as late
+  as possible.
+- A storage that the program can no longer reach is evicted at once. It leaves the graph when no
+  recomputation needs it.
 """
 
 from __future__ import annotations
@@ -28,24 +37,33 @@ from rekindle.engine._graph import Call, Storage, Value
 from rekindle.engine._host import HostMemory
 from rekindle.schedule import Action, Compute, SwapIn
 
-_LEFT_FREE: Final = 1 / 16  # of the budget, beside what is brought back ahead
+_LEFT_FREE: Final = 1 / 16  # share of the budget that `prefetch` leaves free
 
 
 @final
 class Engine(Exchange):
-    """Keeps `memory` within `budget` bytes. Events, and bringing back; an `Exchange` lets go."""
+    """The DTR algorithm: keep `memory` within `budget` bytes.
+
+    This class handles the events of the program and brings evicted values back. The base class
+    `Exchange` evicts.
+    """
 
     # -- events ---------------------------------------------------------------------------------
 
     def call(self, call: Call, *, held: bool = False) -> Iterator[Action]:
-        """The program runs `call` for the first time; its inputs are brought back if need be."""
+        """Run `call` for the first time, after bringing back its missing inputs.
+
+        Args:
+            call: The call, with its inputs and outputs filled in.
+            held: True if variables of the program hold the outputs from now on.
+        """
         for _, source in call.overwrites:
             if not source.storage.replayable:
                 yield from self.forget(source.storage)
         yield from self._materialize(call, None, held)
 
     def use(self, value: Value) -> Iterable[Action]:
-        """The program reads `value`: it is brought back if need be, and is held from now on."""
+        """Bring `value` back if it is missing: a variable of the program holds it from now on."""
         if not value.defined:
             return self._bring_back(value)
         self._touch(value.storage)
@@ -53,39 +71,42 @@ class Engine(Exchange):
         return ()
 
     def _bring_back(self, value: Value) -> Iterator[Action]:
+        """Bring the missing `value` back and mark its storage as held."""
         yield from self.require(value)
         self._hold(value.storage)
 
     def pin(self, value: Value) -> Iterator[Action]:
-        """`value` is brought back if need be, and stays until nobody needs it."""
+        """Bring `value` back if it is missing, and never evict it while it is needed."""
         yield from self.require(value)
         value.storage.pinned = True
         self._classify(value.storage)
 
     def retain(self, storage: Storage) -> None:
-        """One more reference that permits eviction."""
+        """Count one more reference to `storage` that permits eviction."""
         storage.references += 1
 
     def release(self, storage: Storage) -> Iterable[Action]:
-        """One reference less."""
+        """Count one reference to `storage` less, and evict or free it if that was the last."""
         if self.rules.dead == "ignore":
             return ()
         storage.references -= 1
         return self._let_go(storage) if storage.dead else ()
 
     def drop(self, storage: Storage) -> Iterable[Action]:
-        """The program's own variables hold the storage no longer."""
+        """Note that no variable of the program holds `storage`; evict or free it if it is dead."""
         storage.held = False
         self._classify(storage)
         return self._let_go(storage) if storage.dead else ()
 
     def gone(self, storage: Storage) -> list[Storage]:
-        """The program has dropped `storage`, to which nobody else refers: its memory is free.
+        """Note that the program freed the memory of `storage`, and that no other reference exists.
 
-        Returns what is to be freed or is free: `storage` if it was there, and what it alone needed.
+        Returns:
+            The storages that left memory: `storage` if it was resident, and those that only it
+            needed.
         """
         storage.held = False
-        if not storage.resident or not storage.consumers:  # it may have been let go before
+        if not storage.resident or not storage.consumers:  # else it is evicted already
             return self._prune(storage)
         self.memory -= storage.nbytes
         self._vanish(storage)
@@ -93,13 +114,14 @@ class Engine(Exchange):
         return [storage]
 
     def forget(self, storage: Storage) -> Iterator[Action]:
-        """The source `storage` is about to be overwritten: what still needs it is saved first.
+        """Save all values that depend on the source `storage`, which is about to be overwritten.
 
-        Wanted storages whose recomputation would read it are brought back; from then on nothing
-        that was made from it can be recomputed.
+        Evicted storages that the program can reach and whose recomputation reads `storage` are
+        recomputed first. Afterwards nothing made from `storage` can be recomputed (R4, sources).
         """
         needy = storage.made_through()
-        saved = [made for made in needy if made.resident]  # these must not make way for the others
+        # must not be evicted to make room for the others
+        saved = [made for made in needy if made.resident]
         for made in saved:
             self._lock(made)
         try:
@@ -120,20 +142,29 @@ class Engine(Exchange):
             useless += [source for source in self._bereft[known:] if source.useless]
 
     def seal(self, storage: Storage) -> Iterator[Action]:
-        """Nobody knows how the content of `storage`, which is resident, came about: it is kept."""
+        """Make `storage` unrecomputable, because an unknown write changed its contents.
+
+        The storage must be resident. It stays in memory as a source.
+        """
         for call in list(storage.makers):
             yield from self._free(self._lose_recipe(call))
 
     def spoil(self, storage: Storage) -> Iterator[Action]:
-        """A call that was to overwrite `storage`, which is dead, failed half way: it is gone."""
+        """Evict the dead `storage` after a call that was to overwrite it failed half way."""
         yield from self._evict(storage)
 
-    # -- what drivers may ask for ---------------------------------------------------------------
+    # -- for drivers that do not consume actions one by one ------------------------------------
 
     def admit(self, call: Call, *, held: bool) -> list[Storage]:
-        """`call` ran for the first time, and room was made for it before. Links its outputs.
+        """Enter `call` into the graph after its first run, for which room was made before.
 
-        Returns what it made superfluous: no longer in the graph, to be freed by the driver.
+        Args:
+            call: The call that ran.
+            held: True if variables of the program hold the outputs.
+
+        Returns:
+            Storages that nothing needs any more. They have left the graph, and the driver frees
+            them.
         """
         call.ran = True
         self.clock += call.cost
@@ -167,7 +198,13 @@ class Engine(Exchange):
         return freed
 
     def account(self, cost: Nanoseconds, nbytes: Bytes = 0, workspace: Bytes = 0) -> None:
-        """An operator ran that made nothing, or `nbytes` that are only counted; negative: less."""
+        """Count an operator whose results do not enter the graph.
+
+        Args:
+            cost: Its duration (ns).
+            nbytes: Bytes that are only counted from now on. Negative if counted bytes were freed.
+            workspace: Bytes that the operator needed while it ran.
+        """
         self.clock += cost
         self.compute_ns += cost
         self.unlisted += nbytes
@@ -176,18 +213,18 @@ class Engine(Exchange):
             self.peak = self.memory + workspace
 
     def resize(self, storage: Storage, nbytes: Bytes) -> None:
-        """The program itself changed the size of `storage`, which it holds."""
+        """Note that the program resized `storage`, which it holds, to `nbytes`."""
         self.memory += nbytes - storage.nbytes
         self.peak = max(self.peak, self.memory)
         storage.nbytes = nbytes
 
     def _link(self, call: Call) -> None:
-        """Enters `call` and what it makes into the graph."""
+        """Enter `call` and the storages it made into the graph."""
         for storage in call.made:
             self._storages[storage] = None
             storage.cost = call.cost
             storage.replayable = call.replayable
-        if len(call.made) < len(call.outputs):  # views are part of what was there before
+        if len(call.made) < len(call.outputs):  # some outputs are views of existing storages
             for storage in call.storages():
                 if storage.makers[0] is not call:
                     if not storage.on_host:
@@ -203,7 +240,7 @@ class Engine(Exchange):
     # -- bringing back --------------------------------------------------------------------------
 
     def require(self, value: Value) -> Iterator[Action]:
-        """`value` is brought back if need be, for whoever will ask for it."""
+        """Bring `value` back if it is missing, without a variable of the program holding it."""
         storage = value.storage
         self._touch(storage)
         if self._copies(value):
@@ -212,7 +249,7 @@ class Engine(Exchange):
             yield from self._materialize(value.call, value, False)
 
     def _copies(self, value: Value) -> bool:
-        """Whether `value`, which is missing, comes back by a copy: not if computing is quicker."""
+        """Return True if the missing `value` can be swapped in, no slower than by recomputing."""
         storage, host = value.storage, self.host
         if host is None or not storage.on_host or storage.resident:
             return False
@@ -222,8 +259,11 @@ class Engine(Exchange):
         return waiting <= self._climb_ns(value, waiting, host)
 
     def _climb_ns(self, value: Value, limit: Nanoseconds, host: HostMemory) -> Nanoseconds:
-        """What it takes to compute `value`, and at least copies of what that reads; not beyond
-        `limit`."""
+        """Estimate the time (ns) to recompute `value`, as a lower bound.
+
+        Missing inputs count with their transfer if they have a copy, else with their own
+        recomputation. The search ends once the sum reaches `limit`.
+        """
         total = value.call.cost
         calls = {value.call}
         stack = [value.call]
@@ -240,7 +280,7 @@ class Engine(Exchange):
         return total
 
     def _swap_in(self, storage: Storage) -> Iterator[Action]:
-        """Brings `storage` back from the host; if the driver cannot, it is as good as evicted."""
+        """Swap `storage` in from the host. If the driver fails, it calls `swap_in_failed`."""
         yield from self.make_room(storage.nbytes, storage.values[0].call)
         self.subject = storage
         yield SwapIn(storage.id)
@@ -257,10 +297,11 @@ class Engine(Exchange):
         self._classify(storage)
 
     def swap_in_failed(self, storage: Storage) -> bool:
-        """The driver could not do the `SwapIn` of `storage` that it just got.
+        """Drop the copy of `storage`: the driver could not perform the `SwapIn` just yielded.
 
-        Its copy is forgotten. Returns whether it will be computed again; else it is lost, and the
-        driver should raise.
+        Returns:
+            True if `storage` can be recomputed. False if its contents are lost: the driver should
+            raise an error.
         """
         host = self.host
         assert host is not None
@@ -273,10 +314,11 @@ class Engine(Exchange):
         return True
 
     def copy_lost(self, storage: Storage) -> None:
-        """A copy that the driver had reported as made never arrived. Between any two actions.
+        """Handle that a copy, already reported as made, never arrived on the host.
 
-        What is not in memory has to be computed again. As after `swap_out_failed`, as much as is on
-        the host now is all that may be there from now on.
+        May be called between any two actions. A storage that is not resident has to be recomputed.
+        The host is assumed to be full, as in `swap_out_failed`: its limit becomes what it holds
+        now.
         """
         host = self.host
         if host is None or not storage.on_host:
@@ -294,11 +336,15 @@ class Engine(Exchange):
         host.limit = host.nbytes
 
     def prefetch(self, room: Bytes | float = float("inf")) -> Iterator[Action]:
-        """Brings back what is on the host while there is room for it, what was used last first.
+        """Swap in storages ahead of their use while there is room, the most recently used first.
 
-        For drivers, after an operator of a backward pass: what was saved last is wanted first.
-        Takes no more than `room` bytes, nothing has to go for it, and some room is left for what
-        comes next. What came stays until it is used, unless nothing else is left to let go.
+        Drivers call it after an operator of a backward pass, which reads the values saved last
+        first. Nothing is evicted for a prefetch, and some of the budget stays free for the next
+        operator. A prefetched storage stays resident until it is used or nothing else can be
+        evicted.
+
+        Args:
+            room: The most bytes to bring back.
         """
         host = self.host
         if host is None:
@@ -317,7 +363,7 @@ class Engine(Exchange):
                 host.coming[storage] = storage.last_access
 
     def _materialize(self, call: Call, wanted: Value | None, held: bool) -> Iterator[Action]:
-        """Runs `call`, after whatever must run to have its inputs."""
+        """Run `call`, after all calls that must run to provide its inputs."""
         if self.rules.quirks and not call.ran:
             self._link(call)
             for storage in call.made:
@@ -327,13 +373,25 @@ class Engine(Exchange):
         except NoRoom:
             if self.rules.quirks:  # the authors give up here
                 raise
-            yield from self.shrink(-1)  # what is locked may be in the way: once more, empty-handed
+            # retry from an empty memory: the locked storages may be in the way
+            yield from self.shrink(-1)
             yield from self._climb(call, wanted, held, eager_locks=False)
 
     def _climb(
         self, call: Call, wanted: Value | None, held: bool, *, eager_locks: bool
     ) -> Iterator[Action]:
-        """Depth first over the inputs, in their order; a stack instead of recursion."""
+        """Run `call` and the calls it depends on: depth first over the inputs, in their order.
+
+        An explicit stack of frames replaces recursion, because a chain of evicted values can be
+        thousands of calls long.
+
+        Args:
+            call: The call to run.
+            wanted: The value that is asked for. None if the call runs for the first time.
+            held: True if variables of the program hold the outputs.
+            eager_locks: Lock resident inputs when a call is entered. If False, lock each input only
+                when its turn comes.
+        """
         frames = [Frame(call, wanted)]
         calls = {call}
         self._open(frames[0], eager_locks)
@@ -372,9 +430,10 @@ class Engine(Exchange):
                 self._close(frame)
 
     def _give_up(self, frames: list[Frame], host: HostMemory) -> Iterator[Action]:
-        """What calls in progress wait with goes to the host, to make room for what they wait for.
+        """Swap out the inputs that outer calls have locked, to make room for the innermost call.
 
-        Each does so once: when it is its turn again it gathers its inputs for good.
+        Each frame gives up its inputs once at most. When its turn comes again, it gathers them for
+        good.
         """
         for frame in frames:
             frame.gave_up = True
@@ -387,6 +446,7 @@ class Engine(Exchange):
                     yield from self._swap_out(storage, host)
 
     def _open(self, frame: Frame, eager_locks: bool) -> None:
+        """Lock the resident inputs of a call (if `eager_locks`), and queue the others."""
         for value in frame.call.inputs:
             storage = value.storage
             self._touch(storage)
@@ -398,7 +458,7 @@ class Engine(Exchange):
         frame.pending.reverse()
 
     def _next_missing(self, frame: Frame) -> Value | None:
-        """Locks the inputs that are there, in order, up to the first that is not."""
+        """Lock queued inputs that are resident, in order, and return the first that is missing."""
         while frame.pending:
             if not frame.pending[-1].defined:
                 return frame.pending[-1]
@@ -408,13 +468,18 @@ class Engine(Exchange):
         return None
 
     def _close(self, frame: Frame) -> None:
-        """Unlocks, in the order of the inputs if all are locked: they become candidates so."""
+        """Unlock the inputs of a call.
+
+        If all are locked, they are unlocked in the order of the inputs, because that is the order
+        in which they become candidates.
+        """
         done = not frame.pending
         locked = [value.storage for value in frame.call.inputs] if done else frame.locked
         for storage in locked:
             self._unlock(storage)
 
     def _run(self, frame: Frame, held: bool) -> Iterator[Action]:
+        """Make room for the call of `frame`, run it, and enter its results."""
         call = frame.call
         in_place = bool(call.overwrites) and (not call.ran or frame.may_consume())
         lent = sum(source.storage.nbytes for _, source in call.overwrites) if in_place else 0
@@ -428,15 +493,16 @@ class Engine(Exchange):
             copied = [s for s in call.made if s.on_host and not s.resident and s is not wanted]
             self._readmit(frame, in_place)
             unasked = [storage for storage in call.made if storage not in self._storages]
-            for storage in unasked:  # brought back with its siblings
+            for storage in unasked:  # dead siblings of the wanted storage, recomputed with it
                 storage.resident = False
                 self.memory -= storage.nbytes
             yield from self._free(unasked)
-            for storage in copied:  # likewise, and the copy stays
+            for storage in copied:  # siblings that have a copy on the host: the copy suffices
                 if storage in self._storages:
                     yield from self._evict(storage)
 
     def _readmit(self, frame: Frame, in_place: bool) -> None:
+        """Update memory, clock and candidates after a call was recomputed."""
         call = frame.call
         self.clock += call.cost
         self.recompute_ns += call.cost
@@ -450,7 +516,7 @@ class Engine(Exchange):
         if self.memory + call.workspace > self.peak:
             self.peak = self.memory + call.workspace
         for storage in call.made:
-            if storage.resident:  # the second copy is given back at once
+            if storage.resident:  # its second copy is freed at once
                 self.memory -= storage.nbytes
             else:
                 storage.resident = True
@@ -463,9 +529,14 @@ class Engine(Exchange):
                 self._classify(value.storage)
 
     def _take_over(self, output: Value, source: Value) -> Bytes:
-        """The memory of `source` now holds `output`. Returns its size."""
+        """Let `output` take over the memory of `source`.
+
+        Returns:
+            The size of the old storage in bytes.
+        """
         old, new = source.storage, output.storage
-        new.held, old.held = new.held or old.held, False  # it may be held already, and let go
+        # it may be held and evicted at the same time
+        new.held, old.held = new.held or old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)
         if old.restorable:

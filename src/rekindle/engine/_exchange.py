@@ -1,4 +1,7 @@
-"""What may go to the host, and when that is better than computing it again."""
+"""Swapping: decide what to copy to the host, and when that is cheaper than recomputing.
+
+Swapping is optional. Without `swap=` an `Exchange` only evicts, as its base class `Ledger` does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from rekindle.schedule import Action, Discard, SwapOut
 
 
 class Exchange(Ledger):
-    """A ledger that may send to the host what has to go, where there is one."""
+    """A ledger that can also swap storages out to the host, if there is one."""
 
     def __init__(
         self,
@@ -24,14 +27,22 @@ class Exchange(Ledger):
         rules: Rules = RIGHT,
         swap: Swap | None = None,
     ) -> None:
-        """With `swap` what has to go may go to the host; needs the default `rules`."""
+        """Set up memory on the device, and on the host if `swap` is given.
+
+        Args:
+            budget: Bytes on the device. None: no limit.
+            policy: Scores the candidates for eviction.
+            rules: What the policy does not decide. Must be the default if `swap` is given.
+            swap: Host memory and bandwidth. None: never swap.
+        """
         assert swap is None or (rules.dead == "evict" and not rules.quirks), "swap needs RIGHT"
         super().__init__(budget, policy, rules)
         self.host = None if swap is None else HostMemory(swap)
-        self.discarded: list[Storage] = []  #: nobody needs their copies on the host any more
+        #: dead storages whose copy on the host is not discarded yet
+        self.discarded: list[Storage] = []
 
     def check(self) -> None:
-        """Asserts every invariant; between events, not during one."""
+        """Assert every invariant. Call it between events, not during one."""
         check(self)
 
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
@@ -52,14 +63,14 @@ class Exchange(Ledger):
             victim = self._choose()
             if victim is not None:
                 yield from self._send(victim, host)
-            elif host.saving or host.coming:  # all the rest is in use
+            elif host.saving or host.coming:  # every other storage is in use
                 yield from self._land(host, all_of_them=True)
                 yield from self._arrived(host, all_of_them=True)
             else:
                 return
 
     def _send(self, victim: Storage, host: HostMemory) -> Iterator[Action]:
-        """Lets go of `victim` by the cheaper way, or by the only one that there is."""
+        """Evict or swap out `victim`, whichever is cheaper, or the only one possible."""
         if not victim.on_host and self._pays(victim, host, ahead=False):
             yield from self._make_host_room(victim.nbytes, host)
             if host.lacks(victim.nbytes) <= 0:
@@ -71,14 +82,14 @@ class Exchange(Ledger):
             self._refuse(victim, host)
 
     def _pays(self, victim: Storage, host: HostMemory, *, ahead: bool) -> bool:
-        """Whether swapping `victim` out is better than computing it again."""
+        """Return True if swapping `victim` out is better than recomputing it later."""
         if host.only or not victim.replayable:
             return True
         waiting = host.waiting(victim, self.clock, ahead=ahead)
         return waiting < self._chooser.recompute_ns(victim)
 
     def _make_host_room(self, nbytes: Bytes, host: HostMemory) -> Iterator[Action]:
-        """Discards what is on the host in vain, if then `nbytes` more fit there."""
+        """Discard copies of storages that are resident or dead, if that makes room for `nbytes`."""
         yield from self.discards()
         for storage in host.spare(nbytes) or ():
             host.drop(storage)
@@ -87,6 +98,7 @@ class Exchange(Ledger):
             yield Discard(storage.id)
 
     def _swap_out(self, storage: Storage, host: HostMemory) -> Iterator[Action]:
+        """Move `storage` to the host: count the transfer and yield the action."""
         self.memory -= storage.nbytes
         self._vanish(storage)
         host.take(storage)
@@ -97,10 +109,13 @@ class Exchange(Ledger):
         yield SwapOut(storage.id)
 
     def swap_out_failed(self, storage: Storage) -> bool:
-        """The driver could not do the `SwapOut` of `storage` that it just got (a full disk).
+        """Undo the `SwapOut` of `storage` just yielded, which failed in the driver (a full disk).
 
-        Returns whether its memory must stay: it cannot be computed again, or was not to go yet. As
-        much as is on the host now is all that may be there from now on.
+        The limit of the host becomes what it holds now.
+
+        Returns:
+            True if the memory of `storage` must stay: it cannot be recomputed, or the copy was made
+            ahead of eviction.
         """
         host = self.host
         assert host is not None
@@ -123,15 +138,16 @@ class Exchange(Ledger):
         return True
 
     def _refuse(self, storage: Storage, host: HostMemory) -> None:
-        """`storage` can only be swapped, and cannot be until there is more room on the host."""
+        """Exclude `storage`, which has no recipe: the host has no room for a copy of it."""
         host.refused[storage] = None
         self._classify(storage)
 
     def ahead(self) -> Iterator[Action]:
-        """Copies what will have to go next to the host while the way there is idle.
+        """Copy storages that are likely to be evicted next to the host while the link is idle.
 
-        For drivers, after an operator: what is let go later then need not wait for its copy. While
-        less than half of the budget is in use nothing happens: nothing may ever have to go.
+        Drivers call it after an operator. A later eviction then need not wait for the copy. Nothing
+        is copied while less than half of the budget is in use, because possibly nothing will ever
+        be evicted.
         """
         host = self.host
         if host is None:
@@ -154,7 +170,11 @@ class Exchange(Ledger):
         host.turn = self.clock
 
     def _worthiest(self, host: HostMemory) -> Storage | None:
-        """What a copy on the host saves most of, for its bytes: what is dearest to compute."""
+        """Return the storage that is costliest to recompute per byte, if a copy is worth it.
+
+        Returns:
+            The storage, or None if none is worth a copy.
+        """
         candidates = [
             storage
             for storage in self._storages
@@ -165,7 +185,7 @@ class Exchange(Ledger):
         return max(candidates, key=lambda storage: storage.cost / storage.nbytes, default=None)
 
     def _land(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
-        """What copies were made of ahead may be let go once these have ended."""
+        """Make storages evictable again whose copy, made ahead, is complete."""
         landed = [s for s, end in host.saving.items() if all_of_them or end <= self.clock]
         for storage in landed:
             del host.saving[storage]
@@ -174,7 +194,7 @@ class Exchange(Ledger):
                 yield from self._let_go(storage)
 
     def _arrived(self, host: HostMemory, *, all_of_them: bool = False) -> Iterator[Action]:
-        """What came ahead and was used may be let go like everything else."""
+        """Make storages evictable again that were prefetched and have been used since."""
         coming = host.coming.items()
         used = [s for s, since in coming if all_of_them or s.last_access > since or s.dead]
         for storage in used:
@@ -184,7 +204,11 @@ class Exchange(Ledger):
                 yield from self._let_go(storage)
 
     def discards(self) -> Iterator[Action]:
-        """Lets go of `discarded`, for drivers; before a copy needs the room it happens anyway."""
+        """Discard the copies of dead storages.
+
+        For drivers that want the room on the host early. It also happens before a copy needs that
+        room.
+        """
         if not self.discarded:
             return
         host = self.host
@@ -199,7 +223,7 @@ class Exchange(Ledger):
             self._classify(storage)
 
     def _reprice(self, storage: Storage) -> None:
-        """The cost of `storage` is that of its copy if there is one, or nothing else."""
+        """Set the cost of `storage`: a transfer if it has a copy or no recipe, else its recipe."""
         if storage.on_host or not storage.replayable:
             assert self.host is not None
             storage.cost = self.host.cost(storage)
@@ -209,12 +233,12 @@ class Exchange(Ledger):
             self._chooser.repriced(storage)
 
     def _appear(self, storage: Storage) -> None:
-        """All that `storage` held is in memory again."""
+        """Mark `storage` and all values in it as resident."""
         storage.resident = True
         for value in storage.values:
             value.defined = value.call.ran
 
-    # -- asked by the ledger --------------------------------------------------------------------
+    # -- hooks that the ledger calls --------------------------------------------------------------
 
     def _abandon_copy(self, storage: Storage) -> bool:
         host = self.host
@@ -235,7 +259,7 @@ class Exchange(Ledger):
         return self.host is not None and (storage.on_host or storage not in self.host.refused)
 
     def _renew(self, storage: Storage) -> None:
-        """Its cost may have fallen: the policy sees it anew."""
+        """Classify `storage` again at its new cost, after it lost its recipe or its copy."""
         if self.host is not None:
             self._reprice(storage)
             if storage.order >= 0:

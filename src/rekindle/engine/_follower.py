@@ -1,10 +1,13 @@
-"""Follows a route while the program agrees with it, by advice to the engine and nothing else.
+"""Follow a plan while the program runs, by giving advice to the engine.
 
-Whatever is asked for is brought back as always, and whatever has to go goes as always: the route
-only says what goes first, and what comes back before it is asked for, if there is room for it among
-what the route has done with. So a wrong route costs time, and never correctness or memory over
-the budget. But like another policy it may let go what takes more room to bring back than there is:
-where the budget is tight, a program that leaves its route may run out of it.
+The engine keeps working as without a plan: a value that is asked for is brought back, and the
+policy evicts when room is short. The plan only says which storages to evict first, and which to
+bring back before they are asked for. A prefetch happens only if it fits into free memory plus
+memory that the plan no longer needs.
+
+A wrong plan therefore costs time, but never correctness or memory above the budget. It may, like a
+bad policy, evict a value that takes more memory to recompute than is free. If the budget is tight,
+a program that deviates from its plan may run out of it.
 """
 
 from __future__ import annotations
@@ -20,42 +23,42 @@ from rekindle.schedule import Action
 
 
 class Host(Protocol):
-    """What a follower asks of whoever owns the memory."""
+    """The operations that a follower needs from the owner of the memory."""
 
     def poll(self) -> None:
-        """Something is to be brought back: the program may have dropped what can be let go."""
+        """Refresh which storages the program still holds, before a value is brought back."""
 
     def current(self, storage: Storage) -> Storage:
-        """Where references to `storage` went, if something took its place."""
+        """Return the storage that took the place of `storage`, or `storage` itself."""
         ...
 
     def own(self, storage: Storage) -> None:
-        """The memory of `storage` stays although the program drops it."""
+        """Keep the memory of `storage` although the program drops it."""
 
     def disown(self, storage: Storage) -> None:
-        """And now it need not, unless others refer to it."""
+        """Undo `own`: the memory may be freed unless other references exist."""
 
 
 @final
 class Follower:
-    """One run along `route`. The engine's policy must be `Advised`."""
+    """One run along a plan. The engine's policy must be `Advised`."""
 
     def __init__(self, engine: Engine, route: Route, host: Host) -> None:
         assert engine.advice is not None, "an engine follows advice if its policy is Advised(...)"
         self.route = route
-        self.position = 0  #: moves taken so far
+        self.position = 0  #: number of moves taken so far
         self._engine = engine
         engine.listen()
         self._advice = engine.advice
         self._host = host
         self._to_keep = frozenset[int](route.kept)
-        self._kept: dict[int, Storage] = {}  # one reference to each is ours
+        self._kept: dict[int, Storage] = {}  # each with one reference of this object
         restored = {storage for made in route.restores for storage in made}
         self._named = restored.union(route.kept, (~move for move in route.moves if move < 0))
         self._storages: dict[int, Storage] = {}
 
     def made(self, number: int, storage: Storage) -> None:
-        """The program made `storage`, which is `number` on the route."""
+        """Register `storage`, which the program just made, as storage `number` of the plan."""
         if number in self._named:
             self._storages[number] = storage
             if number in self._to_keep and storage.replayable:
@@ -64,7 +67,10 @@ class Follower:
                 self._kept[number] = storage
 
     def skip(self, op: OpId) -> Iterator[Action]:
-        """As if all moves before `op` had been taken, and room been made for none of them."""
+        """Advance to `op` without bringing anything back.
+
+        Evictions are still advised. Used where the program makes room in its own way.
+        """
         stop = self.route.stops[op]
         while self.position < stop:
             move = self.route.moves[self.position]
@@ -76,25 +82,26 @@ class Follower:
                 self._unmark(move)
 
     def before(self, op: OpId) -> Iterator[Action]:
-        """Takes the moves that come before the first run of `op`."""
+        """Take the moves that come before the first run of `op`."""
         stop = self.route.stops[op]
         while self.position < stop:
             yield from self._move()
 
     def wanting(self, storage: Storage, op: OpId) -> Iterator[Action]:
-        """The program asks for `storage` before `op`: takes the moves until it is there."""
+        """Take moves up to `op` until `storage`, which the program asks for, is resident."""
         stop = self.route.stops[op]
         while self.position < stop and not storage.resident:
             yield from self._move()
 
     def end(self) -> Iterator[Action]:
-        """The route ends, or the program left it: the policy decides alone from now on."""
+        """Leave the plan, at its end or when the program deviates: the policy decides alone."""
         self._advice.clear(self._engine.clock)
         self._storages.clear()
         while self._kept:
             yield from self._give_up(next(iter(self._kept)))
 
     def _move(self) -> Iterator[Action]:
+        """Take the next move: advise an eviction, or bring storages back if they fit."""
         move = self.route.moves[self.position]
         self.position += 1
         if move < 0:
@@ -106,11 +113,13 @@ class Follower:
                 yield from self._engine.require(storage.values[0])
 
     def _mark(self, number: int) -> None:
+        """Advise the engine to evict storage `number` first."""
         storage = self._storages.get(number)
         if storage is not None:
             self._advice.mark(storage)
 
     def _give_up(self, number: int) -> Iterator[Action]:
+        """Release the reference to storage `number` that was kept for recomputation."""
         kept = self._kept.pop(number, None)
         if kept is not None:
             storage = self._host.current(kept)
@@ -118,7 +127,7 @@ class Follower:
             self._host.disown(storage)
 
     def _unmark(self, move: int) -> list[Storage]:
-        """Returns what the move is to bring back."""
+        """Withdraw the advice to evict the storages of `move`, and return them."""
         found = [self._storages.get(number) for number in self.route.restores[move]]
         storages = [storage for storage in found if storage is not None]
         for storage in storages:
@@ -126,7 +135,7 @@ class Follower:
         return storages
 
     def _fits(self, storage: Storage) -> bool:
-        """Whether it can come back at once, without anything going that the route still needs."""
+        """Return True if `storage` can come back now without evicting anything the plan needs."""
         if not storage.values or not storage.restorable:
             return False
         call = storage.values[0].call

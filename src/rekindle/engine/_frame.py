@@ -1,4 +1,4 @@
-"""A call in progress, and how a call in progress can end: all but the deciding."""
+"""The state of a call while its inputs are gathered, and the errors that can end it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rekindle.engine._graph import Call, Storage, Value
 
 @final
 class NoRoom(Exception):
-    """Everything that may be let go has been, and `needed` bytes do not fit."""
+    """`needed` bytes do not fit, although everything evictable has been evicted.
+
+    Drivers turn it into `OutOfBudget`, which names the memory that is in the way.
+    """
 
     def __init__(self, needed: Bytes, memory: Bytes, budget: Bytes, call: Call | None) -> None:
         super().__init__(f"{needed} bytes needed, {memory} of {budget} in use, none can be evicted")
@@ -30,7 +33,7 @@ class Thrashed(Exception):
 
 @final
 class Cyclic(Exception):
-    """A value is an input of the calls that make it, directly or not: the graph is damaged."""
+    """A value is, directly or not, an input of the call that makes it: the graph is damaged."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,19 +43,19 @@ class Cyclic(Exception):
 
 @final
 class Frame:
-    """A call in progress: its inputs still to be had (last first), and those locked for it."""
+    """A call whose inputs are being gathered: inputs still missing, and inputs already locked."""
 
     __slots__ = ("call", "gave_up", "locked", "pending", "wanted")
 
     def __init__(self, call: Call, wanted: Value | None) -> None:
         self.call = call
-        self.wanted = wanted  #: None: all outputs, for the first time
+        self.wanted = wanted  #: value asked for; None: first run, all outputs
         self.pending: list[Value] = []
         self.locked: list[Storage] = []
-        self.gave_up = False  #: what it had locked, to make room for an input, in vain or not
+        self.gave_up = False  #: released its locked inputs once, to make room for a missing one
 
     def may_consume(self) -> bool:
-        """Whether nobody but this call can ask for the inputs that it overwrites."""
+        """Return True if only this call can ask for the inputs that it overwrites."""
         for output, source in self.call.overwrites:
             storage = source.storage
             mine = self.locked.count(storage)

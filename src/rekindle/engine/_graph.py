@@ -1,8 +1,8 @@
-"""The engine's picture of the program: storages, values in them, and the calls that made them.
+"""The engine's graph of the program: storages, the values in them, and the calls that made them.
 
-A storage knows the calls that read it (`consumers`), a call the values it reads: the graph holds
-itself together by strong references in both directions, and `Engine` takes it apart when nobody can
-ask for a storage any more. A driver hangs what it needs on `payload`.
+A storage refers to the calls that read it (`consumers`), and a call to the values that it reads.
+These strong references in both directions keep the graph alive. `Engine` removes a storage from the
+graph when nothing can ask for it any more. Drivers attach their own data as `payload`.
 """
 
 from __future__ import annotations
@@ -40,26 +40,28 @@ class Storage:
     def __init__(self, storage_id: StorageId, nbytes: Bytes) -> None:
         self.id = storage_id
         self.nbytes = nbytes
-        self.cost: Nanoseconds = 0  #: of all calls that made it, views included, or of a copy
+        #: ns, of all calls that made it (views included), or of a transfer
+        self.cost: Nanoseconds = 0
         self.last_access: Nanoseconds = 0
-        self.order = -1  #: when it became a candidate; negative: it is none
-        self.locks = 0  #: calls in progress that read it
-        self.references = 0  #: references that permit eviction
-        self.held = False  #: the program's own variables keep the memory
-        self.returns = False  #: let go though they do: it is brought back when the program asks
-        self.pinned = False  #: must stay as long as anybody needs it
+        self.order = -1  #: rank in which it became a candidate for eviction; negative: no candidate
+        self.locks = 0  #: number of calls in progress that read it
+        self.references = 0  #: number of references that permit eviction
+        self.held = False  #: variables of the program keep the memory (user-held)
+        self.returns = False  #: evictable while held: it is brought back when the program asks
+        self.pinned = False  #: never evicted while it is needed
         self.resident = False
-        self.on_host = False  #: a copy is there, from which it can be had without its calls
-        self.replayable = True  #: every call that made it can be run again
+        self.on_host = False  #: a copy is on the host: swapping in can replace recomputing
+        self.replayable = True  #: all calls that made it can be recomputed
         self.values: list[Value] = []  #: root first, then views
-        self.makers: list[Call] = []  #: of the values, each once; empty once it is out of the graph
+        #: calls that made the values, each once; empty outside the graph
+        self.makers: list[Call] = []
         self.consumers: dict[
             Call, None
-        ] = {}  #: replayable calls that read it, but those that only view it
+        ] = {}  #: recomputable calls that read it, except those that only make views of it
         self.payload: Any = None
 
     def parents(self) -> list[Storage]:
-        """What must be resident to compute it again; nothing if there is a copy of it."""
+        """Return the storages needed to recompute this one; none if it has a copy."""
         if self.on_host:
             return []
         return [
@@ -70,7 +72,7 @@ class Storage:
         ]
 
     def children(self) -> list[Storage]:
-        """What it is a parent of."""
+        """Return the storages that have this one as a parent."""
         return [
             child
             for call in self.consumers
@@ -79,7 +81,10 @@ class Storage:
         ]
 
     def made_through(self) -> list[Storage]:
-        """What cannot be recomputed without it unless a resident helps; oldest first."""
+        """Return the storages whose recomputation needs this one, oldest first.
+
+        The search passes through evicted storages and ends at resident ones.
+        """
         found: dict[Storage, None] = {}
         stack: list[Storage] = [self]
         while stack:
@@ -92,22 +97,22 @@ class Storage:
 
     @property
     def restorable(self) -> bool:
-        """It can be had again once it is let go."""
+        """True if the storage can be brought back after an eviction."""
         return self.replayable or self.on_host
 
     @property
     def recipe_ns(self) -> Nanoseconds:
-        """The cost of its calls, whether or not there is a copy of it."""
+        """Cost (ns) of the calls that made it, whether or not a copy exists."""
         return sum(call.cost for call in self.makers)
 
     @property
     def dead(self) -> bool:
-        """Nobody can ask for it any more; it may still be needed to recompute others."""
+        """True if nothing can ask for it any more. Recomputing others may still need it."""
         return self.references == 0 and not self.held
 
     @property
     def useless(self) -> bool:
-        """A dead source from which only what the program keeps anyway could be computed again."""
+        """True for a dead source that only values held by the program were computed from."""
         if not self.dead or not self.consumers:
             return False
         found: set[Storage] = {self}
@@ -133,7 +138,7 @@ class Storage:
 
 @final
 class Value:
-    """What one call wrote into a storage."""
+    """Contents of a storage (or of a view of it), as one call wrote them."""
 
     __slots__ = ("call", "defined", "storage")
 
@@ -145,7 +150,7 @@ class Value:
 
 @final
 class Call:
-    """One execution of an operator: what it reads and what it makes."""
+    """One execution of an operator: the values it reads and the values it makes."""
 
     __slots__ = (
         "cost",
@@ -175,16 +180,17 @@ class Call:
         self.cost = cost
         self.inputs = inputs
         self.outputs: list[Value] = []
-        self.made: list[Storage] = []  #: the storages whose root is an output
-        self.nbytes: Bytes = 0  #: of those
-        self.workspace: Bytes = 0  #: what it takes beside them while it runs, and gives back
-        self.overwrites: Sequence[tuple[Value, Value]] = ()  #: (output, input it takes over)
+        self.made: list[Storage] = []  #: storages of which an output is the root
+        self.nbytes: Bytes = 0  #: total size of `made`
+        self.workspace: Bytes = 0  #: bytes needed while it runs, in addition to `nbytes`
+        #: (output, input whose storage it takes over)
+        self.overwrites: Sequence[tuple[Value, Value]] = ()
         self.replayable = replayable
         self.ran = False
         self.payload: Any = None
 
     def makes(self, storage_id: StorageId, nbytes: Bytes) -> Value:
-        """Adds an output in a storage of its own."""
+        """Add an output in a new storage of `nbytes`."""
         storage = Storage(storage_id, nbytes)
         value = Value(storage, self)
         storage.values.append(value)
@@ -195,7 +201,7 @@ class Call:
         return value
 
     def views(self, storage: Storage) -> Value:
-        """Adds an output that is a view of `storage`."""
+        """Add an output that is a view of `storage`."""
         value = Value(storage, self)
         storage.values.append(value)
         if storage.makers[-1] is not self:
@@ -204,7 +210,10 @@ class Call:
         return value
 
     def consume(self) -> None:
-        """Tells the inputs that they are needed to run this again; not for views of themselves."""
+        """Register this call as a consumer of its inputs.
+
+        A call that makes a view of an input is no consumer of that input.
+        """
         views = len(self.made) < len(self.outputs)
         for value in self.inputs:
             storage = value.storage
@@ -212,34 +221,42 @@ class Call:
                 storage.consumers[self] = None
 
     def disown(self) -> Iterable[Storage]:
-        """This cannot run again. Returns the storages of its outputs, if in the graph."""
+        """Make this call unrecomputable.
+
+        Returns:
+            The storages of its outputs that are in the graph.
+        """
         self.replayable = False
         for value in self.inputs:
             value.storage.consumers.pop(self, None)
         return dict.fromkeys(value.storage for value in self.living_outputs())
 
     def dissolve(self) -> None:
-        """Nobody needs it any more: lets go of what refers to it in its turn.
+        """Drop all references of this call, because nothing needs it any more.
 
-        So memory and records go at once, and do not wait for the garbage collector.
+        This breaks the reference cycles of the graph, so memory is freed at once instead of at the
+        next garbage collection.
         """
         self.inputs, self.overwrites, self.payload = (), (), None
         self.outputs, self.made = [], []
 
     def storages(self) -> Iterable[Storage]:
-        """Those of the outputs, each once."""
+        """Return the distinct storages of the outputs."""
         return dict.fromkeys([value.storage for value in self.outputs])
 
     def outputs_but_last(self, wanted: Value | None) -> Sequence[Value]:
-        """The outputs in the order in which they become candidates: `wanted` (None: the first) is
-        the last."""
+        """Return the outputs in the order in which they become candidates for eviction.
+
+        Args:
+            wanted: The output that comes last. None: the first output comes last.
+        """
         if len(self.outputs) < 2:
             return self.outputs
         last = wanted or self.outputs[0]
         return [*(value for value in self.outputs if value is not last), last]
 
     def living_outputs(self) -> Iterator[Value]:
-        """The outputs that are in the graph: somebody may yet ask for them."""
+        """Iterate over the outputs that are in the graph, so something may still ask for them."""
         for value in self.outputs:
             if value.storage.makers:
                 yield value

@@ -1,4 +1,4 @@
-"""What has a copy on the host, and what it would cost to have one more."""
+"""Copies in host memory: which exist, and the cost of another one."""
 
 from __future__ import annotations
 
@@ -10,37 +10,45 @@ from rekindle.engine._graph import Storage
 from rekindle.policies import Swap, Ways
 
 MOST_HIDDEN: Final = 0.9
-"""A copy is made ahead if it pays even when no more than this part of the way back is hidden."""
+"""A copy is made ahead only if it pays even when at most this share of the transfer in is hidden.
+"""
 
 BACKWARD: Final = 2
-"""A backward pass takes so many times its forward pass: two products for each one."""
+"""Assumed duration of a backward pass, in units of its forward pass.
+
+The backward pass of a matrix product is two matrix products.
+"""
 
 
 @final
 class HostMemory:
-    """Counts the copies on the host. An `Exchange` makes them and lets go of them."""
+    """Account of the copies on the host. An `Exchange` decides when to make or drop one."""
 
     def __init__(self, swap: Swap) -> None:
         self.limit = swap.host
         self.only = swap.only
         self.nbytes: Bytes = 0
         self.peak: Bytes = 0
-        self.swapped_out: Bytes = 0  #: in all
-        self.swapped_in: Bytes = 0  #: in all
+        self.swapped_out: Bytes = 0  #: bytes in total
+        self.swapped_in: Bytes = 0  #: bytes in total
         self.ways = Ways(swap)
-        self.turn: Nanoseconds = 0  #: when a forward pass was last seen
+        self.turn: Nanoseconds = 0  #: time at which a forward pass was last seen
         self.copies: dict[Storage, None] = {}
-        self.saving: dict[Storage, Nanoseconds] = {}  #: copies made ahead, and when they end
-        self.coming: dict[Storage, Nanoseconds] = {}  #: brought back ahead, not used since then
-        self.refused: dict[Storage, None] = {}  #: no recipe, and no room for a copy
+        #: copies being made ahead of eviction, with the end of their transfer
+        self.saving: dict[Storage, Nanoseconds] = {}
+        #: prefetched storages, with their last access: unused since then
+        self.coming: dict[Storage, Nanoseconds] = {}
+        #: storages without a recipe for which the host had no room
+        self.refused: dict[Storage, None] = {}
 
     def measured(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
     ) -> None:
-        """What copies really take, as the driver measured it."""
+        """Replace the expected bandwidths by those that the driver measured."""
         self.ways.measured(out_bytes_per_s, in_bytes_per_s)
 
     def take(self, storage: Storage) -> None:
+        """Count a copy of `storage`."""
         storage.on_host = True
         self.copies[storage] = None
         self.nbytes += storage.nbytes
@@ -48,22 +56,27 @@ class HostMemory:
         self.swapped_out += storage.nbytes
 
     def drop(self, storage: Storage) -> None:
+        """Stop counting the copy of `storage`."""
         storage.on_host = False
         del self.copies[storage]
         self.nbytes -= storage.nbytes
 
     def failed(self, storage: Storage) -> None:
-        """There was no room for the copy that was just taken, so there is none for more."""
+        """Undo `take` after a failed copy. The limit becomes what the host holds now."""
         self.drop(storage)
         self.swapped_out -= storage.nbytes
         self.limit = self.nbytes
 
     def lacks(self, nbytes: Bytes) -> Bytes:
-        """How much must go before `nbytes` more fit; not above 0: they do."""
+        """Return the bytes to discard before `nbytes` more fit (0 or less: they fit)."""
         return 0 if self.limit is None else self.nbytes + nbytes - self.limit
 
     def spare(self, nbytes: Bytes) -> list[Storage] | None:
-        """Copies of residents, oldest first, without which `nbytes` more fit; None: never."""
+        """Select copies of resident storages to discard, oldest first, so that `nbytes` more fit.
+
+        Returns:
+            The storages, or None if there are not enough.
+        """
         lacking = self.lacks(nbytes)
         found: list[Storage] = []
         for storage in self.copies:
@@ -75,11 +88,15 @@ class HostMemory:
         return None if lacking > 0 else found
 
     def away(self) -> Iterator[Storage]:
-        """What is on the host only."""
+        """Iterate over the storages that exist on the host only."""
         return (storage for storage in self.copies if not storage.resident)
 
     def next_back(self, now: Nanoseconds) -> Storage | None:
-        """What is away and wanted first, of what can be back before it is wanted."""
+        """Return the storage to prefetch next, or None.
+
+        A backward pass reads values in reverse order, so the storage used last is read first. A
+        recomputable storage is skipped if its transfer would end after its expected use.
+        """
         found: Storage | None = None
         for storage in self.away():
             if storage.dead:
@@ -93,15 +110,21 @@ class HostMemory:
         return found
 
     def cost(self, storage: Storage) -> Nanoseconds:
-        """Of having back what has a copy, or of a copy and having it back."""
+        """Return the cost (ns) of bringing `storage` back.
+
+        If it has no copy yet, the cost includes the transfer out.
+        """
         back = self.ways.in_ns(storage.nbytes)
         if not storage.on_host:
             return back + self.ways.out_ns(storage.nbytes)
         return min(back, storage.recipe_ns) if storage.replayable else back
 
     def worth_copying(self, storage: Storage, now: Nanoseconds) -> bool:
-        """Whether a candidate has been unused for so long that it may stay so, and is dear enough
-        for its bytes."""
+        """Return True if a candidate is worth a copy made ahead.
+
+        It must have been unused for at least the duration of the transfer, and its cost must exceed
+        the part of the transfer in that cannot be hidden.
+        """
         unused = now - storage.last_access
         if storage.on_host or unused < self.ways.out_ns(storage.nbytes):
             return False
@@ -109,7 +132,14 @@ class HostMemory:
         return hidden or self.ways.in_ns(storage.nbytes) * (1 - MOST_HIDDEN) <= storage.cost
 
     def waiting(self, storage: Storage, now: Nanoseconds, *, ahead: bool) -> Nanoseconds:
-        """What swapping `storage` out now would keep the program waiting for."""
+        """Return the time (ns) that the program would wait if `storage` were swapped out now.
+
+        Args:
+            storage: The storage.
+            now: Current time of the engine.
+            ahead: True for a copy made ahead of eviction: the program does not wait for the
+                transfer out.
+        """
         before = sum(s.nbytes for s in self.away() if s.last_access > storage.last_access)
         waiting = self.ways.waiting_in(storage.nbytes, before, now - storage.last_access)
         return waiting if ahead else waiting + self.ways.waiting_out(storage.nbytes, now)

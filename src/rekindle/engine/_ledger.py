@@ -1,4 +1,4 @@
-"""What is in memory, what may be let go, and what leaves the graph for good."""
+"""The memory account: which storages are resident, which may be evicted, which leave the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from rekindle.schedule import Action, Free
 
 
 class Ledger:
-    """Counts memory and evicts. An `Exchange` swaps as well, and the `Engine` brings back."""
+    """Count memory and evict storages chosen by the policy.
+
+    `Exchange` adds swapping, and `Engine` adds recomputation.
+    """
 
     def __init__(
         self,
@@ -25,30 +28,38 @@ class Ledger:
         self.rules = rules
         self.budget: Bytes | float = float("inf") if budget is None else budget
         self.memory: Bytes = 0
-        self.unlisted: Bytes = 0  #: of `memory`: what is counted, and in no storage of the graph
+        self.unlisted: Bytes = 0  #: part of `memory` that belongs to no storage of the graph
         self.peak: Bytes = 0
         self.clock: Nanoseconds = 0
-        self.compute_ns: Nanoseconds = 0  #: first executions
-        self.recompute_ns: Nanoseconds = 0  #: all others
-        self.subject: Storage | Call | None = None  #: what the action just yielded is about
-        self.idle: list[Storage] = []  #: held, but nothing that was made from them remains
-        self._bereft: list[Storage] = []  # in memory or on the host, and their recipe is lost
+        self.compute_ns: Nanoseconds = 0  #: time spent in first executions
+        self.recompute_ns: Nanoseconds = 0  #: time spent in recomputation
+        self.subject: Storage | Call | None = None  #: storage or call of the action just yielded
+        self.idle: list[Storage] = []  #: held storages that no value of the graph was made from
+        # storages with contents but without a recipe, not reported yet
+        self._bereft: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
         if not (self._chooser.remembers or rules.quirks):
             self._chooser = Asleep(self._chooser)
-        self.reserve: dict[Storage, None] = {}  #: while held, let go when nothing else is left
+        self.reserve: dict[Storage, None] = {}  #: evictable while held, as a last resort
         self._order = 0
-        self._storages: dict[Storage, None] = {}  # all that are in the graph or resident
+        # all storages that are resident or may be recomputed
+        self._storages: dict[Storage, None] = {}
 
     @property
     def storages(self) -> list[Storage]:
-        """Every storage that is resident or may be recomputed, as of now: some may go while one
-        looks at the others."""
+        """A snapshot of all storages that are resident or may be recomputed.
+
+        It is a copy, because storages may leave the graph while a caller iterates.
+        """
         return list(self._storages)
 
     def make_room(self, nbytes: Bytes, call: Call | None = None) -> Iterator[Action]:
-        """Lets go until `nbytes` more fit. Raises `NoRoom` when nothing is left to let go."""
+        """Evict until `nbytes` more fit.
+
+        Raises:
+            NoRoom: Nothing evictable is left, and `nbytes` do not fit.
+        """
         yield from self.shrink(self.budget - nbytes)
         if self.memory + nbytes > self.budget and self.reserve:
             self._give_up_reserve()
@@ -57,7 +68,7 @@ class Ledger:
             raise NoRoom(nbytes, self.memory, int(self.budget), call)
 
     def has_room(self, nbytes: Bytes) -> bool:
-        """Whether `nbytes` more would fit if all that may be let go went; nothing does."""
+        """Return True if `nbytes` more would fit after evicting all candidates. Evicts nothing."""
         least = self.memory + nbytes - self.budget
         for storage in self._storages if least > 0 else ():
             if self.is_candidate(storage):
@@ -67,7 +78,7 @@ class Ledger:
         return least <= 0
 
     def shrink(self, nbytes: Bytes | float) -> Iterator[Action]:
-        """Lets go until no more than `nbytes` are in use, or nothing is left to let go."""
+        """Evict until at most `nbytes` are in use or nothing evictable is left."""
         while self.memory > nbytes:
             victim = self._choose()
             if victim is None:
@@ -75,43 +86,50 @@ class Ledger:
             yield from self._evict(victim)
 
     def evict(self, storages: Iterable[Storage]) -> Iterator[Action]:
-        """Lets go of just these, for a driver to whom it matters where memory is free.
+        """Evict exactly these storages, for a driver that needs particular addresses to be free.
 
-        Between any two actions. What may not be let go, or went with one before it, is left alone.
+        May be called between any two actions. Storages that are no candidates (any more) are
+        skipped.
         """
         for storage in storages:
             if storage.order >= 0:
                 yield from self._evict(storage)
 
     def loss(self, storage: Storage) -> float | None:
-        """What letting go of `storage` would cost now, whatever its size, in the policy's own
-        terms; None: it has to stay."""
+        """Return the policy's cost of evicting `storage` now, regardless of its size.
+
+        The unit depends on the policy.
+
+        Returns:
+            The cost, or None if `storage` must stay.
+        """
         if storage.order < 0:
             return None
         self.listen()
         return self._chooser.loss(storage, self.clock)
 
     def _give_up_reserve(self) -> None:
-        """From now on it may be let go like everything else."""
+        """Make the storages in `reserve` ordinary candidates."""
         reserve, self.reserve = self.reserve, {}
         for storage in reserve:
             self._classify(storage)
 
     def _choose(self) -> Storage | None:
-        """What the policy lets go next."""
+        """Return the storage that the policy evicts next, or None."""
         self.listen()
         victim = self._chooser.choose(self.clock)
         assert victim is None or isinstance(victim, Storage)
         return victim
 
     def listen(self) -> None:
-        """From now on the policy hears what becomes a candidate, though nothing has to go yet."""
+        """Keep the policy up to date from now on, although nothing has to be evicted yet."""
         if isinstance(self._chooser, Asleep):
             self._chooser = self._chooser.wake(self._storages)
 
-    # -- letting go -----------------------------------------------------------------------------
+    # -- evicting -------------------------------------------------------------------------------
 
     def _evict(self, storage: Storage) -> Iterator[Action]:
+        """Evict `storage`, and free what is not needed any more."""
         self.memory -= storage.nbytes
         self._vanish(storage)
         self._chooser.evicted(storage)
@@ -124,6 +142,7 @@ class Ledger:
             yield Free(storage.id)
 
     def _vanish(self, storage: Storage) -> None:
+        """Mark `storage` and all values in it as not resident."""
         storage.resident = False
         for value in storage.values:
             value.defined = False
@@ -131,7 +150,7 @@ class Ledger:
             self._classify(storage)
 
     def _let_go(self, storage: Storage) -> Iterable[Action]:
-        """`storage` is dead: evicted if it may still be needed, else out of the graph."""
+        """Evict the dead `storage` if recomputation may need it, else remove it from the graph."""
         useful = storage.consumers or self.rules.quirks
         free = storage.resident and storage.locks == 0 and not storage.pinned
         if useful and free and storage.restorable and self.rules.dead == "evict":
@@ -140,10 +159,12 @@ class Ledger:
         return self._free(freed) if freed else ()
 
     def _prune(self, storage: Storage) -> list[Storage]:
-        """Takes `storage` out of the graph if it will never be needed, and what it alone needed.
+        """Remove `storage` from the graph if nothing needs it, then those that only it needed.
 
-        A dead source, or one that is pinned, stays as long as something was made from it. Returns
-        those that were resident, for the driver to free.
+        A dead source or a pinned storage stays while values made from it are in the graph.
+
+        Returns:
+            The removed storages that were resident, for the driver to free.
         """
         if self.rules.dead == "banish":
             return self._banish(storage)
@@ -167,7 +188,7 @@ class Ledger:
         return freed
 
     def _leave_graph(self, storage: Storage) -> list[Storage]:
-        """Returns what one thing less needs."""
+        """Remove `storage` from the graph. Return the storages that may be superfluous now."""
         del self._storages[storage]
         self.reserve.pop(storage, None)
         if storage.resident:
@@ -189,9 +210,12 @@ class Ledger:
         return less_needed
 
     def _banish(self, storage: Storage) -> list[Storage]:
-        """Frees `storage` for good if it is dead and nothing evicted needs it; then what it needed.
+        """Free `storage` for good if it is dead and no evicted storage needs it, then its parents.
 
-        What was made from it loses its recipe.
+        Storages that were made from it lose their recipe (`Rules.dead == "banish"`).
+
+        Returns:
+            The removed storages that were resident, for the driver to free.
         """
         freed: list[Storage] = []
         unneeded = [storage]
@@ -208,14 +232,17 @@ class Ledger:
             if storage.resident:
                 freed.append(storage)
             parents = self._leave_graph(storage)
-            if not self.rules.quirks:  # the authors forget to look at those
+            if not self.rules.quirks:  # the authors forget to look at the parents
                 unneeded += parents
         return freed
 
     def _lose_recipe(self, call: Call) -> list[Storage]:
-        """`call` can never run again, nor what can only be had through it.
+        """Make `call` unrecomputable, and every evicted value that depends on it.
 
-        What it made and is there is bereft: a source from now on.
+        Outputs that are resident or on the host become sources.
+
+        Returns:
+            Removed storages that were resident, for the driver to free.
         """
         freed: list[Storage] = []
         lost = [call]
@@ -236,17 +263,21 @@ class Ledger:
         return freed
 
     def take_bereft(self) -> list[Storage]:
-        """What became a source since this was last asked, and others are made from."""
+        """Return the storages that became sources since the last call and have consumers.
+
+        They must not be evicted any more.
+        """
         if not self._bereft:
             return []
         bereft, self._bereft = self._bereft, []
         return [storage for storage in bereft if storage.consumers and storage.resident]
 
     def _touch(self, storage: Storage) -> None:
+        """Set the last access of `storage` to now."""
         if self.rules.dead == "banish" and self.rules.quirks and not storage.references:
             return
         storage.last_access = self.clock
-        if storage.order >= 0:  # it may stay a candidate: its view is gone, or locks come late
+        if storage.order >= 0:  # it may still be a candidate: a view is missing, or locks come late
             self._chooser.touched(storage)
 
     # -- candidates -----------------------------------------------------------------------------
@@ -257,20 +288,25 @@ class Ledger:
             self._classify(storage)
 
     def let_return(self, storage: Storage, returns: bool, *, last: bool = False) -> None:
-        """Whether `storage` may be let go while the program holds it; `last`: if nothing else is
-        left to let go."""
+        """Set whether `storage` may be evicted while the program holds it.
+
+        Args:
+            storage: The storage.
+            returns: True if it may be evicted while held.
+            last: Evict it only if nothing else is left.
+        """
         storage.returns = returns
         if last:
             self.reserve[storage] = None
         self._classify(storage)
 
     def lock(self, storage: Storage) -> None:
-        """The program reads `storage`, which is resident: it stays until `unlock`."""
+        """Keep the resident `storage` in memory until `unlock`, because the program reads it."""
         self._touch(storage)
         self._lock(storage)
 
     def unlock(self, storage: Storage) -> Iterable[Action]:
-        """The inverse of `lock`; what died meanwhile is let go."""
+        """Undo `lock`, and evict or free `storage` if it died meanwhile."""
         self._unlock(storage)
         return self._let_go(storage) if storage.dead and not storage.locks else ()
 
@@ -285,22 +321,23 @@ class Ledger:
             self._classify(storage)
 
     def is_candidate(self, storage: Storage) -> bool:
-        """Whether the policy may choose `storage`."""
+        """Return True if the policy may choose `storage`."""
         return (
             storage.resident
             and (storage.replayable or self._swappable(storage))
             and storage.locks == 0
             and (not storage.held or (storage.returns and storage not in self.reserve))
             and not storage.pinned
-            and (storage.nbytes > 0 or self.rules.quirks)  # the authors' let go nothing, too
+            # the authors also evict storages of 0 bytes
+            and (storage.nbytes > 0 or self.rules.quirks)
         )
 
     def _swappable(self, storage: Storage) -> bool:
-        """Whether `storage`, which has no recipe, can be had again."""
+        """Return True if `storage`, which has no recipe, can be brought back by a copy."""
         return False
 
     def _classify(self, storage: Storage) -> None:
-        """Brings the policy's view of `storage` up to date."""
+        """Add `storage` to the policy's candidates or remove it, as its state requires."""
         candidate = self.is_candidate(storage)
         if candidate and storage.order < 0:
             self._order += 1
@@ -310,15 +347,15 @@ class Ledger:
             storage.order = -1
             self._chooser.remove(storage)
 
-    # -- what an `Exchange` adds ----------------------------------------------------------------
+    # -- hooks for `Exchange` ----------------------------------------------------------------------
 
     def _abandon_copy(self, storage: Storage) -> bool:
-        """Unlocks `storage` if a copy in progress locks it. Returns whether nothing else does."""
+        """Unlock `storage` if only a transfer locks it. Return True if it is unlocked now."""
         return False
 
     def _left(self, storage: Storage) -> None:
-        """`storage` is out of the graph."""
+        """Called after `storage` left the graph."""
 
     def _renew(self, storage: Storage) -> None:
-        """`storage` lost its recipe, and maybe with it its place among the candidates."""
+        """Called after `storage` lost its recipe: classify it again."""
         self._classify(storage)

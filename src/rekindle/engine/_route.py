@@ -1,7 +1,7 @@
-"""A schedule, made ready to be followed while a program runs: what to do before each operator.
+"""A plan in a form that can be followed while a program runs: actions before each operator.
 
-Numbers only, those of the schedule's trace, so that it can be written to a file and outlives what
-it was made from.
+`Route.of` translates a schedule. A route consists of numbers only (those of the schedule's trace),
+so it can be stored in a file and outlives the objects it was made from.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use
 @final
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`moves[stops[i - 1]:stops[i]]` comes between the first runs of operators i - 1 and i.
+    """A plan: `moves[stops[i - 1]:stops[i]]` come between the first runs of operators i - 1 and i.
 
-    The last stop is the end, where no operator comes any more.
-    A move is ~s where storage s is not needed until it is brought back, or the index of the
-    storages in `restores` that are to be brought back by one operator or one copy.
+    The last stop is the end, after which no operator runs. A move is a number:
+
+    - `~s` (negative): storage s is not needed until it is brought back, so it may be evicted.
+    - an index of `restores`: bring these storages back, all by one operator or one transfer.
     """
 
     stops: tuple[int, ...]
     moves: tuple[int, ...]
     restores: tuple[tuple[StorageId, ...], ...]
     kept: tuple[StorageId, ...] = ()
-    """What is not let go when it is dead, for something is recomputed from it later."""
+    """Storages that stay when they are dead, because something is recomputed from them later."""
     recompute_ns: Nanoseconds = 0
-    """What the schedule recomputes."""
+    """Total cost of what the schedule recomputes."""
     bound_ns: Nanoseconds = 0
-    """No schedule recomputes less."""
+    """Lower bound: no schedule recomputes less."""
 
     @staticmethod
     def of(trace: Trace, schedule: Schedule) -> Route:
-        """The route of a schedule that is valid for `trace`."""
+        """Translate a schedule that is valid for `trace`."""
         stops: list[int] = []
         moves: list[int] = []
         restores: list[tuple[StorageId, ...]] = []
         kept: dict[StorageId, None] = {}
-        untouched: set[StorageId] = set()  # in memory since they were first made
+        untouched: set[StorageId] = set()  # in memory since they were first computed
         death = _deaths(trace)
         for action in schedule.actions:
             match action:
@@ -57,24 +58,24 @@ class Route:
                     dead = [each for each in read & untouched if death[each] <= len(stops)]
                     kept.update(dict.fromkeys(sorted(dead)))
                     made = tuple(trace.new_storages(trace.ops[op]))
-                    if made:  # views come back with what they view
+                    if made:  # views come back with their base
                         moves.append(len(restores))
                         restores.append(made)
                 case SwapIn(storage):
                     moves.append(len(restores))
                     restores.append((storage,))
-                case SwapOut() | Discard():  # the engine knows itself
+                case SwapOut() | Discard():  # the engine decides these
                     pass
         stops.append(len(moves))
         return Route(tuple(stops), tuple(moves), tuple(restores), tuple(kept))
 
     def as_numbers(self) -> dict[str, Any]:
-        """For a file; `from_numbers` makes it a route again."""
+        """Return the plan as plain data for a file. `from_numbers` is the inverse."""
         return asdict(self)
 
     @staticmethod
     def from_numbers(numbers: Mapping[str, Any]) -> Route:
-        """The inverse of `as_numbers`."""
+        """Restore a plan from the result of `as_numbers`."""
         restores = tuple(tuple(made) for made in numbers["restores"])
         return Route(
             tuple(numbers["stops"]),
@@ -87,7 +88,7 @@ class Route:
 
 
 def _deaths(trace: Trace) -> list[float]:
-    """How many operators ran when nobody could ask for each storage any more."""
+    """Return, for each storage, how many operators had run when it became unreachable."""
     deaths = [float("inf")] * len(trace.storages)
     references = [0] * len(trace.storages)
     held = [False] * len(trace.storages)

@@ -1,4 +1,4 @@
-"""How the engine treats dead storages, when it gives up, and whose mistakes it makes."""
+"""Rules of the engine that are not the policy's: dead storages, limits, compatibility."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from rekindle._types import Nanoseconds
 @final
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is not for a policy to decide. The defaults are what is right for a real run.
+    """Settings of the engine that no policy decides. The defaults are right for real runs.
 
-    dead: what happens to a storage that nobody can ask for (DTR paper, section 2 and appendix C):
-        "evict": it is evicted at once, and may be recomputed if others need it.
-        "ignore": nothing; it stays a candidate as if it were wanted.
-        "banish": it is freed for good as soon as nothing evicted needs it. What was made from it
-        can then never be let go.
-    recompute_limit: `Thrashed` is raised once recomputation took longer than this.
-    quirks: as the DTR paper's own simulator does it, to reproduce its figures. Each place that asks
-        for it says what is odd there:
-        dead storages and dead sources stay in the graph for good, as evicted neighbors;
-        so do, until it has run, the outputs of a call in progress, and classes of evicted storages
-        lose more than they got (`Classes` in policies);
-        storages of no bytes are let go too;
-        when all is locked the first attempt is the last;
-        banishing a storage does not banish what only it needed, and reading what is dead does not
-        count as an access.
+    Attributes:
+        dead: What happens to a storage that nothing can ask for (DTR paper, section 2 and appendix
+            C).
+            "evict": evict it at once. It may be recomputed if others need it.
+            "ignore": nothing. It stays a candidate as if it were reachable.
+            "banish": free it for good as soon as nothing evicted needs it. Values made from it can
+            then never be evicted.
+        recompute_limit: Raise `Thrashed` once recomputation took longer than this (ns). None: no
+            limit.
+        quirks: Imitate the DTR paper's own simulator, to reproduce its figures. The code comments
+            on each place. In that simulator:
+            - Dead storages and dead sources stay in the graph for good, as evicted neighbors.
+            - Outputs of a call in progress count as evicted until the call has run.
+            - Classes of evicted storages lose more cost than they got (`Classes` in `policies`).
+            - Storages of 0 bytes are evicted, too.
+            - If all storages are locked, the first attempt is the last.
+            - Banishing a storage does not banish its parents.
+            - Reading a dead storage does not count as an access.
     """
 
     dead: Literal["evict", "ignore", "banish"] = "evict"

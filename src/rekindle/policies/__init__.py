@@ -1,4 +1,9 @@
-"""What to evict: one file a heuristic, with its formula and its paper."""
+"""Policies: which storage to evict. Each heuristic has a file, with its formula and its paper.
+
+A policy gives a score to each storage that may be evicted, and the storage with the lowest score is
+evicted. The engine evicts until the next operator fits. The score of the DTR paper is cost / (bytes
+* staleness): evict what is cheap to recompute, large, and long unused.
+"""
 
 from rekindle.policies._advised import Advised as Advised
 from rekindle.policies._advised import AdvisedChooser as AdvisedChooser

@@ -1,7 +1,7 @@
-"""Any policy, advised: what a plan has done with goes first, while there is such a thing.
+"""A wrapper for any policy: storages that a plan does not need for now are evicted first.
 
-Advice never changes what is correct, only what is chosen. Without any, `Advised(policy)` chooses as
-`policy` does.
+Advice changes which storage is chosen, never whether the result is correct. Without advice,
+`Advised(policy)` chooses as `policy` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rekindle.policies._base import Candidate, Chooser, Policy
 @final
 @dataclass(frozen=True, slots=True)
 class Advised(Policy):
-    """Lets go what has been marked first, in the order of the marks, else what `policy` says."""
+    """Evict marked storages first, in the order of their marks, then what `policy` chooses."""
 
     policy: Policy
 
@@ -27,14 +27,14 @@ class Advised(Policy):
 
 @final
 class AdvisedChooser(Chooser):
-    """The state of an advised policy. Whoever has the plan calls `mark` and `unmark`."""
+    """The state of an advised policy. The owner of the plan calls `mark` and `unmark`."""
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser
         self._marked: dict[Candidate, None] = {}
-        self._ready: dict[Candidate, None] = {}  # those of them that may be evicted now
-        self.spare: Bytes = 0  #: of those
-        self._behind = False  # marks have answered since the policy was asked last
+        self._ready: dict[Candidate, None] = {}  # marked storages that may be evicted now
+        self.spare: Bytes = 0  #: total size of the storages in `_ready`
+        self._behind = False  # choices were made from marks since the policy was last asked
         self.recompute_ns = chooser.recompute_ns
         self.loss = chooser.loss
         self.expected = chooser.expected
@@ -46,20 +46,21 @@ class AdvisedChooser(Chooser):
         self.repriced = chooser.repriced
 
     def mark(self, storage: Candidate) -> None:
-        """The plan does not need `storage` until it has it computed again."""
+        """Note that the plan does not need `storage` until the plan recomputes it."""
         self._marked[storage] = None
         if storage.order >= 0:
             self._make_ready(storage)
 
     def unmark(self, storage: Candidate) -> None:
-        """The plan needs `storage` from now on."""
+        """Note that the plan needs `storage` from now on."""
         self._marked.pop(storage, None)
         self._unready(storage)
 
     def clear(self, now: Nanoseconds) -> None:
-        """Nothing is marked any more: the policy decides alone.
+        """Remove all marks: the policy decides alone.
 
-        It catches up: what it was told is put off until it is asked, and would pile up.
+        A policy puts off its updates until it is asked. It is asked once here, so that they do not
+        pile up.
         """
         if self._behind:
             self._chooser.choose(now)
@@ -69,7 +70,7 @@ class AdvisedChooser(Chooser):
         self.spare = 0
 
     def spare_beside(self, needed: Iterable[Candidate]) -> Bytes:
-        """Bytes of what may be let go although nothing in `needed` may."""
+        """Return the bytes of marked candidates, without those in `needed`."""
         return self.spare - sum(each.nbytes for each in set(needed) & self._ready.keys())
 
     def _make_ready(self, storage: Candidate) -> None:

@@ -1,7 +1,8 @@
-"""What a policy sees and what it must say.
+"""The interface between the engine and a policy.
 
-A policy is a frozen record of configuration. `bind()` makes the state that follows one run: the
-engine reports what becomes a candidate, what is evicted and what comes back, and asks `choose`.
+A policy is frozen configuration. `bind()` makes its state for one run, a `Chooser`. The engine
+reports to the chooser which storages become candidates, are evicted and come back, and calls
+`choose` when a storage has to be evicted.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Candidate(Protocol):
 
 
 class Chooser(ABC):
-    """The state of a policy during one run: it hears of candidates and chooses one to evict."""
+    """The state of a policy during one run: follow the candidates, and choose one to evict."""
 
-    #: Whether what came and went before the first choice matters to it, not only what is there.
+    #: True if choices depend on events before the first choice, not only on the current state.
     remembers = False
 
     @abstractmethod

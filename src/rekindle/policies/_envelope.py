@@ -1,11 +1,13 @@
-"""The greatest of many lines at a time that only moves forward, without a look at all of them.
+"""A data structure for the greatest of many lines at a time that only moves forward.
 
-The benefit of letting go, bytes * (now - last) / cost, is a line in time. Among a few thousand all
-are looked at, and again only those that are repriced meanwhile. More of them stand in rows of equal
-width. Of each row is known which line is on top, and until when: as in a kinetic heap, the time at
-which the first steeper line of the row can overtake it. A search looks at the tops of all rows, and
-into those rows only that changed or whose time is up. With n lines in rows of w that is about
-n / w + w steps, vectorized, instead of n.
+The benefit of evicting a storage, bytes * (now - last access) / cost, is a line in time. The next
+victim is the storage whose line is greatest now. This file finds it without evaluating every line.
+
+Up to `FEW` lines are all evaluated, as one vector. More lines stand in rows of `WIDTH`. Each row
+stores which of its lines is on top, and until when: as in a kinetic heap, the time at which the
+first steeper line of the row can overtake the top. A search compares the tops of all rows. It looks
+inside a row only if a line of the row changed or its time is up. With n lines in rows of w that
+takes about n / w + w vectorized steps instead of n.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ import numpy.typing as npt
 
 from rekindle._types import Bytes, Nanoseconds
 
-WIDTH: Final = 1024  # near the square root of the most lines that we expect
-FEW: Final = 4 * WIDTH  # of so many all are looked at in less time than a row's top is found
+WIDTH: Final = 1024  # near the square root of the largest expected number of lines
+FEW: Final = 4 * WIDTH  # evaluating so many lines is faster than finding the top of a row
 
-# Twice the worst relative error of a benefit, a product and a quotient of integers: a line that can
-# be said to stay on top stays there, also among lines that are equal but for rounding.
+# Twice the worst relative error of a benefit (a product and a quotient of integers). A line said to
+# stay on top then does so, even among lines that differ by rounding only.
 _ERROR: Final = 4 * float(np.finfo(float).eps)
 
 Floats = npt.NDArray[np.float64]
@@ -29,19 +31,21 @@ Floats = npt.NDArray[np.float64]
 
 @final
 class Envelope:
-    """Lines in numbered slots. Ties go to the line with the greatest `order`."""
+    """Lines in numbered slots. A tie goes to the line with the greatest `order`."""
 
     def __init__(self, *, moving: bool, few: int = FEW) -> None:
-        self._moving = moving  # False: benefit = bytes / cost
+        self._moving = moving  # False: the benefit is bytes / cost, constant in time
         self._few = few
         self._vacant: list[int] = []
-        self._dirty: set[int] = set()  # rows whose top must be found again
+        self._dirty: set[int] = set()  # rows whose top must be searched again
         self._used = 0
-        self._now: Nanoseconds = 0  # of the last search
-        self._benefits: Floats | None = None  # of all lines then; None: not known any more
+        self._now: Nanoseconds = 0  # time of the last search
+        self._benefits: Floats | None = None  # of all lines at `_now`; None: unknown
         self._grow(1)
 
     def _grow(self, rows: int) -> None:
+        """Make room for `rows` rows."""
+
         def longer(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> npt.NDArray[Any]:
             if old is not None:
                 new[: len(old)] = old
@@ -53,11 +57,16 @@ class Envelope:
         self._cost = longer(get("_cost"), np.full(slots, 1.0))
         self._last = longer(get("_last"), np.full(slots, -1.0))
         self._order = longer(get("_order"), np.full(slots, -1.0))
-        self._top = longer(get("_top"), np.arange(0, slots, WIDTH))  # the slot of each row's top
+        # slot of the top line of each row
+        self._top = longer(get("_top"), np.arange(0, slots, WIDTH))
         self._until = longer(get("_until"), np.full(rows, np.inf))
 
     def add(self, cost: float) -> int:
-        """Returns the slot of a new line, which counts once it is renewed."""
+        """Reserve a slot for a line.
+
+        Returns:
+            The slot. The line takes part in searches after `renew`.
+        """
         if self._vacant:
             slot = self._vacant.pop()
         else:
@@ -69,12 +78,13 @@ class Envelope:
         return slot
 
     def remove(self, slot: int) -> None:
+        """Free the slot of a line."""
         self._cost[slot] = 1.0
         self.renew(slot, -1, -1, -1)
         self._vacant.append(slot)
 
     def renew(self, slot: int, nbytes: Bytes, last: Nanoseconds, order: int) -> None:
-        """All but the cost of a line."""
+        """Set size, last access and order of a line."""
         self._bytes[slot] = nbytes
         self._last[slot] = last
         self._order[slot] = order
@@ -82,13 +92,14 @@ class Envelope:
         self._benefits = None
 
     def reprice(self, slot: int, cost: float) -> None:
+        """Set the cost of a line."""
         self._cost[slot] = cost
         self._dirty.add(slot // WIDTH)
         if self._benefits is not None:
             self._benefits[slot] = self._benefit_of(slot, self._now)
 
     def best(self, now: Nanoseconds) -> int:
-        """The slot of the line that is greatest at `now`; there must be one."""
+        """Return the slot of the line that is greatest at `now`. There must be a line."""
         if self._used > self._few:
             return self._best_of_rows(now)
         used = slice(0, self._used)
@@ -111,16 +122,18 @@ class Envelope:
         return self._benefit(self._bytes[slots], self._last[slots], self._cost[slots], now)
 
     def _benefit(self, nbytes: Any, last: Any, cost: Any, now: Nanoseconds) -> Any:
-        """One rounding more than the exact quotient at most: equals stay equal."""
+        """Return the benefit, with one extra rounding at most: equal scores stay equal."""
         return nbytes * (now - last) / cost if self._moving else nbytes / cost
 
     @staticmethod
     def _greatest(benefit: Floats, order: Floats) -> int:
+        """Return the index of the greatest benefit; a tie goes to the greatest order."""
         best = int(benefit.argmax())
         ties = (benefit == benefit[best]).nonzero()[0]
         return best if len(ties) == 1 else int(ties[order[ties].argmax()])
 
     def _find_tops(self, rows: npt.NDArray[np.intp], now: Nanoseconds) -> None:
+        """Find the top line of each row in `rows`, and the time until which it stays on top."""
         nbytes, cost, last, order = (
             lines.reshape(-1, WIDTH)[rows]
             for lines in (self._bytes, self._cost, self._last, self._order)

@@ -1,4 +1,4 @@
-"""Policies by the names that the command line and tables use."""
+"""The policies by name, as in `policy="dtr"`, `--policy dtr`, and tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from rekindle.policies.thrifty import Thrifty
 from rekindle.policies.unoptimized import Unoptimized
 
 DEFAULT: Final[Policy] = Thrifty()
-"""What decides where nobody says."""
+"""The policy that is used if the user names none."""
 
 PAPER: Final = ("dtr", "dtr-eq", "dtr-local", "lru", "largest", "msps", "random")
-"""The seven of the DTR paper's figure 2."""
+"""The seven policies of figure 2 in the DTR paper."""
 
 
 def _ablations() -> Mapping[str, Policy]:
-    """h(s, m, c): "h-sm-eq" has staleness, size and classes, "h-0-exact" neither of the first."""
+    """Return the ablation family of the DTR paper by name.
+
+    The paper writes h(s, m, c). "h-sm-eq" uses staleness, memory and union-find classes, and
+    "h-0-exact" neither staleness nor memory.
+    """
     found: dict[str, Policy] = {}
     for staleness, size in itertools.product((True, False), repeat=2):
         letters = "s" * staleness + "m" * size or "0"
@@ -38,7 +42,7 @@ def _ablations() -> Mapping[str, Policy]:
 
 
 ABLATIONS: Final[Mapping[str, Policy]] = MappingProxyType(dict(_ablations()))
-"""The family of the paper's appendix D.1, by name."""
+"""The ablations of the paper's appendix D.1, by name."""
 
 NAMED: Final[Mapping[str, Policy]] = MappingProxyType(
     {
@@ -57,7 +61,11 @@ NAMED: Final[Mapping[str, Policy]] = MappingProxyType(
 
 
 def named(name: str) -> Policy:
-    """The policy of that name; "random:7" is random with seed 7. Raises `KeyError`."""
+    """Return the policy called `name`. "random:7" is `Random` with seed 7.
+
+    Raises:
+        KeyError: No policy has this name.
+    """
     base, _, seed = name.partition(":")
     if base == "random" and seed.isdecimal():
         return Random(int(seed))
@@ -65,9 +73,14 @@ def named(name: str) -> Policy:
 
 
 def policy_of(policy: object) -> Policy:
-    """The policy that is meant: one, its name, its class (with the defaults), None: the default.
+    """Return the policy that the user's argument means.
 
-    Raises `InvalidArgument` for anything else.
+    Args:
+        policy: A policy, a name, a policy class (used with its defaults), or None (the default
+            policy).
+
+    Raises:
+        InvalidArgument: `policy` is something else.
     """
     if policy is None:
         return DEFAULT

@@ -1,8 +1,15 @@
-"""What letting go of a storage would cost: its own cost, and that of its evicted neighborhood.
+"""The cost of evicting a storage: its own cost and that of its evicted neighborhood.
 
-DTR (Kirisame et al., ICLR 2021), section 4.1 and appendix C. The *evicted neighborhood* e*(s) holds
-the evicted storages that s needs to be recomputed, through evicted storages only (ancestors), and
-those that need s (descendants). Ancestors and descendants are summed apart, as the authors do.
+Source: DTR (Kirisame et al., ICLR 2021), section 4.1 and appendix C.
+
+An evicted storage must be recomputed if it is needed again, and its inputs may be evicted as well.
+The **evicted neighborhood** e*(s) of a storage s has two parts. Its ancestors are the evicted
+storages that must be recomputed before s, found through evicted storages only. Its descendants are
+the evicted storages that need s for their own recomputation. The costs of the two parts are summed
+separately, as the authors do, so a storage in both counts twice.
+
+The classes of this file know this cost in full (`Exact`), approximately (`Classes`), or not at all
+(`Local`, `Nothing`). `ScoredChooser` uses them to compute scores.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from rekindle.policies._base import Candidate
 
 
 def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
-    """e*(s): the evicted storages that `storage` needs, or that need it, through evicted ones."""
+    """Return e*(s): the evicted ancestors and descendants of `storage`."""
     found: set[Candidate] = set()
     for upwards in (True, False):
         seen = {storage}
@@ -33,50 +40,58 @@ def evicted_neighborhood(storage: Candidate) -> set[Candidate]:
 
 
 class Neighborhood(ABC):
-    """The cost in a score, and whose costs may have fallen since it was last asked."""
+    """The cost in a score.
 
-    #: Whether a cost depends on what came and went, not only on what is evicted now.
+    A neighborhood also reports which costs may have fallen, so that a chooser can keep lower bounds
+    of all costs (see `_scored`).
+    """
+
+    #: True if a cost depends on past events, not only on what is evicted now.
     remembers = False
 
     @abstractmethod
     def cost(self, storage: Candidate) -> Nanoseconds:
-        """The cost (ns) of letting go the resident `storage` now."""
+        """Return the cost (ns) of evicting the resident `storage` now."""
 
     def least(self, storage: Candidate) -> Nanoseconds:
-        """A quick lower bound of `cost(storage)`."""
+        """Return a lower bound of `cost(storage)` that is quick to compute."""
         return storage.cost
 
     def overdrawn(self) -> bool:
-        """Quirk: whether a cost may be less than `least`, and less than nothing."""
+        """Quirk: return True if a cost may be less than `least`, and even negative."""
         return False
 
     def again(self, storage: Candidate) -> Nanoseconds:
-        """The time (ns) that it would take to have `storage` again, as far as is known."""
+        """Return the time (ns) to recompute `storage`, as far as the neighborhood knows it."""
         return storage.cost
 
     def fallen(self) -> Iterable[tuple[Candidate, float]]:
-        """Whose costs may have fallen since this was last asked, and how far at most."""
+        """Report the costs that may have fallen since the last call.
+
+        Returns:
+            Pairs of a storage and the most that its cost may have fallen.
+        """
         return ()
 
     def expected(self, storage: Candidate) -> None:  # noqa: B027
-        """Quirk: a call in progress will make `storage`, which counts as evicted until then."""
+        """Quirk: note that a running call will make `storage`, which counts as evicted so far."""
 
     def evicted(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` left memory and can be recomputed."""
+        """Note that `storage` left memory and can be recomputed."""
 
     def returned(self, storage: Candidate) -> None:  # noqa: B027
-        """`storage` is in memory again."""
+        """Note that `storage` is in memory again."""
 
     def forgotten(self, storage: Candidate) -> None:  # noqa: B027
-        """The evicted `storage` will never be asked for again."""
+        """Note that nothing will ask for the evicted `storage` again."""
 
     def repriced(self, storage: Candidate) -> None:  # noqa: B027
-        """The storage's own cost rose, and it may have more parents."""
+        """Note that the own cost of `storage` rose. It may have more parents now."""
 
 
 @final
 class Watched(Neighborhood):
-    """Another neighborhood, and somebody who hears of each cost that it is asked for."""
+    """A wrapper that calls `asked` for each storage whose cost is computed."""
 
     def __init__(self, watched: Neighborhood, asked: Callable[[Candidate], None]) -> None:
         self._watched = watched
@@ -98,7 +113,7 @@ class Watched(Neighborhood):
 
 @final
 class Nothing(Neighborhood):
-    """Every storage costs the same."""
+    """Cost 1 for every storage: the cost plays no role in the score."""
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         return 1
@@ -120,25 +135,30 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 
 @final
 class Exact(Neighborhood):
-    """c0 plus the cost of e*(s), in full.
+    """c0 plus the exact cost of e*(s).
 
-    `descendants`: all of them, none, or capped (they count for two thirds of c0 at most).
+    The class maintains the graph of evicted storages. When storages return to memory, everything
+    that reached them through this graph may have become cheaper, by at most their cost and that of
+    everything behind them.
 
-    Keeps the graph of what is evicted. When storages return, everything that reached them through
-    that graph may have become cheaper, by no more than the cost of what lies on their other side.
+    Args:
+        descendants: Count all descendants, none, or "capped": at most 2/3 of c0 in total.
     """
 
     def __init__(self, *, descendants: Literal["all", "none", "capped"] = "all") -> None:
         self._descendants = descendants
         self._up: _Graph = {}  # the evicted parents of each evicted storage
-        self._down: _Graph = {}  # and its evicted children
-        # What returned since `fallen`, and its parents then: it may have left the graph meanwhile.
+        self._down: _Graph = {}  # the evicted children of each evicted storage
+        # Storages that returned since `fallen`, with their parents at that time. They may have left
+        # the graph meanwhile.
         self._back: dict[Candidate, tuple[Candidate, ...]] = {}
-        self._lost: dict[Candidate, float] = {}  # what it and all above it lost at most since then
+        # upper bound of the cost lost at and above each storage
+        self._lost: dict[Candidate, float] = {}
         self._expected: dict[Candidate, None] = {}
-        self._noticed: dict[Candidate, None] = {}  # who knows that they are expected
-        self._asked = 0  # how often a cost was
-        self._since: dict[Candidate, int] = {}  # what that was when it was evicted
+        # storages whose neighborhood shows expected outputs
+        self._noticed: dict[Candidate, None] = {}
+        self._asked = 0  # number of costs computed so far
+        self._since: dict[Candidate, int] = {}  # value of `_asked` at the eviction of each storage
 
     def cost(self, storage: Candidate) -> Nanoseconds:
         self._asked += 1
@@ -156,13 +176,16 @@ class Exact(Neighborhood):
         return storage.cost + _sum(_reach(self._up, storage.parents()))
 
     def expected(self, storage: Candidate) -> None:
-        """The authors look at a neighborhood again when something in it returns, and only then see
-        the outputs of the call in progress in it."""
+        """Count `storage` as evicted, but hide it from neighborhoods for now.
+
+        The authors' simulator updates a neighborhood only when something in it returns. Until then
+        it does not contain the outputs of the running call.
+        """
         self._expected[storage] = None
         self.evicted(storage)
 
     def _notice(self, storage: Candidate) -> None:
-        """All that reach `storage` going down look at what is below them."""
+        """Show expected outputs to all storages that have `storage` among their descendants."""
         self._noticed[storage] = None
         for member in (storage, *_reach(self._up, storage.parents())):
             self._noticed.update((parent, None) for parent in member.parents())
@@ -186,12 +209,14 @@ class Exact(Neighborhood):
                 self._noticed.clear()
         elif self._expected:
             self._notice(storage)
-        if self._remove(storage) < self._asked:  # else nobody saw it evicted
+        if self._remove(storage) < self._asked:  # else no cost was computed while it was evicted
             self._back[storage] = tuple(storage.parents())
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
-        if self._down[storage]:  # taken out of the middle: no matter how much was behind it
+        # An inner node disappears. Anything behind it may be unreachable now, so the bound is
+        # infinite.
+        if self._down[storage]:
             lost = math.inf
             for child in self._down[storage]:
                 self._back[child] = tuple(child.parents())
@@ -204,6 +229,11 @@ class Exact(Neighborhood):
             self.evicted(storage)
 
     def _remove(self, storage: Candidate) -> int:
+        """Remove `storage` from the graph of evicted storages.
+
+        Returns:
+            The value of `_asked` when it was evicted.
+        """
         for parent in self._up.pop(storage):
             del self._down[parent][storage]
         for child in self._down.pop(storage):
@@ -230,7 +260,7 @@ class Exact(Neighborhood):
 
 
 def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
-    """Everything in `graph` that can be reached from `start`, itself included."""
+    """Return everything reachable from `start` in `graph`, including `start`."""
     stack = [storage for storage in start if storage in graph]
     seen = dict.fromkeys(stack)
     while stack:
@@ -246,7 +276,7 @@ def _sum(storages: Iterable[Candidate]) -> Nanoseconds:
 
 
 def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) -> Nanoseconds:
-    """The cost of what `_reach` finds, or `most` if that is less; no further than that."""
+    """Return the total cost of what `_reach` finds, but at most `most`; stop searching there."""
     stack = [storage for storage in start if storage in graph]
     seen = dict.fromkeys(stack)
     total = 0
@@ -261,38 +291,41 @@ def _sum_within(graph: _Graph, start: Iterable[Candidate], most: Nanoseconds) ->
 
 
 class _Class:
-    """A node of the union-find forest; a representative carries the figures of its class."""
+    """A node of the union-find forest. A representative carries the figures of its class."""
 
     __slots__ = ("border", "fall", "members", "sum", "up")
 
     def __init__(self) -> None:
         self.up: _Class | None = None
         self.sum: Nanoseconds = 0
-        self.members = 0  # evicted storages
-        self.fall: Nanoseconds = 0  # of the sum, since `fallen`
-        self.border: dict[Candidate, None] = {}  # residents next to the class, and former ones
+        self.members = 0  # number of evicted storages
+        self.fall: Nanoseconds = 0  # how much the sum fell since `fallen`
+        self.border: dict[Candidate, None] = {}  # resident neighbors of the class, and former ones
 
 
 @final
 class Classes(Neighborhood):
-    """c0 plus the evicted neighborhood approximated by union-find (h_DTR^eq, appendix C.2).
+    """c0 plus the cost of e*(s), approximated by union-find (h_DTR^eq, appendix C.2 of the paper).
 
-    Evicted storages that touch form a class, with the sum of their costs. One that returns takes
-    its cost out of the class, but the class is not split (the paper's approximation).
+    Evicted storages that are neighbors form a class, with the sum of their costs. The cost of a
+    resident storage includes the sums of all classes next to it. A storage that returns takes its
+    cost out of its class, but the class is not split. This is the paper's approximation.
 
-    Quirk: the outputs of a call in progress are in classes, to which they gave nothing, and take
-    their cost out once they are there; so does a storage of which a view was made while it was
-    evicted, with the cost of the view. The sum of a class may fall below nothing so.
+    Quirk: outputs of a running call are in classes although they added no cost, and take their cost
+    out when they are computed. A storage of which a view was made while it was evicted also takes
+    out the cost of the view. So the sum of a class may become negative.
     """
 
     remembers = True
 
     def __init__(self) -> None:
-        self._node: dict[Candidate, _Class] = {}  # of each evicted storage
-        self._owed: dict[Candidate, Nanoseconds] = {}  # what it will take out of its class
+        self._node: dict[Candidate, _Class] = {}  # node of each evicted storage
+        # cost that each storage will take out of its class
+        self._owed: dict[Candidate, Nanoseconds] = {}
         self._fallen: dict[_Class, None] = {}
-        self._detached: dict[Candidate, None] = {}  # they may be next to that class no longer
-        self._below: dict[_Class, None] = {}  # representatives of less than nothing
+        # storages that may have lost a class as their neighbor
+        self._detached: dict[Candidate, None] = {}
+        self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum
 
     def overdrawn(self) -> bool:
         return bool(self._below)
@@ -313,7 +346,7 @@ class Classes(Neighborhood):
         self._owed[storage] = storage.cost
 
     def repriced(self, storage: Candidate) -> None:
-        if storage in self._node:  # a view is made of it
+        if storage in self._node:  # a view of an evicted storage
             self._owed[storage] = storage.cost
 
     def evicted(self, storage: Candidate) -> None:
@@ -362,13 +395,14 @@ class Classes(Neighborhood):
         self._detached.clear()
 
     def _settle(self, representative: _Class) -> None:
+        """Track whether the sum of the class is negative."""
         if representative.sum < 0 and representative.members:
             self._below[representative] = None
         else:
             self._below.pop(representative, None)
 
     def _adjacent(self, storage: Candidate) -> list[_Class]:
-        """The distinct classes next to `storage`."""
+        """Return the distinct classes next to `storage`."""
         found: dict[_Class, None] = {}
         for neighbor in (*storage.parents(), *storage.children()):
             if neighbor in self._node:
@@ -376,6 +410,7 @@ class Classes(Neighborhood):
         return list(found)
 
     def _find(self, node: _Class) -> _Class:
+        """Return the representative of the class of `node`, and shorten the path to it."""
         representative = node
         while representative.up is not None:
             representative = representative.up

@@ -1,4 +1,7 @@
-"""The policies that the native engine knows, as the numbers that it knows them by."""
+"""Policies as numbers, for the native core.
+
+The native core implements the scores below in C++. Any other policy runs in the Python core.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,21 @@ from rekindle.policies.lru import LRU
 from rekindle.policies.msps import MSPS
 from rekindle.policies.thrifty import Thrifty
 
-# `Costs` in native/engine/chooser.h. It has no union-find classes.
+# The enumeration `Costs` in native/engine/chooser.h. The native core has no union-find classes.
 _COSTS: Final = {"none": 0, "local": 1, "exact": 3, "ancestors": 4, "capped": 5}
 _KNOWN: Final = (Thrifty, DTR, LRU, Largest, MSPS, Ablation)
 
 Score = tuple[int, bool, bool, bool]
-"""Costs, by size, by staleness, by the root of the staleness: `Policy` in native/engine/chooser.h.
-"""
+"""(costs, by size, by staleness, root of staleness): `Policy` in native/engine/chooser.h."""
 
 
 def score_of(policy: Policy) -> Score | None:
-    """Describe `policy` to the native engine.
+    """Describe `policy` to the native core.
 
     Returns:
-        Its score; None if the native engine does not know that policy, and has to ask it.
+        Its score, or None if the native core does not implement the policy.
     """
-    if type(policy) not in _KNOWN:  # a class derived from one may do anything
+    if type(policy) not in _KNOWN:  # a subclass may choose in any other way
         return None
     match policy:
         case Thrifty():

@@ -1,11 +1,14 @@
-"""Least score first, for scores of the form cost / (bytes * staleness) and its ablations.
+"""Choose the candidate with the lowest score cost / (bytes * staleness), or an ablation of it.
 
-Written upside down: the benefit of letting go, bytes * staleness / cost, and the greatest goes.
+The file computes with the inverse, the **benefit** of an eviction: bytes * staleness / cost. The
+candidate with the greatest benefit is evicted.
 
-The costs are known lazily, as in the lazy greedy algorithm (Minoux 1978): of each candidate we keep
-a cost that is no more than the true one, so its benefit no less. The candidate with the greatest
-such benefit is priced anew; if it stays the greatest, it is the one. Evictions only raise the costs
-of others, so they cost nothing; the neighborhood says whose costs may have fallen, and how far.
+Costs are computed lazily, as in the lazy greedy algorithm (Minoux 1978). For each candidate the
+chooser stores a lower bound of its cost, which gives an upper bound of its benefit. It takes the
+candidate with the greatest bound and computes its true cost. If that candidate is still the
+greatest, it is the victim. Otherwise the search continues. Evictions only raise the costs of other
+storages, so the bounds stay valid without work. When storages return, the neighborhood reports
+whose costs may have fallen, and how far.
 """
 
 from __future__ import annotations
@@ -21,19 +24,26 @@ from rekindle.policies._neighborhood import Neighborhood, Watched
 
 _Number = TypeVar("_Number", int, float)
 
-# A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
+# Stands for a cost of 0. The benefit is nearly infinite, and candidates still compare by size.
 _LEAST = 1e-9
 
 
 @final
 class ScoredChooser(Chooser):
-    """Follows candidates; ties go to the storage that last became a candidate."""
+    """A chooser for one form of the score. A tie goes to the latest candidate."""
 
     def __init__(
         self, neighborhood: Neighborhood, *, by_size: bool, by_staleness: bool, root: bool = False
     ) -> None:
-        """With `root` it is the square root of the staleness that counts: then the square of the
-        benefit is a line in time."""
+        """Choose the form of the score.
+
+        Args:
+            neighborhood: The cost in the score.
+            by_size: Divide by the size of the storage.
+            by_staleness: Divide by the time since the last access.
+            root: Use the square root of the staleness. The square of the benefit is then a line in
+                time.
+        """
         self._neighborhood = neighborhood
         self.remembers = neighborhood.remembers
         self._by_size = by_size
@@ -43,10 +53,12 @@ class ScoredChooser(Chooser):
         self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}
         self._price: dict[Candidate, float] = {}
-        self._priced: dict[Candidate, int] = {}  # when, in changes; missing: only a lower bound
+        # number of changes at which the cost was exact; missing: it is a bound
+        self._priced: dict[Candidate, int] = {}
         self._changes = 0
-        # What became a candidate or was touched since the last choice (True), or is none any more.
-        # Most of what is locked for an operator is back before anybody chooses: it keeps its price.
+        # Updates since the last choice: True for new or touched candidates, False for former ones.
+        # Most storages that an operator locks are candidates again before the next choice.
+        # Deferring updates preserves their known cost.
         self._news: dict[Candidate, bool] = {}
 
     def add(self, storage: Candidate) -> None:
@@ -70,7 +82,7 @@ class ScoredChooser(Chooser):
 
     def evicted(self, storage: Candidate) -> None:
         self._neighborhood.evicted(storage)
-        if storage in self._slot:  # it will be another matter when it is back
+        if storage in self._slot:  # it has another cost when it returns
             self._take_out(storage)
             self._news.pop(storage, None)
         self._changes += 1
@@ -85,7 +97,7 @@ class ScoredChooser(Chooser):
 
     def repriced(self, storage: Candidate) -> None:
         self._neighborhood.repriced(storage)
-        if storage in self._slot:  # its cost may have fallen as well
+        if storage in self._slot:  # its cost may also have fallen
             self._reprice(storage, self._least(storage))
         self._changes += 1
 
@@ -108,7 +120,7 @@ class ScoredChooser(Chooser):
             self._reprice(storage, price)
 
     def _least_of_all(self, now: Nanoseconds) -> Candidate:
-        """Quirk: as the authors look for it, one by one, where scores may be less than nothing."""
+        """Quirk: search one by one, as the authors do, where scores may be negative."""
         ordered = sorted(self._slot, key=lambda storage: storage.order)
         least, found = math.inf, ordered[-1]
         for storage in ordered:
@@ -133,7 +145,7 @@ class ScoredChooser(Chooser):
         return cost / math.sqrt(staleness) if self._root else cost / staleness
 
     def _listen(self) -> None:
-        """Brings the lines up to date."""
+        """Apply the deferred updates to the lines."""
         for storage, candidate in self._news.items():
             if not candidate:
                 self._take_out(storage)
@@ -147,6 +159,7 @@ class ScoredChooser(Chooser):
         self._news.clear()
 
     def _take_out(self, storage: Candidate) -> None:
+        """Remove `storage` from the lines."""
         slot = self._slot.pop(storage)
         del self._member[slot], self._price[storage]
         self._lines.remove(slot)
@@ -156,7 +169,11 @@ class ScoredChooser(Chooser):
         return self._power(storage.nbytes) if self._by_size else 1
 
     def _power(self, number: _Number) -> _Number:
-        """Written as a product: `**` may round another way than the native engine's product."""
+        """Return the square of `number` if the score uses the root of the staleness.
+
+        It is written as a product, because `**` may round differently from the product in the
+        native core.
+        """
         return number * number if self._root else number
 
     def _least(self, storage: Candidate) -> float:
@@ -167,7 +184,7 @@ class ScoredChooser(Chooser):
         self._lines.reprice(self._slot[storage], self._power(price))
 
     def _lower(self) -> None:
-        """Makes every cost a lower bound again."""
+        """Turn every stored cost into a lower bound again, after some costs fell."""
         for storage, fall in self._neighborhood.fallen():
             if storage in self._slot and fall:
                 self._reprice(storage, max(self._least(storage), self._price[storage] - fall))

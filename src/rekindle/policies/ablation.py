@@ -16,7 +16,14 @@ COSTS = {"exact": Exact, "classes": Classes, "local": Local, "none": Nothing}
 @final
 @dataclass(frozen=True, slots=True)
 class Ablation(Policy):
-    """score = cost / (bytes if `size`) / (staleness if `staleness`)."""
+    """Evict by cost / bytes / staleness, with each factor switched on or off.
+
+    Args:
+        staleness: Divide by the time since the last access.
+        size: Divide by the size in bytes.
+        cost: The numerator. "exact" and "classes": with the evicted neighborhood. "local": the own
+            cost. "none": 1.
+    """
 
     staleness: bool
     size: bool

@@ -1,9 +1,14 @@
-"""h_DTR = c(e*(s)) / (m(s) * staleness(s)): Dynamic Tensor Rematerialization, section 4.1.
+"""The heuristic of the DTR paper: evict what is cheap to recompute, large, and long unused.
 
-Kirisame et al., ICLR 2021 (arXiv 2006.09616). The numerator is the cost of the storage and of its
-evicted neighborhood; `neighborhood` chooses how that is known:
+    h_DTR(s) = (c0(s) + cost of e*(s)) / (m(s) * staleness(s))
 
-exact: in full (h_DTR). classes: by union-find (h_DTR^eq). local: the storage alone (h_DTR^local).
+Source: Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021 (arXiv 2006.09616), section
+4.1. c0 is the cost of the storage's own operator, m its size, and staleness the time since its last
+access. e*(s) is its evicted neighborhood: the evicted storages that must be recomputed to recompute
+s, and those that need s. The storage with the lowest score is evicted.
+
+The option `neighborhood` selects how the cost of e*(s) is known: "exact" in full (h_DTR), "classes"
+by union-find (h_DTR^eq), "local" not at all (h_DTR^local).
 """
 
 from __future__ import annotations

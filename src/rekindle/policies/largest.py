@@ -1,4 +1,4 @@
-"""Largest first: 1 / m(s), as in GreedyRemat (Kumar et al., NeurIPS 2019)."""
+"""Largest first: the score is 1 / m(s), as in GreedyRemat (Kumar et al., NeurIPS 2019)."""
 
 from __future__ import annotations
 

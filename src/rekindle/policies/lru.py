@@ -1,4 +1,4 @@
-"""Least recently used: 1 / staleness(s), the policy of caches and pagers."""
+"""Least recently used: the score is 1 / staleness(s), as in caches and virtual memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.policies._scored import ScoredChooser
 @final
 @dataclass(frozen=True, slots=True)
 class LRU(Policy):
-    """Evict what has not been used for longest."""
+    """Evict the storage that has not been used for the longest time."""
 
     def bind(self) -> Chooser:
         return ScoredChooser(Nothing(), by_size=False, by_staleness=True)

@@ -1,6 +1,7 @@
-"""MSPS: (c(s) + evicted ancestors) / m(s), from Capuchin (Peng et al., ASPLOS 2020).
+"""MSPS: (c0(s) + evicted ancestors) / m(s), from Capuchin (Peng et al., ASPLOS 2020).
 
-Memory saving per second of recomputation, the greatest first; no staleness, no descendants.
+The name means memory saving per second of recomputation. The score uses no staleness and no
+descendants.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rekindle.policies._scored import ScoredChooser
 @final
 @dataclass(frozen=True, slots=True)
 class MSPS(Policy):
-    """Evict what frees most bytes per second of recomputation."""
+    """Evict the storage that frees most bytes per second of recomputation."""
 
     def bind(self) -> Chooser:
         return ScoredChooser(Exact(descendants="none"), by_size=True, by_staleness=False)

@@ -1,4 +1,4 @@
-"""Any candidate, with equal chances: the baseline that shows what a score is worth."""
+"""A random candidate: the baseline that shows what a score gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.policies._base import Candidate, Chooser, Policy
 @final
 @dataclass(frozen=True, slots=True)
 class Random(Policy):
-    """Evict a storage at random; the same seed chooses the same.
+    """Evict a storage at random. The same seed gives the same choices.
 
     Args:
         seed: The seed.

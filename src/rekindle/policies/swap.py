@@ -1,27 +1,31 @@
-"""Swap or recompute, whichever keeps the program waiting for less.
+"""Swapping: the cost model that decides between swapping a storage out and recomputing it.
 
-After DELTA (Tang et al. 2022, arXiv 2203.15980, section 4: one component chooses what to let go,
+After DELTA (Tang et al. 2022, arXiv 2203.15980, section 4: one component chooses the victim,
 another one whether to swap or to recompute it), Capuchin (Peng et al., ASPLOS 2020, section 4: a
-swap costs what does not overlap with computation) and POET (Patil et al., ICML 2022). Letting go a
-storage s of m(s) bytes at time t keeps the program waiting for
+swap costs what does not overlap with computation) and POET (Patil et al., ICML 2022).
+
+Evicting a storage s of m(s) bytes at time t makes the program wait for
 
     swap(s)      = out(s) + in(s)
     out(s)       = max(0, busy_out - t) + m(s) / rate_out         its memory is wanted now
     in(s)        = max(0, (m(s) + before(s)) / rate_in - (t - last(s)))
-    recompute(s) = c(s) + what the policy knows of its evicted ancestors
+    recompute(s) = c0(s) + what the policy knows of its evicted ancestors
 
-and it is swapped if swap(s) < recompute(s). A backward pass retraces the forward pass: what was
-used last is wanted first. So the time that remains until s is wanted is at least that since it was
-used, t - last(s), and before(s), the bytes on the host that were used later than s, come in before
-it.
+and s is swapped if swap(s) < recompute(s). busy_out is the time at which the transfers out under
+way end.
 
-Which storage goes is the policy's choice, by its own score, in which what has a copy on the host
-counts as if it were computed from nothing, in m(s) / rate_in or by its own operator if that is
-quicker. When it is wanted, it is copied back or computed, whichever is quicker then.
+The term in(s) uses that a backward pass reads values in reverse order. The value used last is read
+first, so at least t - last(s) remains until s is read. Storages on the host that were used later
+than s, before(s) bytes in total, are transferred in before s.
 
-Copies ahead (Capuchin's proactive eviction): while the way out is idle, a copy is made of what is
-dearest to compute for its bytes, c(s) / m(s), so that cheap values are recomputed and dear ones
-swapped; out(s) is 0 then. In the backward pass copies come back ahead while there is room.
+The policy chooses the victim by its own score. A storage with a copy on the host costs m(s) /
+rate_in there, or its own operator if that is cheaper. When the program asks for the storage, the
+cheaper of swapping in and recomputing is taken at that time.
+
+Copies are also made ahead of eviction (proactive eviction in Capuchin). While the link out is idle,
+the storage with the greatest cost per byte, c0(s) / m(s), is copied. Cheap values are then
+recomputed and costly ones swapped, and out(s) is 0 for them. In the backward pass, storages are
+swapped in ahead of use while there is room.
 """
 
 from __future__ import annotations
@@ -39,17 +43,17 @@ SECOND: Final = 1_000_000_000
 @final
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Let values go to the host's memory (or a disk) instead of being recomputed.
+    """Allow values to move to host memory (or a disk) instead of being recomputed.
 
     Args:
         host: The most bytes on the host. Default: no limit.
-        out_bytes_per_s: The bandwidth to the host. A running program measures and corrects it.
-        in_bytes_per_s: The bandwidth back.
+        out_bytes_per_s: The bandwidth of transfers out. A running program measures and corrects it.
+        in_bytes_per_s: The bandwidth of transfers in, corrected in the same way.
         only: Always swap while the host has room, and never recompute.
     """
 
     host: Bytes | None = None
-    out_bytes_per_s: int = 12_000_000_000  # what 16 lanes of PCIe 3 bring in practice
+    out_bytes_per_s: int = 12_000_000_000  # a typical figure of PCIe 3.0 with 16 lanes
     in_bytes_per_s: int = 12_000_000_000
     only: bool = False
 
@@ -65,9 +69,14 @@ class Swap:
 
 
 def speed(swap: Swap | None, line: str) -> Swap | None:
-    """`swap`, where it is to say how fast the ways are: an amount of memory does not.
+    """Check an argument `swap=` that gives bandwidths only, not an amount of host memory.
 
-    Raises `InvalidArgument` for anything else; `line` is what the user wrote.
+    Args:
+        swap: The user's argument.
+        line: The line that the user wrote, for the error message.
+
+    Raises:
+        InvalidArgument: `swap` is neither a `Swap` nor None.
     """
     instead = "rekindle.policies.Swap(host=32 * 2**30)"
     return checks.kind(swap, (Swap, type(None)), "a rekindle.policies.Swap", line, instead)
@@ -75,58 +84,61 @@ def speed(swap: Swap | None, line: str) -> Swap | None:
 
 @final
 class Ways:
-    """The ways to the host and back during one run, by the clock of the engine."""
+    """The links to the host and back during one run, on the engine's clock."""
 
     def __init__(self, swap: Swap) -> None:
         self._out_rate = swap.out_bytes_per_s
         self._in_rate = swap.in_bytes_per_s
-        self._busy_out: Nanoseconds = 0  # until then
+        self._busy_out: Nanoseconds = 0  # end of the last transfer out
         self._busy_in: Nanoseconds = 0
         self._asked: Nanoseconds = 0
 
     def measured(self, out_bytes_per_s: int | None, in_bytes_per_s: int | None) -> None:
-        """What copies really took; None: nothing new is known."""
+        """Replace the bandwidths by measured ones. None: keep the previous figure."""
         self._out_rate = max(1, out_bytes_per_s or self._out_rate)
         self._in_rate = max(1, in_bytes_per_s or self._in_rate)
 
     def out_ns(self, nbytes: Bytes) -> Nanoseconds:
-        """Time of one copy to the host, alone."""
+        """Return the duration of one transfer of `nbytes` out, on an idle link."""
         return -(-nbytes * SECOND // self._out_rate)
 
     def in_ns(self, nbytes: Bytes) -> Nanoseconds:
-        """Time of one copy back, alone."""
+        """Return the duration of one transfer of `nbytes` in, on an idle link."""
         return -(-nbytes * SECOND // self._in_rate)
 
     def idle_out(self, now: Nanoseconds) -> bool:
-        """Whether the way to the host will be idle soon, judged by how often that is asked."""
+        """Return True if the link out will be idle before the next call of this method.
+
+        The next call is expected after the same interval as the last one.
+        """
         return self._busy_out - now <= now - self._asked
 
     def idle_in(self, now: Nanoseconds) -> bool:
-        """Whether a copy back would begin at once."""
+        """Return True if a transfer in would start at once."""
         return self._busy_in <= now
 
     def asked(self, now: Nanoseconds) -> None:
-        """The next time is now."""
+        """Note that the link was looked at now."""
         self._asked = now
 
     def send(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """A copy to the host begins as soon as it can. Returns when it ends."""
+        """Queue a transfer of `nbytes` out. Return the time at which it ends."""
         self._busy_out = max(self._busy_out, now) + self.out_ns(nbytes)
         return self._busy_out
 
     def fetch(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """A copy back begins as soon as it can. Returns when it ends."""
+        """Queue a transfer of `nbytes` in. Return the time at which it ends."""
         self._busy_in = max(self._busy_in, now) + self.in_ns(nbytes)
         return self._busy_in
 
     def waiting_now(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """What a copy back keeps the program waiting for that wants it at once."""
+        """Return the wait (ns) for a transfer in of `nbytes` that the program needs at once."""
         return max(0, self._busy_in - now) + self.in_ns(nbytes)
 
     def waiting_out(self, nbytes: Bytes, now: Nanoseconds) -> Nanoseconds:
-        """out(s) for a storage of `nbytes`."""
+        """Return out(s) for a storage of `nbytes`."""
         return max(0, self._busy_out - now) + self.out_ns(nbytes)
 
     def waiting_in(self, nbytes: Bytes, before: Bytes, unused: Nanoseconds) -> Nanoseconds:
-        """in(s) for a storage of `nbytes` that was used `unused` ns ago."""
+        """Return in(s) for a storage of `nbytes` that was used `unused` ns ago."""
         return max(0, self.in_ns(nbytes + before) - unused)

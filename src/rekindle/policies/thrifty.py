@@ -1,25 +1,27 @@
-"""h_DTR with the descendants capped and the staleness damped.
+"""The default policy: h_DTR with capped descendants and damped staleness.
 
-score = (c0(s) + C_up(s) + min(C_down(s), 2/3 c0(s))) / (m(s) * sqrt(staleness(s)))
+    score(s) = (c0(s) + C_up(s) + min(C_down(s), 2/3 c0(s))) / (m(s) * sqrt(staleness(s)))
 
-with C_up and C_down the costs of the evicted ancestors and descendants of e*(s) (DTR, Kirisame et
-al., ICLR 2021, section 4.1, where the numerator is c0 + C_up + C_down and the staleness counts in
-full). Why it differs:
+C_up and C_down are the costs of the evicted ancestors and descendants in e*(s). In h_DTR (Kirisame
+et al., ICLR 2021, section 4.1) the numerator is c0 + C_up + C_down, and the staleness counts in
+full. The two changes:
 
-- What letting s go costs is c0 + C_up, each time that s is wanted. Its evicted descendants are to
-  be recomputed in any case; that s is gone as well does not make them dearer, it makes s wanted
-  once more, for c0 - or not, where it is still there when its own turn comes. h_DTR counts them in
-  full, so what lies above a long evicted region looks so precious that it stays, and under a tight
-  budget there is nothing else left to let go. Two thirds lie between: without descendants a GPT
-  recomputes 0.081 of its computation at one half, with two thirds 0.094, with all of c0 0.111,
-  while the DTR paper's TreeLSTM recomputes 0.137, 0.104 and 0.104.
-- Staleness stands for the time to the next use. For what a backward pass reads, last in first out,
-  it is right; for weights' neighbors or skip connections it is not, and grows without bound. MSPS,
-  which ignores it, is better where memory is tight and worse where it is not; the root is between.
+- **Descendants are capped.** Evicting s costs c0 + C_up each time s is needed. Its evicted
+  descendants must be recomputed in any case. Evicting s does not make them costlier: it only makes
+  s needed once more, for c0. h_DTR counts them in full. A storage above a long evicted region then
+  looks too precious to evict, and under a tight budget nothing else is left. The cap of 2/3 is a
+  compromise. As a share of the plain computation, a GPT at half of its memory recomputes 0.081
+  without descendants, 0.094 with the cap 2/3, and 0.111 with the cap 1. For the DTR paper's
+  TreeLSTM the figures are 0.137, 0.104 and 0.104.
+- **Staleness is damped.** Staleness predicts the time until the next use. The prediction is right
+  for values that a backward pass reads in reverse order. It is wrong for skip connections and for
+  values next to weights, and it grows without bound. MSPS ignores staleness: it is better where
+  memory is tight and worse elsewhere. The square root lies between the two.
 
-Both were chosen on the DTR paper's logs and on steps of eight models. There 18 % less is recomputed
-than by h_DTR (geometric mean; in 22 of 24 cases less); in 13 architectures of the zoo, on which
-nothing was chosen, 8 % less (in 25 of 39 cases less, in 12 more; benchmarks/policies.py).
+Both were tuned on the DTR paper's logs and on steps of eight models. On these the policy recomputes
+18 % less than h_DTR (geometric mean; less in 22 of 24 cases). On 13 further architectures, which
+were not used for tuning, it recomputes 8 % less (less in 25 of 39 cases, more in 12;
+`benchmarks/policies.py`).
 """
 
 from __future__ import annotations

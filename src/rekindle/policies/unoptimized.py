@@ -1,9 +1,12 @@
-"""The score behind the banishing curve of the DTR paper; it is not quite h_DTR.
+"""The score behind the banishing curve of the DTR paper, which is not quite h_DTR.
 
-score = (c0(s) + cost of e*(s)) / (m(s) * staleness), as the authors' simulator has it for the
-runtime that banishes (`DTRUnopt`). It differs from h_DTR twice: what is both ancestor and
-descendant is counted once, and the staleness is that of the least stale of s and e*(s). Only here
-to reproduce that curve: every candidate is scored afresh each time.
+    score(s) = (c0(s) + cost of e*(s)) / (m(s) * staleness)
+
+The authors' simulator uses it for the runtime that banishes (`DTRUnopt`). It differs from h_DTR in
+two points. A storage that is both ancestor and descendant counts once. The staleness is that of the
+least stale storage among s and e*(s).
+
+Use it only to reproduce that curve: it computes all scores again for each choice.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from rekindle.policies._neighborhood import evicted_neighborhood
 @final
 @dataclass(frozen=True, slots=True)
 class Unoptimized(Policy):
-    """Lets go what h_DTR would, were its staleness that of the whole neighborhood."""
+    """Evict as h_DTR does, but with the least staleness in the whole neighborhood."""
 
     def bind(self) -> Chooser:
         return _Scan()
@@ -41,7 +44,7 @@ class _Scan(Chooser):
         least, chosen = math.inf, None
         for storage in self._pool:
             score = _score(storage, now)
-            if score <= least:  # the last of equals
+            if score <= least:  # a tie goes to the last one
                 least, chosen = score, storage
         return chosen
 
