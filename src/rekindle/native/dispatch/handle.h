@@ -1,4 +1,21 @@
-// What autograd holds in the place of a tensor, and what is done when it saves and asks (R1, R7).
+// The object that autograd holds instead of a saved tensor (R1, ownership; R7, version check).
+//
+// NOTE [One saved tensor's way through the core]
+//
+// 1. An operator saves a tensor. `SavedVariable` asks the default engine for hooks, and our `Proxy`
+//    (dispatch/proxy.cpp) returns a new `Handle`.
+// 2. `call_pack_hook` looks up the record of the tensor's storage. It notes the geometry and the
+//    version of the tensor, and adds a reference to the record. Autograd keeps the handle, not the
+//    tensor, so the runtime alone decides when the memory is freed.
+// 3. When memory is short, the engine evicts the storage. The handle does not change.
+// 4. The backward pass calls `call_unpack_hook`. It checks the version (R7), makes the record
+//    resident (memory/storages.cpp), which may recompute the value from its recipe
+//    (memory/recipe.cpp), and builds a tensor with the noted geometry.
+// 5. Autograd destroys the handle with the graph. The destructor only enqueues the record; the
+//    driver releases the reference before the next operator.
+//
+// Tensors that cannot be rebuilt from a storage and a geometry, such as subclasses, are kept as
+// they are in `kept_`.
 #pragma once
 
 #include <c10/core/impl/SizesAndStrides.h>
@@ -12,8 +29,8 @@
 
 namespace rekindle {
 
-// One reference of autograd to a value: how to find it, and what it must look like. Its death is
-// queued, not acted on: it may come in any thread, amid anything.
+// One reference of autograd to a value: its record, and the geometry of the saved tensor. The
+// destructor only enqueues the record, because it may run in any thread and under any lock.
 class Handle final : public torch::autograd::SavedVariableHooks {
 public:
     explicit Handle(c10::intrusive_ptr<Driver> driver) : driver_(std::move(driver)) {}
@@ -26,7 +43,7 @@ public:
 
     void call_pack_hook(const at::Tensor& tensor) override;
     at::Tensor call_unpack_hook() override;
-    // Compiled autograd unpacks when it needs the value, by a function of Python's.
+    // Compiled autograd unpacks later, when it needs the value, through a Python function.
     std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>>
     retrieve_unpack_hook_data() const override;
 
@@ -41,14 +58,15 @@ private:
     at::Tensor in(const Home& home) const;
 
     c10::intrusive_ptr<Driver> driver_;
-    Record* record_ = nullptr;  // counted; null: `kept_` is it
+    Record* record_ = nullptr;  // holds a counted reference; null: see `kept_`
     c10::impl::SizesAndStrides geometry_;
     std::int64_t offset_ = 0;
     caffe2::TypeMeta dtype_;
     c10::DispatchKeySet keys_;
     Version version_;
-    WeakTensor saved_ = no_tensor();  // the program's own tensor, if that is what is saved
-    at::Tensor kept_;  // what cannot be rebuilt stays as it is, or what has attributes
+    WeakTensor saved_ = no_tensor();  // the program's own tensor, unless its own node saves it
+    // The tensor itself, if it cannot be rebuilt or has Python attributes.
+    at::Tensor kept_;
 };
 
 }  // namespace rekindle

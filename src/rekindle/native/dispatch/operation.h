@@ -1,4 +1,9 @@
-// One operator under a budget: what it needs, what it makes, and how that can be made again.
+// One call of an operator within a budget: prepares its inputs, makes room, runs it, and records
+// its results.
+//
+// dispatch/runtime.cpp creates one per call. Its methods are defined in operation.cpp (the main
+// steps, and results), operands.cpp (inputs), calling.cpp (running the kernel) and touching.cpp
+// (`evict="anything"`).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,7 +26,7 @@
 
 namespace rekindle {
 
-// One call of an operator within a budget. Short-lived: a method for each step.
+// A call in progress, with one method per step. While it lives, its operands are not evicted.
 class Operation final : public Reader {
 public:
     Operation(
@@ -52,7 +57,7 @@ public:
         }
     }
 
-    // On the stream `now`, if there are streams.
+    // Run the operator on the stream `now`, if the device has streams.
     void run(const std::optional<c10::Stream>& now);
     void note_read(Homes& read) const override;
 
@@ -65,11 +70,11 @@ private:
 
     struct Results final {
         c10::SmallVector<Made, 4> made;
-        Parts parts;  // until they are registered
+        Parts parts;  // keeps parts of results alive until they are registered
         Bytes nbytes = 0;
         bool exotic = false;
         bool quantized = false;
-        bool foreign = false;  // PyTorch did not allocate one
+        bool foreign = false;  // PyTorch did not allocate some result
     };
 
     void run_with_inputs();
@@ -79,7 +84,7 @@ private:
     void bring_inputs();
     void let_go_for_tests();
 
-    // Runs `step`, and if there is no room for it once more, with what variables hold.
+    // Run `step`. If it does not fit, run it once more while user-held values may be evicted.
     template <class Step>
     void or_lending(Step&& step) {
         if (driver_.any_time) {  // that it may let go was said before
@@ -138,19 +143,19 @@ private:
     const c10::DispatchKeySet keys_;
     torch::jit::Stack& stack_;
     Locked& lock_;
-    const std::size_t below_;  // how much is on the stack beside the arguments
+    const std::size_t below_;  // stack size without the arguments
     Invocation invocation_;
-    c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensors; null: without memory
-    c10::SmallVector<Record*, 1> fixed_;        // sources that recipes read, and that it writes
-    c10::SmallVector<Record*, 4> owned_here_;   // inputs that are kept for the recipe to be
-    c10::SmallVector<Home, 1> private_;         // copies of what others may write
-    StreamIndex stream_ = 0;                    // that it runs on
-    bool begun_ = false;                        // it is among the readers
+    c10::SmallVector<Ref<Storage>, 6> inputs_;  // of the tensor arguments; null: no memory
+    c10::SmallVector<Record*, 1> fixed_;        // sources that it writes and recipes read
+    c10::SmallVector<Record*, 4> owned_here_;   // inputs to keep until the recipe exists
+    c10::SmallVector<Home, 1> private_;         // copies of inputs that others may write
+    StreamIndex stream_ = 0;                    // that the operator runs on
+    bool begun_ = false;                        // registered as a reader
     bool recording_ = false;
-    bool foreign_ = false;  // an input is where others may write
-    Bytes needed_ = 0;      // for what it makes,
-    bool guessed_ = false;  // as far as anybody can tell
-    Bytes inside_ = 0;      // and beside that while it runs
+    bool foreign_ = false;  // some input may be written by others than PyTorch
+    Bytes needed_ = 0;      // bytes of the results
+    bool guessed_ = false;  // `needed_` is only an upper bound
+    Bytes inside_ = 0;      // bytes of the workspace
     Noted random_;
 };
 

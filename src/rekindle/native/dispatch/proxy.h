@@ -1,12 +1,13 @@
-// The engine in front of autograd's own: it hands out our handles where a tensor is saved.
+// Installs a proxy of autograd's engine that gives saved tensors our handles.
 //
-// `SavedVariable` asks the default engine for the hooks in force. PythonEngine is hidden, but what
-// its stub is may be set: everything else is passed on to it.
+// `SavedVariable` asks the default engine for the hooks in force. The class of PyTorch's engine is
+// hidden, but the stub that returns the default engine can be replaced. The proxy forwards every
+// other call to PyTorch's engine.
 #pragma once
 
 namespace rekindle {
 
-// From now on autograd asks us. Once.
+// Install the proxy. Further calls do nothing.
 void stand_before_autograd();
 
 }  // namespace rekindle

@@ -1,14 +1,14 @@
-// What operators do under a budget becomes events of the engine.
+// Entry point of the core: the fallback that the dispatcher calls for every operator.
 //
-// The rules are those of docs/design.md (R1 to R12); code that serves one names it.
+// The rules R1 to R12 are defined in docs/design.md. Code that implements one names it.
 #pragma once
 
 #include <string>
 
 namespace rekindle {
 
-// From now on operators are seen, in threads that include the key. Returns why not, empty if all is
-// well. Once.
+// Register the fallback for threads that include our dispatch key. Must be called once. Return the
+// reason if that is impossible, else an empty string.
 const char* see_operators();
 
 }  // namespace rekindle

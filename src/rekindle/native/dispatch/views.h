@@ -1,4 +1,4 @@
-// Operators that make no memory and do no work: views of what is there.
+// Operators that return views: they make no memory and do no work.
 #pragma once
 
 #include <torch/library.h>
@@ -7,9 +7,9 @@
 
 namespace rekindle {
 
-// Somebody may read a view of `whole`: its memory counts. Needs the core's lock.
+// Count the memory of `whole` from now on, because a view of it may be read. Needs the core's lock.
 void meet_whole(Driver& driver, Locked& lock, const c10::TensorImpl& whole);
-// Those that run often are seen without boxes around their arguments, from now on.
+// Register unboxed kernels for the most frequent views, which are faster than the fallback.
 void see_views(torch::Library& aten);
 
 }  // namespace rekindle

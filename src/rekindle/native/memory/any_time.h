@@ -1,13 +1,21 @@
-// What variables of the program hold is let go like everything else (`evict="anything"`).
+// Evicts user-held values like all others (`evict="anything"`).
 //
-// What the program holds are tensors, views and storages that share one storage. That storage is
-// emptied: its memory is exchanged for none, so that the tensors stay what and where they are, and
-// reading one raises. Whoever is about to read says so before; then what was there is computed
-// again and put back. What has lengths and indices stays: functions that are composed of operators
-// (`tensor_split`, `pad_packed_sequence`) read it before any of them runs.
+// NOTE [Evicting user-held values at any time]
 //
-// The core's lock is given back while an operator runs: what it reads is locked in the engine, and
-// what autograd unpacked belongs to the node of its thread.
+// Rationale: tensors, views and storage objects of the program share one storage. To evict it, the
+// runtime exchanges its memory for none: the storage becomes a placeholder (`husk`). The tensors
+// stay valid Python objects, and an access to their memory raises. Code that is about to read
+// announces it first (`Touched`, `lock_there`); the value is then recomputed and put back into the
+// same storage.
+//
+// Integers are never evicted, because they may be lengths or indices. Composite functions such as
+// `tensor_split` and `pad_packed_sequence` read those directly, before any of their operators runs.
+//
+// Threads: the core's lock is open while an operator runs. Its operands are locked in the engine
+// meanwhile, and a value that autograd unpacked belongs to the node that its thread is evaluating.
+//
+// Scenario: an evaluation loop under `no_grad` keeps all outputs in a list. They are evicted as
+// soon as memory is short, and recomputed when the program prints one.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -24,10 +32,10 @@
 
 namespace rekindle {
 
-// What is locked in the engine, for it is being read.
+// Storages that are locked in the engine because they are being read.
 using Kept = c10::SmallVector<Ref<Storage>, 6>;
 
-// Around one driver. All of it needs the core's lock.
+// Eviction of user-held values for one driver. Every member needs the core's lock.
 class AnyTime final {
 public:
     explicit AnyTime(Driver& driver) : driver_(driver) {}
@@ -38,39 +46,43 @@ public:
     AnyTime& operator=(AnyTime&&) = delete;
     ~AnyTime() = default;
 
-    // Whether a result of an operator may be let go while the program holds it.
+    // Return true if `tensor`, a result of an operator, may be evicted while the program holds it.
     static bool is_returnable(const c10::TensorImpl& tensor);
 
-    bool open = true;    // the budget is not over
-    int unrecorded = 0;  // for how many reasons what is made with grad mode off has no recipe
+    bool open = true;  // false once the budget is over
+    // Number of reasons not to record recipes for values made with grad mode off.
+    int unrecorded = 0;
 
     bool records_without_grad() const noexcept { return open && unrecorded == 0; }
 
-    // What is in `homes` is there, and locked: it is in `kept`. Where it fails, what is in there is
-    // locked all the same.
+    // Restore and lock all storages in `homes`, and add them to `kept`. After an exception `kept`
+    // still lists the storages that are locked.
     void bring(const Homes& homes, Kept& kept, Locked& lock);
-    // The inverse: for a driver that may be none of these any more.
+    // Unlock all storages in `kept`. Static, because `driver` may have lost its `AnyTime`
+    // meanwhile.
     static void done(Driver& driver, Kept& kept);
-    // What is in `homes` is there until `unlock_there` is called with the number that this returns.
+    // Restore and lock all storages in `homes` until `unlock_there` is called with the returned
+    // number.
     std::int64_t lock_there(const Homes& homes, Locked& lock);
     void unlock_there(std::int64_t number);
-    // An operator of the program made or wrote `record`: that too can be let go.
+    // Make `record`, which an operator of the program made or wrote, a candidate for eviction.
     void made(Record& record);
-    // Autograd got `record` for the node that it is at: kernels may read it unseen.
+    // Keep `record` resident while the current autograd node runs: its kernels may read it unseen.
     void stays(Record& record);
 
-    // An operator begins that may read whatever the program holds.
+    // Stop evicting user-held values: an operator begins that may read any of them.
     void stops() { pause(true); }
 
-    // Something may be let go next. If there are threads of which nothing is known, it is nothing
-    // that variables hold. Gives the lock back for a moment.
+    // Prepare for an eviction. If threads run that are not known to the runtime, user-held values
+    // are excluded. Releases the lock for a moment.
     void about_to_let_go(Locked& lock);
-    // An operator ran. With grad mode off: whether there are too many such sources.
+    // After an operator with grad mode off: release sources if too many are kept only for recipes.
     void look_at_sources(Locked& lock);
-    // Lets go of what only recomputation needs, once what needs it is there; whether it helped.
+    // Release sources kept only to recompute other values, after restoring those. Return true if
+    // memory was freed.
     bool give_up_sources();
 
-    // Runs `step`, and if there is no room for it once more, without such sources.
+    // Run `step`. If it does not fit, release such sources and run it once more.
     template <class Step>
     void attempt(Step&& step) {
         std::optional<Shortage> shortage = shortage_of(step);
@@ -83,7 +95,7 @@ public:
         step();
     }
 
-    // The end, before all is back and after it.
+    // Shut down in two steps: `close` before all placeholders are restored, `forget_recipes` after.
     void close();
     void forget_recipes();
 
@@ -112,16 +124,16 @@ private:
     static constexpr int OPERATORS_BETWEEN_LOOKS = 16;
 
     Driver& driver_;
-    std::vector<Unpacked> unpacked_;      // what autograd works with now
-    std::vector<Worked> worked_with_;     // made or asked for in a backward pass going on
-    std::map<std::int64_t, Kept> there_;  // what functions of one's own read that run now
+    std::vector<Unpacked> unpacked_;      // for the node that autograd evaluates now
+    std::vector<Worked> worked_with_;     // made or used in a backward pass that still runs
+    std::map<std::int64_t, Kept> there_;  // read by functions of the program that run now
     std::int64_t numbers_ = 0;
     int until_look_ = OPERATORS_BETWEEN_LOOKS;
     bool paused_ = false;
 };
 
-// What the program reads is there, and stays until `end`, or until it goes for something failed.
-// Lock and driver outlive it.
+// Scope in which the storages in `homes` are restored and locked, until `end`, or until the
+// destructor runs because of an exception. It must not outlive the lock or the driver.
 class Touched final {
 public:
     Touched(Driver& driver, const Homes& homes, Locked& lock);
@@ -138,7 +150,7 @@ private:
     Kept kept_;
 };
 
-// Something may be let go next, perhaps what variables hold.
+// Prepare for an eviction, which may include user-held values.
 inline void about_to_let_go(Driver& driver, Locked& lock) {
     if (driver.any_time && driver.any_time->open) {
         driver.any_time->about_to_let_go(lock);

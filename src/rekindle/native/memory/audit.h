@@ -1,4 +1,4 @@
-// Compares what recomputation gives with what was there the first time, for `rekindle.verify`.
+// Compares recomputed values with the first ones by checksum, for `rekindle.verify`.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,27 @@
 
 namespace rekindle {
 
-// Costs a pass over every result, the first time and each time that it is computed again.
+// Reads every result once when it is made, and once each time it is recomputed.
 class Audit final {
 public:
-    // A call that gave something else when it ran again.
+    // A call whose result differed when it ran again.
     struct Difference final {
         const Facts* facts;
         OpId op;
     };
 
-    // `call` ran for the first time; what it made is in memory.
+    // Note checksums of what `call` made on its first run. Its results are resident.
     void made(const Recipe& call, Device& device);
-    // `call` was recomputed; what is asked for is in memory.
+    // Compare the resident results of `call`, which was recomputed, with the first ones.
     void made_again(const Recipe& call, Device& device);
 
-    // Nobody will ask for it any more.
+    // Forget the checksum of `storage`, which is about to be destroyed.
     void forget(const Storage& storage) noexcept { first_.erase(&storage); }
 
     const std::vector<Difference>& different() const noexcept { return different_; }
 
 private:
-    std::unordered_map<const Storage*, std::uint64_t> first_;  // checksums
+    std::unordered_map<const Storage*, std::uint64_t> first_;  // checksums of the first results
     std::vector<Difference> different_;
 };
 

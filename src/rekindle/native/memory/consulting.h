@@ -1,4 +1,6 @@
-// Where Python is asked amid an event: the lock is given back around what it runs.
+// Gives the core's lock back while Python code runs in the middle of an engine event.
+//
+// Used where the engine asks the program's own policy, and where Python asks a device's allocator.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,10 +11,11 @@
 
 namespace rekindle {
 
-// While it lives Python runs amid an event: the program's own policy, or what asks a device's
-// allocator. That may wait for other threads, so others may have the lock. Operators that it runs
-// in this thread just pass. Afterwards whoever asked looks up again all that it had looked up
-// (`Engine::Interlude`), if anybody came.
+// Scope in which Python code runs in the middle of an event.
+//
+// That code may wait for other threads, so the lock is open and other threads may enter. Operators
+// that the code runs in this thread bypass the budget. When the scope ends and another thread was
+// here, the interrupted event looks up all of its state again (`Engine::Interlude`).
 class Consulting final : public Mutex::Opening {
 public:
     explicit Consulting(Driver& driver);

@@ -1,10 +1,12 @@
-// Where values go that are swapped out, as Python has it: memory that is lent, by the number of its
-// storage. The twin of what is asked is rekindle.pytorch.swap._copies.
+// C++ facade of the Python object that stores swapped-out values on the host.
 //
-// Takes the GIL with the core's lock, for moving a value is rare and long. Whoever waits for that
-// lock has not got the GIL (`Mutex`), and what is called here asks the core for nothing: operators
-// pass meanwhile, unseen by all modes and by autograd, and threads that it starts are not within
-// the budget.
+// Memory is passed as a non-owning view, with the id of its storage as the key. The Python side is
+// rekindle.pytorch.swap._copies.
+//
+// These functions take the GIL while the core's lock is held. That is safe for two reasons: a
+// thread never waits for the core's lock with the GIL (`Mutex`), and the Python code never calls
+// the core. Operators that it runs bypass the budget, all modes and autograd. Threads that it
+// starts are outside the budget. The cost does not matter, because moving a value is rare and slow.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -14,15 +16,15 @@
 
 #include "../torch/homes.h"
 
-// As Python.h has it.
+// Declared as in Python.h.
 struct _object;
 
 namespace rekindle {
 
 class Copies final {
 public:
-    // A transfer that is over: why it failed, if it did, and the bytes in a second that its way is
-    // worth from now on; 0: nothing new.
+    // Outcome of a finished transfer. `why` is empty unless the transfer failed. The bandwidths, in
+    // bytes per second, are the new estimates for each direction; 0 means unchanged.
     struct End final {
         std::string why;
         std::int64_t out_bytes_per_s = 0;
@@ -36,22 +38,23 @@ public:
     Copies& operator=(Copies&&) = delete;
     ~Copies();
 
-    // The program uses `stream` of the device: copies come after what it queues there, and that
-    // after them.
+    // Note that the program uses `stream` of the device. A copy waits for the work queued there
+    // before it, and later work waits for the copy.
     void see(const c10::Stream& stream);
-    // Begins to copy what is in `home`. Returns whether it did: there may be no room.
+    // Start to copy the contents of `home` to the host. Return false if the host has no room.
     bool write(StorageId number, const Home& home);
-    // Begins to copy what was written into `home`, of the same size. Returns why it could not.
+    // Start to read the copy of storage `number` into `home`, which has the same size. Return the
+    // reason if that is impossible, else an empty string.
     std::string read(StorageId number, const Home& home);
-    // Whether what is under way has arrived, or never will.
+    // Return true if the transfer of storage `number` has finished or failed.
     bool ended(StorageId number);
-    // Until it has: the memory is the caller's again.
+    // Wait until the transfer of storage `number` has finished. The caller owns the memory again.
     End wait(StorageId number);
-    // The copy is not needed any more, and nothing of it is under way.
+    // Free the copy of storage `number`. No transfer of it is in flight.
     void release(StorageId number);
-    // The copy of a value of `site` could not be made, or could not be read.
+    // Note that the copy of a value made by `site` could not be written or read.
     void complain_of(Bytes nbytes, const char* site, const std::string& why);
-    // Warns of what went wrong first, once. Not with the core's lock.
+    // Emit a warning about the first failure, once. Must not be called with the core's lock.
     void complain();
 
 private:

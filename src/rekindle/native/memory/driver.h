@@ -1,7 +1,14 @@
-// Performs the engine's actions on torch's memory, and tells it what became of that memory.
+// The state of one budget: performs the engine's actions on PyTorch's storages, and reports to the
+// engine what the program did with them.
 //
-// Everything here is about storages; what operators and autograd do with them is for the runtime.
-// All of it needs the core's lock, but for what says otherwise.
+// A driver handles storages only. How operators and autograd use it is in dispatch/. There is one
+// driver per `rekindle.budget(...)`; it outlives the context as long as a handle refers to it.
+//
+// Locking: every member needs the core's lock (`Mutex`), unless its comment says otherwise.
+//
+// Members are defined in several files: driver.cpp (memory and actions), storages.cpp (registration
+// and lifetime of storages), held.cpp (user-held values), foreign.cpp, history.cpp, snapshot.cpp,
+// neighbors.cpp, swapping.cpp and recomputing.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -55,9 +62,9 @@ class Swapper;
 
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
-    // `assumed`: nobody said that it is `where`; a program that goes elsewhere is stopped.
-    // `learns`: what steps of the program are like, and follows what was learned. `own`: chooses in
-    // the place of `policy`, if there is one.
+    // assumed: `where` was not given by the user; a program that uses another device is refused.
+    // learns: whether the policy follows learned plans. own: a policy written in Python that
+    // replaces `policy`; null: none.
     Driver(
         Bytes budget,
         c10::Device where,
@@ -72,53 +79,60 @@ public:
     Driver& operator=(Driver&&) = delete;
     ~Driver() override;
 
-    // What lives at an address: a record, or what is only counted.
+    // Entry of the address table: a storage with a record, or one whose bytes are only counted.
     struct Resident final {
         Record* record = nullptr;
         Bytes nbytes = 0;
         const Facts* maker = nullptr;
-        const c10::StorageImpl* home = nullptr;  // if nobody tells when its memory goes
+        const c10::StorageImpl* home = nullptr;  // set if the storage has no deleter hook
         AllocationId allocation = 0;
     };
 
-    // Memory whose end nobody tells of.
+    // A storage without our deleter hook. Its weak pointer is polled to notice when it is freed.
     struct Unheard final {
         const void* address;
         WeakHome home;
     };
 
 private:
-    // Before the engine, which disposes of all it knows when it goes.
+    // Slabs of records and recipes. Declared before the engine, whose destructor disposes of them.
     Slab<Record> records_;
     Slab<Recipe> recipes_;
     Addresses<Resident> table_;
     std::vector<const void*> dead_addresses_;
     std::vector<Record*> dead_handles_;
-    std::vector<Ref<Storage>> gone_;  // what lived where memory is gone
+    std::vector<Ref<Storage>> gone_;  // storages whose memory was freed; not processed yet
     std::vector<Unheard> unheard_;    // the youngest last
     std::size_t look_at_unheard_at_ = YOUNGEST;
-    bool heard_late_ = false;  // of some of them, and nobody has acted on it
+    // Polling found freed storages that the allocator was not asked about yet.
+    bool heard_late_ = false;
     Bytes uncounted_ = 0;
-    Record* first_held_ = nullptr;  // replayable, and maybe kept by the program (R1)
+    // List of replayable records that the program may hold (R1, ownership).
+    Record* first_held_ = nullptr;
     Record* last_held_ = nullptr;
     std::vector<Storage*> bereft_;
     OpId next_op_ = 0;
     Ref<Storage> resizing_;
-    std::vector<Ref<Storage>> emptied_;  // resized to no bytes, for the time being
+    std::vector<Ref<Storage>> emptied_;  // resized to no bytes for the time being
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
-    std::vector<Ref<Storage>> back_;  // what had a husk, and nobody has looked at since
-    Ref<Storage> outside_;  // what a device's allocator gave out to no operator, or to round blocks
+    // Restored into their placeholder; ownership was not handed back yet.
+    std::vector<Ref<Storage>> back_;
+    // Bytes that the device's allocator gave out, but not to operators that we saw, and its
+    // rounding.
+    Ref<Storage> outside_;
     std::vector<c10::Device> devices_met_;
     bool assumed_;
-    AllocationId allocations_ = 0;  // how many were numbered
-    Bytes peak_threshold_ = 0;      // memory at which `peak_snapshot` is out of date
-    // From here on each new peak has a snapshot.
+    AllocationId allocations_ = 0;  // number of the last allocation
+    // A new peak above this many bytes makes `peak_snapshot` out of date.
+    Bytes peak_threshold_ = 0;
+    // From this many bytes on, every new peak gets a snapshot.
     Bytes exact_from_ = std::numeric_limits<Bytes>::max();
     std::vector<ModuleTensor> module_tensors_;
-    std::size_t module_tensors_at_most_ = 64;  // before those that are gone are removed
+    // Number of module tensors at which dead ones are removed from the list.
+    std::size_t module_tensors_at_most_ = 64;
 
 public:
-    PythonChooser* const own_policy;  // the engine's; null: it has one of ours
+    PythonChooser* const own_policy;  // owned by the engine; null: a built-in policy
     Engine engine;
     Device device;
     Shortfall shortfall;
@@ -126,54 +140,60 @@ public:
     Prices prices;
     Deaths deaths;
     Positions positions;
-    std::int64_t evictions = 0;  // of what somebody may still ask for
+    std::int64_t evictions = 0;  // not counting values that nothing can ask for
     std::int64_t recomputations = 0;
-    Nanoseconds lost_ns = 0;  // the clock's time in choosing, evicting and recomputing
-    int losing = 0;           // how many of those go on, one within the other
-    std::chrono::steady_clock::time_point losing_since;  // when the first of them began
-    // Recomputations after which Python looks whether they take too much of the time.
+    Nanoseconds lost_ns = 0;  // time spent choosing, evicting and recomputing
+    int losing = 0;           // nesting depth of `lose`
+    std::chrono::steady_clock::time_point losing_since;  // start of the outermost `lose`
+    // Number of recomputations at which Python next checks whether they take too much time.
     std::int64_t look_at_losses_at = 10'000;
     std::int64_t storages_made = 0;
-    std::int32_t longest_chain = 1'000;  // of calls that hang on each other, before one is kept
+    // Number of calls in a chain of recipes at which a value is pinned instead.
+    std::int32_t longest_chain = 1'000;
     bool count_again = false;
-    std::vector<const Facts*> again;  // what ran again, if somebody counts
-    int never_recompute = 0;          // depth of `rekindle.never_recompute()`
+    std::vector<const Facts*> again;  // operators that were recomputed, if tests count them
+    int never_recompute = 0;          // nesting depth of `rekindle.never_recompute()`
     Samples samples;
-    int running = 0;           // operators that run just now, for the first time or again
-    std::uint64_t begun = 0;   // and all that ever began
-    int reading_anything = 0;  // how many of those that run may read whatever the program holds
-    int lending = 0;           // how many threads may let go of what variables hold now
-    int replaying = 0;         // operators that run again just now
+    int running = 0;           // operators that run now, first runs and recomputations
+    std::uint64_t begun = 0;   // operators that ever started
+    int reading_anything = 0;  // running operators that may read any memory of the program
+    int lending = 0;           // threads that may evict user-held values now
+    int replaying = 0;         // recomputations that run now
     Readers readers;
-    std::map<std::int64_t, std::unique_ptr<Reading>>
-        noted;               // what Python reads, or functions of one's own
-    std::int64_t notes = 0;  // that ever were
+    // Reads by Python code and by functions of the program, by number.
+    std::map<std::int64_t, std::unique_ptr<Reading>> noted;
+    std::int64_t notes = 0;  // number of the last such read
     Snapshot peak_snapshot;
-    bool peak_snapshot_due = false;     // memory is 2 % above what it was at the last one
-    bool samples_due = false;           // somebody is to take what was noted of memory over time
-    bool owners_due = false;            // somebody is to be told what is in `met`
-    std::vector<const void*> met;       // storages of weights, for their owners
-    bool tell_ranges = false;           // of the profiler, amid the step of an optimizer
-    bool stepping = false;              // amid such a step: workspaces get what room there is
-    std::int64_t look_back_at = 1'000;  // storages made until then
-    bool let_go_of_everything = false;  // before every operator: for tests
-    bool lends = false;                 // what variables hold, if nothing else is left
-    int husks = 0;                      // how many storages of the program are empty now
+    bool peak_snapshot_due = false;  // memory is 2 % above its value at `peak_snapshot`
+    bool samples_due = false;        // `samples` is full: Python should take it
+    bool owners_due = false;         // `met` is not empty: Python should look up their owners
+    std::vector<const void*> met;    // storages of weights that were seen first
+    bool tell_ranges = false;        // for the profiler, during an optimizer step
+    // An optimizer step runs: workspaces may take whatever room there is.
+    bool stepping = false;
+    // Value of `storages_made` at which history is pruned next.
+    std::int64_t look_back_at = 1'000;
+    bool let_go_of_everything = false;  // tests: evict everything before each operator
+    bool lends = false;                 // user-held values are evicted as a last resort
+    int husks = 0;                      // placeholders that the program has now
 
-    std::unique_ptr<Audit> audit;         // null: nobody compares what is computed again
-    std::vector<LastResort*> resorts;     // each lends what variables hold
-    std::unique_ptr<AnyTime> any_time;    // null: not what variables hold, or only as a last resort
-    std::unique_ptr<StepObserver> steps;  // null: nobody follows the program's steps
+    std::unique_ptr<Audit> audit;         // null: recomputed values are not compared
+    std::vector<LastResort*> resorts;     // scopes that permit evicting user-held values
+    std::unique_ptr<AnyTime> any_time;    // null unless `evict="anything"`
+    std::unique_ptr<StepObserver> steps;  // null: the steps of the program are not followed
     std::unique_ptr<Swapper> swapper;     // null: nothing is swapped
-    Transcriber transcriber{engine.journal};         // while it writes, nothing is only counted
-    std::map<std::int64_t, Transcript> transcripts;  // those that Python began
-    bool recorded = false;      // all of the run: nothing is forgotten that a trace cannot say
-    bool uses_arena = false;    // PyTorch's memory on the CPU comes from there
-    bool notes_places = false;  // Python is told of every operator, to note where the program is
-    bool places_due = false;    // of those that it has not been told of
+    // While it writes, every storage gets a record, even if its bytes could just be counted.
+    Transcriber transcriber{engine.journal};
+    std::map<std::int64_t, Transcript> transcripts;  // recordings started by Python, by number
+    // The whole run is recorded: recipes are kept, because a trace cannot say when they end.
+    bool recorded = false;
+    bool uses_arena = false;  // PyTorch's CPU memory comes from our arena
+    // Report every operator to Python, which notes the current line of the program.
+    bool notes_places = false;
+    bool places_due = false;  // operators ran that were not reported yet
 
-    // Operators, recomputed ones and steps of optimizers as well, until one finds no room: for
-    // tests. Room for a step is made at its beginning, but where what it wrote is put back.
+    // For tests: number of operators, recomputations and optimizer steps until one finds no room;
+    // negative: never. Room for a step is made at its start, except for restoring what it wrote.
     std::int64_t refuse_in = -1;
 
     void refuse_for_tests(const char* who) {
@@ -186,47 +206,51 @@ public:
         }
     }
 
-    int interrupt_in = -1;  // replays until one fails: for tests
+    int interrupt_in = -1;  // for tests: replays until one fails; negative: never
     bool interrupt_before = false;
 
-    // What Python calls it.
+    // The id by which Python knows this driver.
     std::ptrdiff_t number() const noexcept { return reinterpret_cast<std::ptrdiff_t>(this); }
 
-    // Which one of the process it is, from 1: no other ever is.
+    // Sequence number of this driver in the process, from 1; never reused.
     const std::uint64_t ordinal;
 
-    // From now on values may go to the host, as `copies` of Python's makes them.
+    // Start swapping values to the host. `copies` is the Python object that stores them.
     void swap_with(const Swap& swap, struct _object* copies);
-    // `record`, which was away, is in `home` from now on.
+    // Put the evicted `record` into `home`, with its contents.
     void hang(Record& record, const Home& home);
 
     // -- storages -------------------------------------------------------------------------------
 
-    // The context begins: what the device's allocator has given out already counts.
+    // Start the budget: count what the device's allocator has given out already.
     void open();
-    // Bytes of `home` as far as they are on the device that the budget is for.
+    // Return the rounded bytes of `home`, or 0 if it is not on the budget's device.
     Bytes counted(const c10::StorageImpl& home);
+    // Return true if `home` is on the budget's device.
     bool counts(const c10::StorageImpl& home);
 
-    // The devices that were met so far.
+    // Return the devices that were seen so far.
     const std::vector<c10::Device>& devices_met() const noexcept { return devices_met_; }
 
+    // Create a call. `facts` is null for a call that is no operator of the program.
     Recipe& new_call(const Facts* facts, Nanoseconds cost, bool replayable);
-    // What `call` makes, or what it writes where something else was.
+    // Create a storage that `call` makes, or the new version of one that it writes.
     Record& new_storage(Call& call, Bytes nbytes);
-    // `call` ran, and took `workspace` inside itself; the engine hears of it.
+    // Report to the engine that `call` ran, using `workspace` bytes internally.
     void admit(Recipe& call, Bytes workspace = 0);
-    // An operator ran that made nothing.
+    // Report an operator that made no storage.
     void account(const Facts& facts, Nanoseconds cost, Bytes workspace);
-    // An operator ran whose results are only counted.
+    // Report an operator whose results are counted but get no record.
     void count(Nanoseconds cost, Bytes nbytes, Bytes workspace);
-    // `tensor` is how the program has what `record` is.
+    // Note that the program refers to the value of `record` by `tensor`.
     static void remember(Record& record, const c10::TensorImpl& tensor);
+    // Return the entry for the address of `home`, or null.
     Resident* resident_at(const c10::StorageImpl& home) noexcept;
-    // The record of `tensor`; one never seen, or only counted, becomes a source. Null: no memory.
+    // Return the record of `tensor`. A storage not seen before, or only counted, becomes a source.
+    // Return null if it has no memory.
     Record* known(const c10::TensorImpl& tensor);
 
-    // What is only counted.
+    // Call `visit(address, nbytes)` for each storage that is only counted.
     template <class F>
     void each_counted(F&& visit) {
         table_.each([&](const void* address, const Resident& resident) {
@@ -236,78 +260,90 @@ public:
         });
     }
 
-    // Memory whose bytes are all that counts. Returns them, or 0 if they count already.
+    // Count the bytes of `home` without a record. Return the bytes, or 0 if they count already.
     Bytes count(c10::StorageImpl& home, const Facts* maker);
-    // `record` lives in `home` from now on.
+    // Bind `record` to `home`, where its value is now.
     void settle_in(Record& record, const Home& home);
-    // The memory of `record` is nobody's but the caller's from now on.
+    // Detach the memory of `record` and return it. The caller is its only owner.
     Home take_home(Record& record);
-    // The memory of `before` now holds `after`.
+    // Transfer the memory of `before` to `after`, its next version.
     void succeed(Record& before, Record& after);
-    // Whoever refers to `before` means `after` from now on.
+    // Redirect all references of autograd from `before` to `after`.
     void hand_over(Record& before, Record& after);
-    // `call` writes where `before` is; returns what will be there. Handles follow.
+    // Record that `call` writes the memory of `before` in place. Return the record of the new
+    // version, to which all handles are redirected.
     Record& write_over(Call& call, Record& before);
-    // What is where `before` is, which has a recipe, is about to change, and nobody will know how.
-    // Returns what will be there.
+    // Record a write that no operator reports to `before`, which has a recipe. Return the record of
+    // the new version, which has none.
     Record& changed_unseen(Record& before);
+    // Add a reference of autograd, and keep the memory.
     void retain(Record& record, const Home& home);
-    // The program gets `record` in its hands, brought back if need be.
+    // Make `record` resident for the program, recomputing it if necessary.
     void use(Record& record);
+    // Make `record` resident and never evict it again.
     void pin(Record& record);
+    // Drop the recipe of `record`, which is resident: it becomes a source.
     void seal(Record& record);
-    // `record` is about to be written: what only it can bring back is saved first (R4).
+    // Before a write to the source `record`: recompute and pin the evicted values that need its
+    // current contents (R4, sources).
     void forget(Record& record);
-    // The program may have changed the size, or the place, of what it holds.
+    // Look up the size and address of `record` again: the program may have resized its storage.
     void resized(Record& record);
+    // Pin the storage of `tensor`.
     void keep(const c10::TensorImpl& tensor);
-    // Its memory counts from now on.
+    // Count the memory of `tensor` from now on, if it is new.
     void meet(const c10::TensorImpl& tensor);
-    // It is saved, or written: if it is a view that `tensor.data = ...` gave memory of its own, the
-    // version counter of its base, which is still its own as well, does not tell of the base alone.
+    // Note that a view shares its version counter with other memory. After `view.data = other` the
+    // view still has the counter of its base, so a bump no longer implies a write to the base.
     void note_if_it_strays(const c10::TensorImpl& tensor);
 
-    // An optimizer will write it, step after step: it is a constant (R4), or each could be computed
-    // again from all steps before.
+    // Make `tensor` a source that is kept (R4): an optimizer writes it in every step. With a
+    // recipe, each version would need all steps before it.
     void keep_from_now_on(const c10::TensorImpl& tensor);
-    // What can only be computed from it as it is now is brought back, and stays (R4).
+    // Recompute and pin all values that need the current contents of `tensor` (R4, sources).
     void save_what_needs(const c10::TensorImpl& tensor);
-    // What is in `home` is about to be cut off, or to grow. Returns whether it is known.
+    // Prepare for a resize of `home` to `nbytes`. Return true if `home` is known.
     bool about_to_resize(c10::StorageImpl& home, Bytes nbytes);
-    // It has been.
+    // Finish the resize that `about_to_resize` announced.
     void has_been_resized();
-    // From now on others may write to `home`: what recipes made of what is there is safe (R4).
+    // Protect recipes that read `home` from other writers (R4): its address leaves PyTorch.
     void give_away(c10::StorageImpl& home);
-    // A copy made before of foreign memory, if it still is one; else null.
+    // Return the earlier copy of foreign memory if its contents are still the same, else null.
     Record* copy_still(Record& record);
-    // Makes one. `home`: keeps it, until a recipe does.
+    // Copy foreign memory. `home` keeps the copy alive until a recipe refers to it.
     Record& copy_now(Record& record, Home& home);
-    // From now on recipes read this weight: what it is now it has to be when they run again.
+    // Note the checksum of a weight that recipes start to read. A replay compares it.
     static void note_checksum(Record& record);
-    // Nothing follows `tensor` from now on, until `follow_again`.
+    // Suspend tracking of `tensor` until `follow_again`, for `torch.utils.swap_tensors`.
     void step_back(const c10::TensorImpl& tensor);
     void follow_again();
-    // Finds out about memory whose end nobody tells of; not about `youngest` alone.
+    // Poll storages without a deleter hook, or only the `youngest` of them.
     void look_at_unheard(bool youngest = false);
-    // What the program carries along from graph to graph is kept, not how it came about.
+    // Make values that the program carries from graph to graph sources, and drop their recipes.
     void forget_history();
-    // What is kept for nothing but to compute again what is there goes; whether anything did.
+    // Release sources kept only to recompute values that are resident. Return true if memory was
+    // freed.
     bool forget_sources();
-    // Whether nobody waits for what else the operators made that made `record`.
+    // Return true if the recipe of `record` may be dropped: every other output of its makers is
+    // resident, or cannot be asked for again.
     bool may_forget(Record& record);
-    // What variables hold, and nobody reads: it may be let go until the engine hears otherwise.
+    // Make user-held values that nothing reads candidates for eviction. Return those values.
     std::vector<Ref<Storage>> lend();
+    // Return true if `record` may become such a candidate. `read`: storages that are being read;
+    // `but_saved`: values that autograd saved may be read as well.
     static bool can_be_lent(const Record& record, const Homes& read, bool but_saved);
+    // Add all storages that are being read to `read`. Return true if some reader may also read
+    // values that autograd saved.
     bool note_all_read(Homes& read) const;
-    // `reader` reads from now on, until `ends`: what it reads, and was lent, stays.
+    // Register `reader`, and exclude from eviction what it reads, until `ends`.
     void begins(Reader& reader);
 
     void ends(Reader& reader) noexcept { readers.remove(reader); }
 
-    // An operator begins that may read whatever the program holds: what was lent stays.
+    // Exclude all user-held values from eviction: an operator begins that may read any of them.
     void stops_lending();
 
-    // One more of something, as long as it lives.
+    // Increments a counter while it lives.
     class Counted final {
     public:
         explicit Counted(int& count) noexcept : count_(++count) {}
@@ -323,22 +359,24 @@ public:
         int& count_;
     };
 
-    // If `home` is a husk, what was there is there again.
+    // Restore the contents of `home` if it is a placeholder.
     void bring_back(const c10::StorageImpl& home);
-    // It is there, and stays as long as the program has it: its address leaves PyTorch.
+    // Restore `home` and keep it while the program holds it: its address leaves PyTorch.
     void keep_there(c10::StorageImpl& home);
-    // `record`, which is there, stays as long as the program has it.
+    // Keep the resident `record` while the program holds it.
     void stays(Record& record);
-    // The program has no husks from now on.
+    // Restore all placeholders, at the end of the budget.
     void bring_all_back();
+    // Take a strong reference to the memory of `record`.
     void own(Record& record);
-    // One reason less to keep the memory of `record`: if there is none, it is let go.
+    // Drop our strong reference to the memory of `record` if nothing needs it any more.
     void disown(Record& record);
 
     // -- memory ---------------------------------------------------------------------------------
 
-    // What all that takes more than next to nothing leaves free on a device. There an error is
-    // likely to leave others amid something, as where `capture_begin` sets a generator's state.
+    // Return the bytes to leave free on a device for an allocation of `needed` bytes; 0 for small
+    // ones. An allocation error in the small ones could interrupt code that cannot recover, such as
+    // `capture_begin` while it sets a generator's state.
     Bytes kept_back(Bytes needed) const noexcept {
         constexpr Bytes small = Bytes{4} << 10;
         constexpr Bytes most = Bytes{64} << 10;
@@ -346,32 +384,33 @@ public:
         return keeps ? std::min(most, engine.budget >> 10) : 0;
     }
 
-    // What happens in `events` is lost time: plain PyTorch does nothing of it.
+    // Run `events` and count its duration as time lost to the budget.
     template <class F>
     void lose(F&& events);
-    // Lets go until `needed` bytes fit, or throws `Shortage`.
+    // Evict until `needed` bytes fit. Throws `Shortage` if that is impossible.
     void make_room(Bytes needed, const char* who);
-    // Lets go until `wanted` bytes fit, or until nothing is left to let go.
+    // Evict until `wanted` bytes fit or nothing evictable is left.
     void clear(Bytes wanted);
-    // Until no memory is on its way to the host.
+    // Wait until no copy to the host is in flight.
     void wait_for_copies() const;
-    // Lets go of all that may be.
+    // Evict everything that may be evicted.
     void let_go_now();
-    // Finds out which values the program has let go of. Not amid an action.
+    // Find out which values the program no longer holds. Must not be called during an action.
     void poll();
-    // The device ran out of memory all the same, and raised `out`: evicts neighbors in memory, then
-    // as much as `needed` bytes, then four times that, then all, and tries again each time. From
-    // then on the budget is what fitted, or it would come again at the next operator.
+    // Recover from the device OOM `out`, which happened although the budget had room. Evict, in
+    // turn: neighbors in memory, `needed` bytes, four times as much, everything; try again after
+    // each. The same failure would recur at the next operator, so the budget is lowered to what
+    // fit.
     template <class F>
     void rescue(Bytes needed, const std::exception& out, F&& attempt);
-    // Evicts the cheapest neighbors in memory so that `nbytes` are free in one piece on the device.
-    // Returns whether there were such.
+    // Evict the cheapest neighbors in memory to free `nbytes` in one piece on the device. Return
+    // true if something was evicted.
     bool evict_neighbors(Bytes nbytes);
-    // Evicts what is in the cheapest place for `nbytes`: neighbors, or all of some segments of
-    // `missing` bytes, which the caller gives back to the device.
+    // Evict the contents of the cheapest place for `nbytes`: neighbors, or whole segments of
+    // `missing` bytes in all. The caller returns whole segments to the device.
     Way evict_for_place(Bytes nbytes, Bytes missing, Segments segments);
 
-    // All memory there whose end nobody tells of, by its address and bytes.
+    // Call `visit(address, nbytes)` for each storage without a deleter hook on the device.
     template <class F>
     void each_on_device(F&& visit) const {
         for (const Unheard& each : unheard_) {
@@ -385,10 +424,10 @@ public:
         }
     }
 
-    // Takes what is dead out of the table; it is acted on later. Before anything is looked up
-    // there.
+    // Drain the death queue: remove freed addresses from the table. `settle` processes them later.
+    // Must be called before a look-up in the table.
     void collect();
-    // Acts on what happened meanwhile: handles that died, memory that is gone.
+    // Process everything that happened since the last call: dead handles, freed memory.
     void settle();
 
     void settle_if_needed() {
@@ -400,28 +439,28 @@ public:
         }
     }
 
-    // Whether memory is gone, of which `collect` heard and the engine has not.
+    // Return true if `collect` found freed memory that the engine was not told about yet.
     bool any_gone() const noexcept { return !gone_.empty(); }
 
-    // Likewise, and something that is locked was there.
+    // Return true if some of that memory belonged to a value that is locked.
     bool any_locked_is_gone() const noexcept {
         return std::ranges::any_of(gone_, [](const Ref<Storage>& each) {
             return each->locks != 0;
         });
     }
 
-    // An operator of the program is about to run.
-    // Returns which stream `now` is.
+    // Prepare for an operator of the program on the stream `now`. Return the index of that stream.
     StreamIndex about_to_run(const std::optional<c10::Stream>& now) {
         const StreamIndex here = device.see(now);
         settle_if_needed();
         if (transcriber.writes()) {
-            poll();  // a trace says when the program lets go, not when somebody asks
+            poll();  // a trace needs the moment at which the program frees a value
         }
         return here;
     }
 
-    // Memory is about to be more than ever: what died by now does not count.
+    // Process deaths before memory reaches a new peak of `needed` bytes more: dead values should
+    // not count.
     void about_to_peak(Bytes needed) {
         if (device.queues() && needed > engine.peak - engine.memory) {
             look_at_unheard(true);
@@ -429,42 +468,41 @@ public:
         }
     }
 
-    // The context is over: from now on what dies is acted on at once.
+    // End the context: deaths are processed at once from now on.
     void close();
-    // From now on what happens is written for `transcript`, and what there is now is in it.
+    // Record what happens into `transcript`, starting with the storages that exist now.
     void begin(Transcript& transcript);
-    // Notes in `snapshot` who holds memory now. Walks everything: not for every operator.
+    // Write into `snapshot` which storages hold memory. Visits every storage, so it is expensive.
     void take_snapshot(Snapshot& snapshot, ProgramLine line);
-    // Takes `peak_snapshot` anew if more memory is in use than at the last one.
+    // Retake `peak_snapshot` if more memory is in use than at the last one.
     void take_peak_snapshot(ProgramLine line);
-    // Take a snapshot now, and one of each new peak of `nbytes` or more.
+    // Take a snapshot now, and one at each new peak of `nbytes` or more.
     void expect_peak(Bytes nbytes, ProgramLine line);
-    // The tensors that the program still has of what is in memory and in the graph, the oldest
-    // first.
+    // Return tensors of the program that refer to resident values with a record, the oldest first.
     std::vector<at::Tensor> program_tensors();
-    // Of values that are evicted and that the program or autograd still has.
+    // Return the bytes of evicted values that the program or autograd still refers to.
     Bytes evicted_bytes() const;
-    // `tensor` is what `kind` says; if it has memory, `snapshot` says so too.
+    // Note in `snapshot` that `tensor` is of `kind`, if it has memory.
     void add_owned(
         Snapshot& snapshot, const c10::TensorImpl& tensor, Owned::Kind kind, const void* parameter
     );
-    // A module was given `tensor`, as a parameter or as a buffer.
+    // Note that a module was given `tensor` as a parameter or as a buffer.
     void add_module_tensor(const c10::TensorImpl& tensor, bool parameter);
 
-    // How many the engine knows of so far.
+    // Return the number of calls so far.
     OpId operators() const noexcept { return next_op_; }
 
     std::size_t bytes_of_bookkeeping() const noexcept;
 
+    // Return the number of records and recipes that exist.
     std::size_t alive() const noexcept { return records_.alive() + recipes_.alive(); }
 
     // -- actions --------------------------------------------------------------------------------
 
-    // Tells the engine of `events`, and keeps what it says nothing can bring back any more.
+    // Report `events` to the engine, and keep the values that have become unrecomputable.
     template <class F>
     void perform(F&& events, const char* who = "");
-    // Likewise, where something may have to be computed again. If what that reads died and nobody
-    // told, it begins anew.
+    // Like `perform`, for events that may recompute. Retries if an input turns out to be freed.
     template <class F>
     void bring(F&& events);
     template <class F>
@@ -479,15 +517,15 @@ public:
     void dispose(Call& call) noexcept override;
 
 private:
-    // Those that were made or met last: most of what dies is among them.
+    // Number of storages to poll frequently: most storages that die were made recently.
     static constexpr std::size_t YOUNGEST = 64;
 
-    // Whether there are copies on the host that nobody needs.
+    // Return true if copies on the host wait to be discarded.
     bool has_discarded() const noexcept {
         return engine.host != nullptr && !engine.host->discarded.empty();
     }
 
-    // Runs `events`, amid which the engine takes every transfer for done.
+    // Run `events` while the engine treats every transfer as finished.
     void act(c10::function_ref<void()> events) const;
     void let_go_for(Bytes needed, const char* who);
     void make_room_and_wait(Bytes needed, const char* who);
@@ -599,7 +637,7 @@ void Driver::perform(F&& events, const char* who) {
         );
     }
     engine.take_bereft(bereft_);
-    for (Storage* bereft : bereft_) {  // kept like a source from now on
+    for (Storage* bereft : bereft_) {  // no recipe any more: keep it like a source
         own(record_of(*bereft));
     }
     bereft_.clear();
@@ -611,7 +649,7 @@ void Driver::lose(F&& events) {
     if (losing++ == 0) {
         losing_since = Clock::now();
     }
-    const auto over = [&] {  // another thread may have begun while something was recomputed
+    const auto over = [&] {  // another thread may have entered `lose` while the lock was open
         if (--losing == 0) {
             lost_ns += std::chrono::nanoseconds(Clock::now() - losing_since).count();
         }
@@ -625,7 +663,7 @@ void Driver::lose(F&& events) {
     over();
 }
 
-// The program may drop one thing after the other while this goes on, each of them once.
+// Terminates: each retry needs a value that the program freed meanwhile, and each dies once.
 template <class F>
 void Driver::bring_once_more(F&& events) {
     for (std::size_t left = engine.n_storages();; --left) {
@@ -656,17 +694,21 @@ void Driver::bring(F&& events) {
     }
 }
 
-// Within whose budget this process is; null: in none. Any thread may ask, without the lock. One
-// that joined an earlier budget, and goes on, is in none.
+// Return the driver whose budget this process and thread are in; null: none. A thread that joined
+// an earlier budget is in none. Any thread may call it without the lock.
 c10::intrusive_ptr<Driver> active();
-// Whose is an operator with these keys, and the lock, to be adopted; null: nobody's, and no lock.
+// Return the driver for an operator with `keys`, with the lock held for the caller to adopt. Return
+// null, with the lock released, if the operator is outside any budget.
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys);
-// This thread of Python's is within the budget of `driver`; null: in none.
+// Put this Python thread into the budget of `driver`; null: into none.
 void join(const Driver* driver) noexcept;
+// Make `driver` the active one of this process; null: none.
 void set_active(c10::intrusive_ptr<Driver> driver);
-// Whether no other thread may free a gradient now: none that started inside ran a backward pass.
+// Return true if no other thread may free a gradient now, because no thread started inside the
+// budget has run a backward pass.
 bool gradients_stay();
-// Whether the thread that entered looks at a new peak later: this one must not ask for gradients.
+// Return true if this thread must leave a peak snapshot to the thread that entered the budget,
+// because it must not look at gradients.
 bool looks_later();
 
 }  // namespace rekindle

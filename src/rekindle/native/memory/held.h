@@ -1,10 +1,20 @@
-// What variables of the program hold goes as well, once nothing else is left (`evict="auto"`). (At
-// any time: see `any_time.h`.)
+// Evicts user-held values as a last resort (`evict="auto"`).
 //
-// Before `OutOfBudget` would be raised, what was asked for is tried once more, and meanwhile what
-// variables hold may be let go. What is read meanwhile must not: the operands of the operator that
-// runs, and what rekindle.pytorch.held knows of. Only numbers that an operator made go, for nothing
-// reads those but operators.
+// NOTE [Evicting user-held values as a last resort]
+//
+// Rationale: values that the program's variables refer to are evicted only where the alternative is
+// `OutOfBudget`. So the request that does not fit is tried a second time, and during that second
+// try user-held values are candidates for eviction.
+//
+// Values that are being read are not candidates: the operands of running operators (`Reader`), and
+// what rekindle.pytorch.held reports for the program's own functions. Only floating-point values
+// made by operators are candidates, because Python code reads integers and single numbers directly.
+//
+// Scenario: a list keeps every hidden state of a recurrent network. Autograd's own values are all
+// evicted and the next operator still does not fit. It is retried, states of the list are evicted,
+// and a later access recomputes them.
+//
+// With `evict="anything"` user-held values are always candidates; see `any_time.h`.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -20,13 +30,13 @@
 
 namespace rekindle {
 
-// Whether a result of an operator may be let go while the program holds it.
+// Return true if `tensor`, a result of an operator, may be evicted while the program holds it.
 bool is_returnable(const c10::TensorImpl& tensor);
-// Whether `record` may ever be let go while the program holds it.
+// Return true if `record` may ever be evicted while the program holds it.
 bool may_return(const Record& record) noexcept;
 
-// While it lives, what variables hold may be let go, but for what somebody reads. Lock and driver
-// outlive it.
+// Scope in which user-held values may be evicted, except those that are being read. It must not
+// outlive the lock or the driver.
 class LastResort final {
 public:
     explicit LastResort(Driver& driver);
@@ -36,7 +46,8 @@ public:
     LastResort& operator=(LastResort&&) = delete;
     ~LastResort();
 
-    // Something that might read anything is over: lends what was lent, but for what is read.
+    // Make the values candidates again that nothing reads, after an operator that might read any of
+    // them has finished.
     void go_on();
 
 private:
@@ -44,10 +55,10 @@ private:
     std::vector<Ref<Storage>> lent_;
 };
 
-// While it lives, what is in `homes` is being read. Begins and ends with the lock.
+// Scope in which the storages in `homes` are being read. Begins and ends with the core's lock.
 class Reading final : public Reader {
 public:
-    // `saved`: and all that autograd saved, perhaps.
+    // saved: whether values that autograd saved may be read as well.
     Reading(Driver& driver, Homes homes, bool saved = false);
     Reading(const Reading&) = delete;
     Reading& operator=(const Reading&) = delete;
@@ -65,9 +76,9 @@ private:
     const bool saved_;
 };
 
-// Runs `step` while what variables hold may be let go, but for what somebody reads: who runs it has
-// said before what that is. Gives the lock back for a moment. False: all must stay, and it did not
-// run.
+// Run `step` while user-held values may be evicted, except those that are being read. The caller
+// has registered its own reads before. Releases the lock for a moment. Return false, without
+// running `step`, if no user-held value may be evicted now.
 template <class Step>
 bool lending(Driver& driver, Locked& lock, Step&& step) {
     if (!driver.lends) {
@@ -87,8 +98,8 @@ bool lending(Driver& driver, Locked& lock, Step&& step) {
     return true;
 }
 
-// Runs `step`, and if there is no room for it once more, without the copies from which the step of
-// an optimizer can be undone: they go out of the budget. Gives the lock back for that.
+// Run `step`. If it does not fit, move the copies that could undo a running optimizer step out of
+// the budget, and run `step` once more. Releases the lock for that.
 template <class Step>
 void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     std::optional<Shortage> shortage = shortage_of(step);
@@ -96,7 +107,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         return;
     }
     bool moved = false;
-    if (driver.tell_ranges) {  // amid such a step
+    if (driver.tell_ranges) {  // in the step of an optimizer
         const Unlocked others(lock);
         moved = move_copies_out(driver);
     }
@@ -108,11 +119,11 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
     step();
 }
 
-// Runs `step`, and if there is no room for it once more, with what variables hold.
+// Run `step`. If it does not fit, run it once more while user-held values may be evicted.
 template <class Step>
 void or_lending(Driver& driver, Locked& lock, Step&& step) {
     or_without_copies(driver, lock, [&] {
-        if (driver.any_time) {  // it is let go like everything else
+        if (driver.any_time) {  // user-held values are candidates already
             about_to_let_go(driver, lock);
             driver.any_time->attempt(step);
             return;
@@ -127,7 +138,7 @@ void or_lending(Driver& driver, Locked& lock, Step&& step) {
     });
 }
 
-// The memory of `tensor` is there.
+// Restore the memory of `tensor` if it was evicted while the program holds it.
 inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
     if (driver.husks != 0 && has_memory(tensor)) {
         c10::StorageImpl& home = *tensor.unsafe_storage().unsafeGetStorageImpl();
@@ -137,8 +148,8 @@ inline void bring_back(Driver& driver, Locked& lock, const c10::TensorImpl& tens
     }
 }
 
-// Runs `act` with the lock, for what Python asks for: it may evict, and what has died by now is
-// known.
+// Run `act` with the lock, for a function that Python calls. `act` may evict, and all deaths so far
+// have been processed before it.
 template <class F>
 auto settled(Driver& driver, F&& act) {
     return in_words(driver, [&] {

@@ -1,14 +1,14 @@
-// What to evict where the device has no room in one piece: the cheapest neighbors in memory. Twin
-// of rekindle.simulator.allocator._window.
+// Chooses values to evict where a device has no free block of the wanted size, by Coop.
 //
-// The sliding window of Coop (Zhang, Ma, Liu, Yuan; NeurIPS 2023, arXiv 2311.00591), over the
-// blocks that the device's allocator tells of, with the policy's score without the size as the
-// loss.
+// Coop's sliding window (Zhang, Ma, Liu, Yuan; NeurIPS 2023, arXiv 2311.00591) runs over the blocks
+// that the device's allocator reports. The loss of a block is the policy's score without the size.
+// Twin of rekindle.simulator.allocator._window.
 //
-// Or all that is in some segments, which then go back to the device, where that is cheaper.
+// An alternative that may be cheaper is to evict everything in some segments, which then go back to
+// the device.
 //
-// Missing: that a request finds its place among the blocks of its own stream and pool only. Where
-// neither helps, room is made by the sum.
+// Not modelled: a request only fits blocks of its own stream and pool. If neither way helps, the
+// caller evicts by sum of bytes.
 #pragma once
 
 #include <cstddef>
@@ -20,38 +20,40 @@
 
 namespace rekindle {
 
-// A piece of a segment of the device's memory, as its allocator has it.
+// A block of a segment, as the device's allocator reports it.
 struct Block final {
     Bytes address;
     Bytes nbytes;
     bool used;
-    std::optional<double> loss;  // of evicting what is in there; none: it stays
+    // Loss of evicting the contents; none if the block must stay.
+    std::optional<double> loss;
 };
 
-// The blocks of each segment, in order.
+// The blocks of each segment, by address.
 using Segments = std::vector<std::vector<Block>>;
 
-// How a place was made.
+// How a free block was made.
 enum class Way { none, neighbors, whole_segments };
 
-// Blocks side by side, the last one included.
+// Adjacent blocks, `last` included.
 struct Window final {
     double loss;
     std::size_t first;
     std::size_t last;
 };
 
-// The neighbors that go for the least loss so that `nbytes` are free in one piece, if there are
-// such. `blocks`: those of one segment, in order.
+// Return the window with the least loss that frees `nbytes` in one piece, or none. `blocks` are
+// those of one segment, by address.
 std::optional<Window> cheapest_window(std::span<const Block> blocks, Bytes nbytes);
 
-// Which segments of `nbytes` in all go for the least loss, by their numbers: those that cost least
-// for a byte, until it is enough.
+// Segments to empty, by index, and their total loss.
 struct Release final {
     double loss;
     std::vector<std::size_t> segments;
 };
 
+// Choose segments of `nbytes` or more in all, by increasing loss per byte. Return none if too few
+// can be emptied.
 std::optional<Release> cheapest_release(const Segments& segments, Bytes nbytes);
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// A policy written in Python: the engine's events go to an object of the program's, which chooses.
+// Adapter for a policy written in Python, as an implementation of the engine's `Chooser`.
 #pragma once
 
 #include <atomic>
@@ -8,23 +8,26 @@
 
 #include "../engine/chooser.h"
 
-// As Python.h has it.
+// Declared as in Python.h.
 struct _object;
 
 namespace rekindle {
 
 class Driver;
 
-// Twin of the base class in rekindle.policies._base. The program's code never runs with the core's
-// lock. So what the engine tells is kept in a list, in order, and Python hears of it before it is
-// asked, or at the end of an operator (`tell`). It is asked within `Consulting`: others may come
-// meanwhile, and if its answer is no candidate any more, it is asked anew.
+// Forwards the engine's events to a Python object, and its choices to the engine. Twin of the base
+// class in rekindle.policies._base.
 //
-// Python has one question or one piece of news at a time. While it has, another thread that needs
-// room evicts what was used longest ago: to wait for the answer might be to wait for ever.
+// Python code never runs with the core's lock. Events are therefore queued in order, and delivered
+// before the next choice or at the end of an operator (`tell`). A choice is asked for within
+// `Consulting`, so other threads may enter meanwhile. If the answer is no longer a candidate,
+// Python is asked again.
+//
+// Python handles one question or one event at a time. Another thread that needs room meanwhile
+// evicts the least recently used candidate, because waiting for the answer could deadlock.
 class PythonChooser final : public Chooser {
 public:
-    // `object`: a `rekindle.policies.Chooser`. With the GIL.
+    // object: a `rekindle.policies.Chooser`. Must be called with the GIL.
     explicit PythonChooser(_object* object);
     PythonChooser(const PythonChooser&) = delete;
     PythonChooser& operator=(const PythonChooser&) = delete;
@@ -32,7 +35,7 @@ public:
     PythonChooser& operator=(PythonChooser&&) = delete;
     ~PythonChooser() override;
 
-    // Whose engine asks.
+    // Set the driver whose engine asks.
     void choose_for(Driver& driver) noexcept { driver_ = &driver; }
 
     bool remembers() const override { return remembers_; }
@@ -47,18 +50,18 @@ public:
         hear("remove", storage);
     }
 
-    // Throws what Python raises.
+    // Throws the error that Python raises.
     Storage* choose(Nanoseconds now) override;
 
-    // Nothing is put off but what `tell` tells.
+    // Does nothing: events wait for `tell` only.
     void catch_up(Nanoseconds /*now*/) override {}
 
-    // As Python said when it chose `storage`; its cost if it did not.
+    // Return the cost that Python gave when it chose `storage`, else the engine's own.
     Nanoseconds recompute_ns(Storage& storage) override {
         return priced_ == &storage ? price_ : storage.cost;
     }
 
-    // As Python said when `ask_losses` asked; its own cost over its staleness if it did not.
+    // Return the loss that Python gave in `ask_losses`, else cost divided by staleness.
     double loss(Storage& storage, Nanoseconds now) override;
 
     void expected(Storage& storage) override { hear("expected", storage); }
@@ -75,28 +78,29 @@ public:
 
     void disposed(Storage& storage) noexcept override;
 
-    // Tells Python what happened, and throws what that raises. Without the core's lock.
+    // Deliver queued events to Python, and throw the error that it raises. Must be called without
+    // the core's lock.
     void tell() {
         if (any_news_.load(std::memory_order_relaxed)) {
             tell_now();
         }
     }
 
-    // Asks Python what evicting each candidate would cost at clock `now`, whatever its size.
+    // Ask Python for the loss of evicting each candidate at clock `now`, regardless of its size.
     void ask_losses(Nanoseconds now);
 
-    // What Python knows `storage` by, one object as long as it lives; a borrowed reference. With
-    // the core's lock and the GIL; null: Python raised.
+    // Return the Python object for `storage`, the same one as long as the storage lives. The
+    // reference is borrowed. Return null if Python raised. Needs the core's lock and the GIL.
     _object* view_of(Storage& storage);
 
 private:
-    // Of the engine, which Python has not heard of yet.
+    // An event that Python has not received yet.
     struct News final {
         const char* method;
         Ref<Storage> storage;
     };
 
-    // What Python answered: nothing, or a storage; or it was none that may be chosen.
+    // An answer of Python. `storage` is null for "none of them". `stale`: not a candidate any more.
     struct Answer final {
         Storage* storage = nullptr;
         bool stale = false;
@@ -114,12 +118,13 @@ private:
     _object* object_;
     Driver* driver_ = nullptr;
     bool remembers_ = false;
-    bool busy_ = false;  // Python is asked, or told, by some thread
+    bool busy_ = false;  // some thread waits for Python
     std::unordered_map<const Storage*, _object*> views_;
     std::unordered_set<Storage*> candidates_;
     std::deque<News> news_;
     std::atomic<bool> any_news_ = false;
-    const Storage* priced_ = nullptr;  // what was chosen last, and what recomputing it takes
+    // The storage chosen last, and its recomputation cost according to Python.
+    const Storage* priced_ = nullptr;
     Nanoseconds price_ = 0;
     std::unordered_map<const Storage*, double> losses_;
 };

@@ -1,15 +1,18 @@
-// Drivers that nobody refers to any more, where the core's lock cannot be had at once: a thread
-// that copies values may come to let go of one, as Python's garbage collector does in any thread,
-// while who has the lock waits for that copy.
+// Defers the destruction of drivers whose last reference is dropped where waiting for the core's
+// lock could deadlock.
+//
+// Scenario: a thread that copies values to the host runs Python's garbage collector, which drops a
+// driver. The thread that has the lock waits for that copy.
 #pragma once
 
 #include "driver.h"
 
 namespace rekindle {
 
-// One reference less. Never waits for the lock: the last one is kept for `let_parked_go` instead.
+// Drop a reference. Never waits for the lock: if it is taken, `let_parked_go` drops the reference
+// later.
 void let_go(c10::intrusive_ptr<Driver> driver) noexcept;
-// Lets go of what is kept. Not with the lock.
+// Drop the deferred references. Must be called without the lock.
 void let_parked_go() noexcept;
 
 }  // namespace rekindle

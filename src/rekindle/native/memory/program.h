@@ -1,5 +1,7 @@
-// What the core asks of Python, or tells it. Defined in the room above, python/program.cpp. Takes
-// the GIL itself; never with the core's lock.
+// Calls from the core into Python. The definitions are in python/program.cpp.
+//
+// These functions take the GIL. They must be called without the core's lock, unless a comment says
+// otherwise.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,42 +21,44 @@
 #include "../memory/own_policy.h"
 #include "../memory/swapper.h"
 
-// As Python.h has it.
+// Declared as in Python.h.
 struct _object;
 
 namespace rekindle {
 
-// Who answers: an object of Python's, whose methods make errors of numbers. Once.
+// Set the Python object that answers these calls and that turns errors into Python exceptions. Must
+// be called once.
 void meet_python(_object* answers);
-// There is a new peak: notes who holds memory, and where the program is. What goes wrong in Python
-// is printed, but for what ends the program.
+// Take a snapshot at a new peak, with the current line of the program. Errors of Python are
+// printed, except those that end the program.
 void note_peak(Driver& driver);
-// Which line of the program runs in this thread.
+// Return the line of the program that runs in this thread.
 ProgramLine program_line();
-// How much there was, now and then: Python takes it.
+// Pass the samples of memory over time to Python.
 void tell_samples(Driver& driver);
-// Weights were met: the rest of their model counts as well, and the state of their optimizer.
+// Tell Python that weights were seen first. It registers the rest of their model and the state of
+// their optimizer.
 void tell_owners(Driver& driver);
-// Much was recomputed: Python looks how much time that takes, and may warn.
+// Tell Python how much was recomputed. It may warn that this takes too much time.
 void tell_losses(Driver& driver);
-// Operators ran within the budget since this was told last: where the program is now.
+// Tell Python that operators ran, so that it notes the current line of the program.
 void tell_places(Driver& driver);
-// All blocks of the device that the budget is for, segment by segment, as its allocator has them;
-// none: it does not tell. With the lock, which is given back meanwhile.
+// Return all blocks of the budget's device by segment, as its allocator reports them; empty if it
+// reports none. Needs the lock, which is open while Python runs.
 Segments segments_of(Driver& driver);
-// A copy on the host failed: Python warns of it.
+// Let Python warn that a copy on the host failed.
 void tell_complaint(Driver& driver);
-// A range of the profiler begins or ends amid an optimizer's step.
+// Begin or end a range of the profiler during an optimizer step.
 void tell_range(const Driver& driver, bool ends);
 
-// The program's own policy hears what happened; what it raises is thrown.
+// Deliver queued events to the program's own policy. Throws the error that it raises.
 inline void tell_policy(const Driver& driver) {
     if (driver.own_policy != nullptr) {
         driver.own_policy->tell();
     }
 }
 
-// Tells all that is due.
+// Deliver all pending notifications.
 inline void tell(Driver& driver) {
     if (driver.peak_snapshot_due && !looks_later()) {
         note_peak(driver);
@@ -77,28 +81,30 @@ inline void tell(Driver& driver) {
     tell_policy(driver);
 }
 
-// There is no room amid an optimizer's step. Returns whether copies from which it can be undone
-// have been moved out of the budget.
+// Move the copies that could undo a running optimizer step out of the budget, because something
+// does not fit. Return true if there were such copies.
 bool move_copies_out(const Driver& driver);
 
-// A step begins with `met`: Python may know what comes then, of other processes.
+// Ask Python for learned plans of steps that begin with operator `met`. Other processes may have
+// made some.
 void ask_for_lessons(const Driver& driver, std::int64_t met);
 
-// Whether nothing runs but threads that started within the budget, or touch no tensor of the
-// program's: of others nobody knows what they read.
+// Return true if every running thread was started inside the budget, or uses no tensor of the
+// program. Any other thread may read user-held values without notice.
 bool all_threads_are_known(const Driver& driver);
 
-// A function of Python's that unpacks what it is given, and `handle` for it.
+// Wrap `handle` for Python. Return a function that unpacks its argument, and that argument.
 std::pair<c10::SafePyObject, c10::SafePyObject> unpacked_by_python(
     std::unique_ptr<torch::autograd::SavedVariableHooks> handle
 );
-// What that function is given.
+// Unpack the saved tensor of `handle`, which `unpacked_by_python` has wrapped.
 at::Tensor unpack(_object* handle);
 
-// A driver is gone, and so are all handles of it: Python will hear of it.
+// Tell Python that the driver with this id and all of its handles are destroyed.
 void tell_gone(std::ptrdiff_t number) noexcept;
 
-// Runs `f`; what it throws in numbers is raised in words. It gives the lock back itself.
+// Run `f`, and turn errors of the core into Python exceptions. `f` releases the lock before it
+// throws.
 template <class F>
 auto in_words(Driver& driver, F&& f) {
     try {

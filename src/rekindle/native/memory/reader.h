@@ -1,8 +1,8 @@
-// Who reads memory of the program's just now, in whatever thread: it stays there meanwhile.
+// Registers who reads which memory of the program, so that it is not evicted meanwhile.
 //
-// An operator gives the lock back before it runs, and often before that. So what variables hold is
-// evicted by one thread only if no reader of any thread is at it. (With `evict="anything"` the
-// engine's own locks say so: `any_time.h`.)
+// An operator releases the lock before its kernel runs, and often earlier. So a thread may evict
+// user-held values only if no reader of any thread uses them. With `evict="anything"` the engine's
+// locks have this role; see `any_time.h`.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -14,7 +14,7 @@ using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
 
 class Readers;
 
-// With the lock.
+// A scope that reads memory. All members need the core's lock.
 class Reader {
 public:
     Reader(const Reader&) = delete;
@@ -23,10 +23,10 @@ public:
     Reader& operator=(Reader&&) = delete;
     virtual ~Reader() = default;
 
-    // Adds the storages that it reads.
+    // Add the storages that it reads to `read`.
     virtual void note_read(Homes& read) const = 0;
 
-    // Whether it may read all that autograd saved as well.
+    // Return true if it may read all values that autograd saved as well.
     virtual bool reads_saved() const { return false; }
 
 protected:
@@ -39,7 +39,7 @@ private:
     Reader* after_ = nullptr;
 };
 
-// All there are now. With the lock.
+// List of all readers. All members need the core's lock.
 class Readers final {
 public:
     void add(Reader& reader) noexcept {

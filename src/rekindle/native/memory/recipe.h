@@ -1,4 +1,7 @@
-// Runs a recorded call again, as the first time, touching nothing that anyone else sees.
+// How a value was computed, and how to compute it again without side effects.
+//
+// A `Recipe` is the torch side of an engine's `Call`. `run_again` replays it: it draws the same
+// random numbers and writes no memory that anyone else can see (R2, R3, R5, R6).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,23 +24,28 @@
 
 namespace rekindle {
 
-// How a call made its results. Its inputs are the tensor arguments, in order, but for those that
-// are left out.
+// The recipe of the outputs of one operator call. Its inputs are the tensor arguments in order,
+// without those that a replay leaves out.
 struct Recipe final : Call {
     Recipe(Graph& graph, OpId number, Nanoseconds price, bool can_run_again, const Facts* what)
         : Call(graph, number, price, can_run_again), facts(what) {}
 
-    bool grad_mode = true;  // first: it lies in what is left of a Call's last word
-    const Facts* facts;     // null: no operator of the program's
+    // First member, to use the tail padding of `Call`.
+    bool grad_mode = true;
+    const Facts* facts;  // null: not an operator of the program
     c10::intrusive_ptr<Signature> signature;
 
-    // What few calls have.
+    // Parts that few recipes need.
     struct Aside final {
         Noted random;
         std::vector<c10::IValue> extras;
-        c10::SmallVector<std::uint32_t, 2> written;  // which of the tensors the operator writes
-        bool statistics = false;                     // those are left out: they move only once (R6)
-        Bytes workspace = 0;  // what it takes beside its results while it runs
+        // Positions of the tensors that the operator writes.
+        c10::SmallVector<std::uint32_t, 2> written;
+        // The tensors in `written` are running statistics. A replay leaves them out, so that they
+        // move once (R6, hidden writes).
+        bool statistics = false;
+        // Bytes that the operator uses internally while it runs.
+        Bytes workspace = 0;
     };
 
     std::unique_ptr<Aside> aside;
@@ -65,11 +73,13 @@ inline Recipe& recipe_of(Call& call) noexcept {
     return static_cast<Recipe&>(call);
 }
 
-// The memory of what `recipe` makes, in the order of its roots. With `in_place` it writes the
-// memory of the inputs that it overwrites, else copies of them.
-// The kernel runs within `calling`, with its operands.
+// The kernel of a replay, and the function that the caller passes to run it with its operands.
 using Kernel = c10::function_ref<void()>;
 using Calling = c10::function_ref<void(std::span<const Home>, Kernel)>;
+// Run `recipe` again. With `in_place` the kernel writes the memory of the inputs that it
+// overwrites, otherwise copies of them. `calling` runs the kernel, given its operands.
+//
+// Return the memory of the outputs, in the order of their roots.
 c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling);
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// The one place where a recomputation gives the lock back: around the kernel.
+// Gives the core's lock back around the kernel of a recomputation. No other place does that.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -14,15 +14,15 @@
 
 namespace rekindle {
 
-// While it lives the kernel of `recipe` runs, which may be anybody's code: it may ask the core for
-// something, start threads, and wait for them. So others may have the lock, and the budget counts
-// what the kernel takes as in flight. Afterwards whoever recomputes looks up again all that it had
-// looked up (`Engine::Interlude`).
+// Scope in which the kernel of `recipe` runs during a recomputation.
 //
-// What stays as it is meanwhile: the memory of `operands`, which they keep; the input that the
-// kernel writes in place, which is nobody else's; records and calls, which are not disposed of amid
-// an event. What variables hold is not let go
-// while an operator runs that may read anything.
+// The kernel may be the user's code: it may call the core, start threads, and wait for them. So the
+// lock is open, and the kernel's memory counts as in flight. When the scope ends and another thread
+// was here, the interrupted event looks up all of its state again (`Engine::Interlude`).
+//
+// Some state does not change meanwhile. `operands_` keeps the memory of the operands. Nothing else
+// refers to an input that the kernel writes in place. Records and calls are not destroyed during an
+// event. User-held values are not evicted while an operator runs that may read any of them.
 class Recomputing final : public Mutex::Opening {
 public:
     Recomputing(
@@ -34,8 +34,8 @@ public:
     Recomputing& operator=(Recomputing&&) = delete;
     ~Recomputing() override;
 
-    // The kernel failed before it wrote anything: unless somebody came meanwhile, the input that it
-    // was to write is there as before. Otherwise that is gone.
+    // Note that the kernel failed before it wrote anything. The destructor then puts the input that
+    // was to be written back, unless another thread was here meanwhile; then the input is lost.
     void undo() noexcept { undoes_ = true; }
 
 protected:

@@ -1,4 +1,7 @@
-// The torch side of an engine's storage: where its value lives, and what tells of writes to it.
+// The torch side of an engine storage: where its value lives, and how a write to it is noticed.
+//
+// `Record` derives from the engine's `Storage`. The driver keeps all records in a slab and finds
+// them by the address of their memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,52 +22,62 @@
 
 namespace rekindle {
 
-// Memory that others than PyTorch may write without a word: NumPy, another process, who fills a
-// buffer (R4).
+// Extra state of memory that code other than PyTorch may write without notice (R4, sources).
+// Examples are NumPy arrays, memory shared with another process, and buffers that a data loader
+// fills.
 struct Foreign final {
-    Ref<Storage> copy;                      // what recipes read in its place, as it was last
-    std::optional<std::uint64_t> checksum;  // of a weight, when recipes began to read it
+    // Private copy with the contents at the last look; recipes read it instead of the memory
+    // itself.
+    Ref<Storage> copy;
+    // Checksum of a weight, taken when recipes began to read it.
+    std::optional<std::uint64_t> checksum;
 };
 
 struct Record final : Storage {
     Record(Graph& graph, StorageId number, Bytes counted) : Storage(graph, number, counted) {}
 
-    Bytes size = 0;  // of its memory, wherever that is: on another device it does not count
-    const void* address = nullptr;    // by which it is found; null without memory
-    Home owned;                       // null: the program alone keeps it, or it is evicted
-    WeakHome home = no_home();        // where it lives, whoever keeps it
-    WeakTensor origin = no_tensor();  // a tensor of the program that has that version counter
+    // Bytes of its memory on any device. Memory on another device than the budget's does not count.
+    Bytes size = 0;
+    const void* address = nullptr;  // key in the address table; null without memory
+    // Our strong reference. Null if the program alone keeps the memory, or if it is evicted.
+    Home owned;
+    // Weak pointer to its storage, whoever keeps that alive.
+    WeakHome home = no_home();
+    // Weak pointer to a tensor of the program that has the version counter of `version`.
+    WeakTensor origin = no_tensor();
     Version version;
-    Order order;                    // among the streams of a device
-    const Facts* maker = nullptr;   // null: seen first as an argument
-    Ref<Storage> successor;         // whose value now lives where this one did
-    Record* held_before = nullptr;  // among what the program may hold
+    Order order;                   // the last accesses on each stream of a device
+    const Facts* maker = nullptr;  // null: first seen as an argument
+    Ref<Storage> successor;        // set when another value has replaced this one in its memory
+    // Links of the driver's list of records that the program may hold.
+    Record* held_before = nullptr;
     Record* held_after = nullptr;
-    std::int32_t depth = 0;            // how many calls hang on each other, where somebody counts
-    std::uint16_t chain = 0;           // likewise, with grad mode off
-    std::uint8_t flags = 0;            // of its content
-    bool maybe_held : 1 = false;       // among what the program may hold
+    // Length of the chain of recipes to the nearest source, where such chains are limited.
+    std::int32_t depth = 0;
+    std::uint16_t chain = 0;           // the same for values made with grad mode off
+    std::uint8_t flags = 0;            // properties of the content (`ops/facts.h`)
+    bool maybe_held : 1 = false;       // in the list of records that the program may hold
     bool parameter : 1 = false;        // a leaf that requires a gradient
-    bool unheard : 1 = false;          // not the allocator's: nobody tells when its memory goes
-    bool returnable : 1 = false;       // numbers that nothing reads but operators
-    bool leaving : 1 = false;          // on its way to the host
-    bool husk : 1 = false;             // evicted while the program holds it: `home` is empty
-    bool strays : 1 = false;           // its version counter tells of other memory as well
-    bool unwatched : 1 = false;        // it has a version counter, which nobody asked for yet
-    std::unique_ptr<Foreign> foreign;  // null: nobody but PyTorch writes there
+    bool unheard : 1 = false;          // has no deleter hook: its free is not reported
+    bool returnable : 1 = false;       // floating-point value that only operators read
+    bool leaving : 1 = false;          // a copy to the host is in flight
+    bool husk : 1 = false;             // evicted while the program holds it: its storage is empty
+    bool strays : 1 = false;           // its version counter is shared with other memory
+    bool unwatched : 1 = false;        // has a version counter that was not asked for yet
+    std::unique_ptr<Foreign> foreign;  // null: only PyTorch writes this memory
 
     const char* site() const noexcept { return maker == nullptr ? "source" : maker->name.c_str(); }
 
-    // The memory of a value that is there.
+    // Return the storage of a resident value.
     Home at() const { return owned ? owned : home.lock(); }
 
-    // Whether the program keeps the memory beside the runtime.
+    // Return true if the program holds a reference to the memory in addition to the runtime's.
     bool is_held() const noexcept;
-    // A recipe, or autograd, is to read `reader`, which has this value: its version matters now.
+    // Start checking versions: a recipe or autograd is about to read this value through `reader`.
     void find_version_counter(const c10::TensorImpl& reader);
-    // `reader` tells of its version from now on.
+    // Take the version counter of `reader` as the one that reports writes to this value.
     void follow(const c10::TensorImpl& reader);
-    // Whether the version counter tells of `there`: not after `x.data = y`.
+    // Return true if the version counter reports writes to `there`; false after `x.data = y`.
     bool origin_is_at(const Home& there) const;
 };
 
@@ -72,7 +85,7 @@ inline Record& record_of(Storage& storage) noexcept {
     return static_cast<Record&>(storage);
 }
 
-// Where the value of `record`, or what took its place unnoticed, lives now.
+// Return the record whose value now lives in the memory of `record`, after all in-place writes.
 inline Record& current(Record& record) noexcept {
     Record* found = &record;
     while (found->successor) {

@@ -1,15 +1,17 @@
-// What a device's allocator reserves, kept within a limit: what is in the place of a result is
-// evicted before the result is made.
+// Keeps the memory that a device's allocator reserves within a limit.
 //
-// A budget counts bytes, and an allocator needs them side by side: it may reserve twice what it
-// gives out. Here it grows within the limit only. Beyond it the cheapest way to a place in one
-// piece is taken before the allocator is asked, which would first give all that it keeps back to
-// the device, and wait for that.
+// NOTE [Budgets of reserved memory]
 //
-// The limit is the budget where that is one of reserved memory, and what a device turned out to
-// have where an allocation failed.
+// Rationale: a budget counts bytes, but an allocator needs them in one piece. PyTorch's caching
+// allocator may reserve twice as much as it gives out. Before a large result is made, this class
+// makes sure that a free block of its size exists, and evicts what lies in the cheapest place
+// otherwise. The allocator itself would first return its whole cache to the device, which
+// synchronizes.
 //
-// Missing: which stream a free block belongs to, and results of a MiB and less, which live in
+// Limit: the budget, if it is one of reserved memory. After an allocation has failed, the limit is
+// the amount that the device turned out to have.
+//
+// Not modelled: the stream that a free block belongs to, and results of up to 1 MiB, which live in
 // segments of their own.
 #pragma once
 
@@ -28,21 +30,21 @@ class Reserved final {
 public:
     explicit Reserved(Driver& driver) : driver_(driver) {}
 
-    // The budget is one of what the allocator reserves.
+    // The budget limits reserved memory, not allocated memory.
     bool is_the_budget = false;
 
-    // The device turned out to have so much, and no more, for the allocator.
+    // Note that the device has no more than `reserved` bytes for the allocator.
     void turned_out(Bytes reserved) noexcept { found_ = reserved; }
 
-    // The program was given another budget: nothing is known of the device.
+    // Forget what is known of the device: the program was given another budget.
     void forget() noexcept { found_.reset(); }
 
     bool limited() const noexcept { return is_the_budget || found_; }
 
-    // `nbytes` are about to be allocated in one piece: a place is made for them, if it can be.
+    // Make a free block for an allocation of `nbytes`, if possible. Does nothing without a limit.
     void find_place(Bytes nbytes);
 
-    // For how many places something was evicted.
+    // Return the number of blocks for which something was evicted.
     int places() const noexcept { return places_; }
 
 private:
@@ -56,10 +58,12 @@ private:
 
     Driver& driver_;
     std::optional<Bytes> found_;
-    Segments told_;  // by the allocator when it was last asked: in use there is what others have
+    // Blocks at the last query of the allocator. Those marked `used` belong to others.
+    Segments told_;
     Bytes told_reserved_ = -1;
-    int since_ = 0;              // how often no place was found since then
-    std::map<Bytes, int> gaps_;  // free pieces by their bytes: how many there are at least
+    int since_ = 0;  // failed searches since the last query
+    // Free blocks by size: a lower bound of how many there are.
+    std::map<Bytes, int> gaps_;
     int places_ = 0;
 };
 

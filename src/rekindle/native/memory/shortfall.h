@@ -1,9 +1,9 @@
-// A device that has less memory than the budget says: how much less, as far as it has shown.
+// Lowers the budget where a device has less memory than the budget says.
 //
-// What others took meanwhile, what operators take inside themselves, what lies in pieces: no budget
-// counts that. An allocation that failed would fail again at the next operator, so from then on the
-// budget is what fitted. Memory in pieces is no number, though: where the program cannot do with
-// that, the budget is what it was given again.
+// Other processes, workspaces and fragmentation take memory that no budget counts. An allocation
+// that failed would fail again at the next operator, so the budget is lowered to what fit.
+// Fragmentation does not reduce the number of free bytes, however. So if the program cannot run
+// within the lowered budget, the original one is restored.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,14 @@ namespace rekindle {
 
 class Shortfall final {
 public:
-    // How often the device had less than the budget says.
+    // Return how many allocations failed although the budget had room.
     int times() const noexcept { return times_; }
 
-    // How often no place among neighbors in memory helped.
+    // Return how many of those needed more than evicting neighbors in memory.
     int by_sum() const noexcept { return by_sum_; }
 
-    // What to evict at first, of `memory`, for an operator that needs so much and did not get it.
+    // Return the bytes to evict first, out of `memory`, for an operator that lacked `needed` bytes.
+    // Doubles with each call, up to half of `memory`.
     Bytes step(Bytes needed, Bytes memory) noexcept {
         const Bytes half = memory / 2;
         ++by_sum_;
@@ -30,7 +31,7 @@ public:
         return least > half >> doubled ? half : least << doubled;
     }
 
-    // So much did fit, and is the `budget` from now on, as long as the program can do with it.
+    // Lower `budget` to `nbytes`, which did fit.
     void fitted(Bytes nbytes, Bytes& budget) noexcept {
         ++times_;
         if (lowers && !insists_ && nbytes < budget) {
@@ -39,18 +40,18 @@ public:
         }
     }
 
-    // The program cannot: the `budget` is what it was given. Returns whether it was less.
+    // Restore `budget` to its original value. Return true if it had been lowered.
     bool as_given(Bytes& budget) noexcept {
         const Bytes less = std::exchange(lowered_, 0);
         budget += less;
         return less > 0;
     }
 
-    // The program was given another budget.
+    // Forget all lowering: the program was given another budget.
     void forget() noexcept { lowered_ = 0; }
 
-    // Until its end what was begun anew is brought to its own: the budget gets no less, or it might
-    // be begun anew for ever.
+    // Scope in which the budget is not lowered, so that a retried event ends. Otherwise lowering
+    // and restoring could alternate forever.
     class Insisting final {
     public:
         explicit Insisting(Shortfall& of) noexcept
@@ -68,7 +69,7 @@ public:
         const bool before_;
     };
 
-    bool lowers = true;  // off in a test that shows what it is for
+    bool lowers = true;  // false only in a test
 
 private:
     int times_ = 0;

@@ -1,5 +1,6 @@
-// Who holds memory at one moment: numbers only, cheap to take at every new peak. Python turns them
-// into words when somebody asks (rekindle.pytorch.native._snapshots).
+// A snapshot of the storages in memory, as numbers only: cheap enough to take at every new peak.
+//
+// Python turns snapshots into text for reports (rekindle.pytorch.native._snapshots).
 #pragma once
 
 #include <cstdint>
@@ -11,47 +12,50 @@
 
 namespace rekindle {
 
-// The number of one allocation: memory keeps it when its value changes, or becomes known to the
-// engine; an address that is used a second time gets another one.
+// Number of an allocation. It stays the same when a write replaces the value, or when the storage
+// gets a record. Memory allocated later at the same address has another number.
 using AllocationId = std::int64_t;
 
-// One piece of memory.
+// One storage in memory.
 struct Holder final {
     static constexpr int REPLAYABLE = 1;
     static constexpr int PINNED = 2;
-    static constexpr int HELD = 4;        // the program keeps it as well
+    static constexpr int HELD = 4;        // also by the program
     static constexpr int REFERENCED = 8;  // by autograd
     static constexpr int CONSUMED = 16;   // recipes read it
     static constexpr int PARAMETER = 32;
-    static constexpr int COUNTED = 64;  // no recipe and no graph knows it
+    static constexpr int COUNTED = 64;  // has no record: only its bytes count
 
     Bytes nbytes;
     AllocationId allocation;
     int flags;
-    const char* site;       // the operator that made it
-    const void* parameter;  // Python's object for the parameter that it is; null: it is none
-    StorageId storage;      // negative: no recipe and no graph knows it
-    OpId maker;             // likewise, or it is not known any more
+    const char* site;  // operator that made it
+    // Python object of the parameter that it is; null for others.
+    const void* parameter;
+    StorageId storage;  // negative: it has no record
+    OpId maker;         // negative: it has no record, or the maker is not known any more
 };
 
-// What the program says about one allocation.
+// A role that the program gives to one allocation.
 struct Owned final {
     enum class Kind : std::uint8_t { buffer, parameter, gradient, state };
 
     AllocationId allocation;
     Kind kind;
-    const void* parameter;  // Python's object for the parameter that it belongs to; null: none
+    // Python object of the parameter that it belongs to; null for others.
+    const void* parameter;
 };
 
-// A parameter or a buffer that a module was given inside the budget.
+// A parameter or buffer registered with a module inside the budget.
 struct ModuleTensor final {
     WeakTensor tensor;
     bool parameter;
 };
 
-// Which line of the program runs: the user's innermost one, and that of a library which it called.
+// Source line of the program that runs now: the innermost line of user code, and the line in the
+// library that it called.
 struct ProgramLine final {
-    std::string file;  // empty: no code of the user's runs
+    std::string file;  // empty: no user code runs
     int number = 0;
     std::string library;
     int number_in_library = 0;
@@ -60,12 +64,14 @@ struct ProgramLine final {
 struct Snapshot final {
     Bytes memory = 0;
     Nanoseconds clock = 0;
-    Bytes resident = 0;  // what the process takes of the machine; 0: the system does not say
-    Bytes cached = 0;    // of that, free in the arena
+    // Resident set size of the process; 0 if the system does not report it.
+    Bytes resident = 0;
+    Bytes cached = 0;  // part of `resident` that is free in the arena
     ProgramLine line;
     std::vector<Holder> holders;
-    std::vector<Owned> owned;  // of two that speak of one allocation the later one counts
-    bool has_states = false;   // optimizers have said which allocations are their state
+    // Roles of allocations. A later entry replaces an earlier one for the same allocation.
+    std::vector<Owned> owned;
+    bool has_states = false;  // optimizers have reported their state
 };
 
 }  // namespace rekindle

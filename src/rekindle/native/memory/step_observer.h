@@ -1,4 +1,4 @@
-// Who follows the steps of a program, as the memory room sees it.
+// Interface of the object that follows the steps of a program, implemented by `Learner` in steps/.
 #pragma once
 
 namespace rekindle {
@@ -6,7 +6,7 @@ namespace rekindle {
 struct Recipe;
 struct Record;
 
-// With the core's lock.
+// Notified about operators and accesses. All members are called with the core's lock.
 class StepObserver {
 public:
     StepObserver(const StepObserver&) = delete;
@@ -15,9 +15,9 @@ public:
     StepObserver& operator=(StepObserver&&) = delete;
     virtual ~StepObserver() = default;
 
-    // The program ran `call`, and the engine knows of it.
+    // The program ran `call`, and the engine has admitted it.
     virtual void made(const Recipe& call) = 0;
-    // The program asks for `record`, which is gone.
+    // The program is about to access `record`, which is evicted.
     virtual void wanting(const Record& record) = 0;
 
 protected:

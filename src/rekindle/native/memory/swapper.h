@@ -1,18 +1,19 @@
-// Moves values to the host and back while the program computes.
+// Swaps values to the host and back while the program computes.
 //
-// The engine knows which storages are in memory, on the host, or both. What it does not know is
-// time:
+// NOTE [Transfers take time]
 //
-// - A write goes on after `SwapOut` was performed. Until it has ended its memory is not free,
-// though
-//   the engine takes it for gone: between events it counts as memory in no storage, and what needs
-//   the room waits.
-// - Reading begins before `SwapIn` is asked for, into room that the budget has left: last saved,
-//   first wanted. It counts likewise, and whoever needs the room gets it.
-// - What cannot be computed again is let go only when its copy is there.
+// The engine decides as if transfers took no time. It knows which storages are resident, on the
+// host, or both. The swapper hides the time that transfers take:
 //
-// So what is done depends on the engine alone, and only how long it takes depends on the machine;
-// but where the bandwidth was measured and not given, the engine hears if it falls.
+// - Out: a write continues after `SwapOut`, and its memory is not free until it has finished. The
+//   engine treats that memory as free. Between events it is therefore added to the engine's count,
+//   and an allocation that needs the room waits.
+// - In: a read may begin before `SwapIn`, into free room of the budget, in reverse order of saving.
+//   It is counted in the same way, and cancelled if an operator needs the room.
+// - A value without a recipe is evicted only after its copy is complete.
+//
+// So decisions depend on the engine alone, and only their duration depends on the machine. The one
+// exception is a bandwidth that was measured, not given: the engine is told if it falls.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -31,10 +32,10 @@ namespace rekindle {
 
 class Driver;
 
-// The copies on the host for one driver, and what is on its way there and back. With its lock.
+// Copies on the host for one driver, and the transfers in flight. Every member needs the lock.
 class Swapper final {
 public:
-    // The driver outlives it.
+    // The driver must outlive the swapper.
     Swapper(Driver& driver, _object* asked);
     Swapper(const Swapper&) = delete;
     Swapper& operator=(const Swapper&) = delete;
@@ -43,41 +44,43 @@ public:
     ~Swapper() = default;
 
     Copies copies;
-    bool complaint_due = false;  // something went wrong, and nobody was told
-    bool ahead = true;           // copies are made ahead of need: off in a test
+    bool complaint_due = false;  // a failure was not reported yet
+    bool ahead = true;           // copy values before room is needed; false only in a test
 
-    // Runs `events`, in which the engine decides as if every transfer were over. They do not nest:
-    // what is amid others is part of those.
+    // Run `events`, in which the engine treats every transfer as finished. Nested calls are part of
+    // the outermost one.
     void amid(c10::function_ref<void()> events);
-    // Amid `events` others come with events of their own, until `go_on`.
+    // Suspend `amid` while other threads perform events of their own.
     void pause();
+    // Resume `amid`.
     void go_on();
-    // Whether the room that the engine has for `nbytes` more is there; waits for it, first.
+    // Wait until the room that the engine has for `nbytes` more is free. Return false if it is not.
     bool has_room(Bytes nbytes);
-    // Until `nbytes` more fit, or nothing is under way: gives up what was read ahead first.
+    // Wait until `nbytes` more fit or no transfer is in flight. Cancels early reads first.
     void wait_for(Bytes nbytes);
-    // Until nothing is under way.
+    // Wait until no transfer is in flight.
     void wait_for_all();
 
-    // Begins to copy the resident `record` to the host. False: it cannot be, or was not. What
-    // cannot be computed again is there when this returns.
+    // Start to copy the resident `record` to the host. Return false if that is impossible. A value
+    // without a recipe has a complete copy when this returns true.
     bool begin(Record& record);
-    // The memory of `record` was let go. If it has a copy it can come back.
+    // Note that `record` was evicted. If it has a copy, it can be swapped in.
     void gone(Record& record);
-    // Somebody may write where `record` is: its copy is made first.
+    // Finish the copy of `record` before its memory may be written.
     void settle(Record& record);
-    // The content of `record` in memory, for which there is room; null: it has no copy.
+    // Read the copy of `record` into memory, for which there is room. Return null if it has no
+    // copy.
     Home fetch(Record& record);
-    // `record` was computed again, although there is a copy.
+    // Note that `record` was recomputed although it has a copy.
     void returned(Record& record);
-    // Nobody needs the copy of `record` any more.
+    // Free the copy of `record`.
     void discard(Record& record);
 
-    // The first invariant that does not hold; between events.
+    // Return the first invariant that does not hold, or null. Must be called between events.
     const char* fault() const;
 
 private:
-    // A write or a read that was begun, and the memory at its end.
+    // A transfer in flight, and the memory that it reads or writes.
     struct Moving final {
         Record* record;
         Home home;
@@ -105,14 +108,15 @@ private:
 
     Driver& driver_;
     Engine& engine_;
-    std::unordered_set<const Record*> there_;  // copies that are there, or on their way
-    Moves leaving_;                            // the oldest first
+    std::unordered_set<const Record*> there_;  // records whose copy is complete or in flight
+    // Writes in flight, the oldest first.
+    Moves leaving_;
     Moves coming_;
-    std::vector<Record*> away_;        // on the host alone, by id
-    std::optional<StorageId> wanted_;  // what came back last
-    bool amid_ = false;                // an event is being acted on
-    Bytes counted_ = 0;                // by the engine for us, between events
-    std::size_t told_ = 0;             // how many of the program's streams the copies know
+    std::vector<Record*> away_;        // evicted records with a copy, by id
+    std::optional<StorageId> wanted_;  // id of the record that was swapped in last
+    bool amid_ = false;                // within `amid`
+    Bytes counted_ = 0;                // bytes in flight that the engine counts between events
+    std::size_t told_ = 0;             // streams of the program that `copies` knows
 };
 
 }  // namespace rekindle

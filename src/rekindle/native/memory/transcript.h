@@ -1,5 +1,4 @@
-// What a program does within a budget, written down event by event, for Python to make traces and
-// records of.
+// Records the events of a program within a budget, for Python to build traces and records from.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +9,16 @@
 
 namespace rekindle {
 
-// A part of a run, or all of it.
+// The recording of a part of a run, or of all of it.
 struct Transcript final {
-    struct Present final {  // in the graph when it began, or only counted
+    struct Present final {  // a storage that existed at the start
         std::int64_t id;
         Bytes nbytes;
         std::int64_t references;
         std::int64_t held;
     };
 
-    struct Named final {  // a call, in the order of the entries
+    struct Named final {  // a call; in the order of the entries
         const char* name;
         bool backward;
         Bytes workspace;
@@ -29,14 +28,14 @@ struct Transcript final {
     std::vector<Present> counted;
     std::vector<Entry> entries;
     std::vector<Named> calls;
-    // Of a step, for each operator that was met how many entries came before.
+    // For a step: the number of entries before each of its operators.
     std::vector<std::int64_t> places;
-    // Where it begins in what is written for all.
+    // Start of this recording in the journal and in the list of calls that all recordings share.
     std::size_t first_entry = 0;
     std::size_t first_call = 0;
 };
 
-// Writes for all transcripts that were begun and are not over: an event once.
+// Records for all active recordings; each event is stored once.
 class Transcriber final {
 public:
     explicit Transcriber(Journal& journal) : journal_(journal) {}
@@ -50,11 +49,12 @@ public:
     bool writes() const noexcept { return begun_ != 0; }
 
     void begin(Transcript& transcript);
-    // The call that is admitted next.
+    // Note the name of the call that is admitted next.
     void called(const char* name, Bytes workspace);
-    // What happened since it began is in `transcript`. Returns whether there was memory for it.
+    // Copy the events since its start into `transcript`. Return false if the journal ran out of
+    // memory.
     bool tell(Transcript& transcript) const;
-    // `transcript` is over.
+    // End one recording.
     void end() noexcept;
 
 private:

@@ -1,12 +1,14 @@
-// Learned schedules: from the second step on, the future is known.
+// Follows learned plans: from the second step on, the future of a step is known.
 //
-// A step begins with the first operator of the graph after an optimizer's step, and ends with the
-// next one; what comes in between belongs to none. It is written down while it runs within the
-// budget, and when its like was met again, planned in the background. A step that begins like a
-// planned one then follows the route, operator by operator, until it ends or does otherwise; then
-// the online policy decides alone again. A route is advice: nothing but time depends on it.
+// A step begins with the first operator of the autograd graph after an optimizer step, and ends at
+// the next optimizer step. It is recorded while it runs. When a step of the same shape comes again,
+// Python plans it in the background (rekindle.pytorch.learned), and passes the plan to `teach`.
 //
-// What happens during a step is here, what happens between two of them in rekindle.pytorch.learned.
+// A step that begins like a planned one follows the plan (a `Route`), operator by operator. When
+// the step ends or deviates, the online policy decides alone again. A plan is advice: it affects
+// time only, never results.
+//
+// This file acts during steps; rekindle.pytorch.learned acts between them.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -27,19 +29,21 @@
 
 namespace rekindle {
 
-// One shape of a step that has a route: numbers, no tensors.
+// A learned plan for one shape of a step. It has numbers only, no tensors.
 struct Lesson final : c10::intrusive_ptr_target {
-    std::int64_t key = -1;              // what Python calls it
-    std::vector<std::int64_t> met;      // its operators
-    std::vector<std::int64_t> starts;   // how many operators the trace has before each of them
-    std::vector<std::int64_t> numbers;  // how many storages: those that it makes follow
+    std::int64_t key = -1;          // key that Python gave it
+    std::vector<std::int64_t> met;  // numbers of the operators of the step
+    // For each operator, the number of calls in the trace before it.
+    std::vector<std::int64_t> starts;
+    // For each operator, the number of storages before it. The storages that it makes follow.
+    std::vector<std::int64_t> numbers;
     Route route;
 
-    // Whether all that is numbered is there.
+    // Return true if all numbers are within their ranges.
     bool sound() const noexcept;
 };
 
-// One run along the route of a lesson, which lives as long.
+// One execution of a plan, which it keeps alive.
 struct Following final : c10::intrusive_ptr_target {
     Following(Engine& engine, c10::intrusive_ptr<Lesson> of, Host& host)
         : lesson(std::move(of)), follower(engine, lesson->route, host) {}
@@ -48,24 +52,26 @@ struct Following final : c10::intrusive_ptr_target {
     Follower follower;
 };
 
-// How a step ended.
+// The outcome of a step.
 struct Ended final {
     enum class Reason : std::int8_t { none, went_on, another, failed };
 
-    std::int64_t key = -1;  // of the lesson that was followed at the end; negative: none
-    bool complete = false;  // nothing of it was missing
-    bool taken = false;     // some lesson was followed for a part of the step
+    // Key of the plan that was followed to the end; negative: none.
+    std::int64_t key = -1;
+    bool complete = false;  // no operator of the graph was missing
+    bool taken = false;     // some plan was followed for a part of the step
     std::size_t length = 0;
-    // Why the last lesson was left, since this was asked last.
+    // Why the last plan was abandoned since the previous call of `end`.
     Reason reason = Reason::none;
-    std::size_t number = 0;  // of the operator with which that was
+    std::size_t number = 0;  // index of the operator at which it was abandoned
     const char* name = "";
 };
 
-// One operator of a step as a number, which tells it from others in every process.
+// Return a number for one operator of a step. It is the same in every process.
 std::int64_t met_by(const Invocation& invocation);
 
-// Follows the steps of one driver, which has it. Like that it needs the core's lock.
+// Follows the steps of the program of one driver, which owns it. Every member needs the core's
+// lock.
 class Learner final : public Host, public StepObserver {
 public:
     explicit Learner(Driver& driver) : driver_(driver) {}
@@ -76,41 +82,42 @@ public:
     Learner& operator=(Learner&&) = delete;
     ~Learner() override = default;
 
-    // Operators of a step that are remembered: a program without an optimizer never ends its.
+    // Longest step that is followed. A program without an optimizer never ends its step.
     std::size_t longest = std::size_t{1} << 20;
 
     std::size_t remembered() const noexcept { return met_.size(); }
 
-    // Whether the step that runs is of interest.
+    // Return true while a step may be running.
     bool watches() const noexcept { return begun_; }
 
     // -- between steps --------------------------------------------------------------------------
 
-    // A lesson that may be followed from now on, in the place of one that has its key.
+    // Add a plan that may be followed from now on, or replace the one with its key.
     void teach(c10::intrusive_ptr<Lesson> lesson);
 
-    // Which of them are known, the one met last first. Others are forgotten.
+    // Keep the plans with these keys, the most recently used first, and forget the others.
     void know(std::span<const std::int64_t> keys);
-    // A step may begin; `write_down`: if it does, it is written down.
+    // Allow a step to begin; `write_down`: record it.
     void begin(bool write_down);
-    // The step is over, and none begins until `begin`.
+    // End the step. None begins until `begin`. Return its outcome.
     Ended end();
 
-    // The operators of the step that is over.
+    // Return the numbers of the operators of the last step.
     std::span<const std::int64_t> met() const noexcept { return met_; }
 
-    // As it was written down, if it was.
+    // Return the recording of the last step, if it was recorded.
     const std::optional<Transcript>& transcript() const noexcept { return transcript_; }
 
     // -- during a step --------------------------------------------------------------------------
 
-    // Whether somebody should be asked what steps begin with this: once for each.
+    // Return true if Python should be asked for plans of steps that begin with `met`: once for
+    // each.
     bool asks(std::int64_t met);
-    // The program is about to run an operator.
+    // Note that the program is about to run the operator with number `met`.
     void meets(std::int64_t met, const Invocation& invocation);
-    // It ran one, or showed something that it had already.
+    // Note that the program ran an operator, or that a source was registered.
     void made(const Recipe& call) override;
-    // It asks for `record`, which is gone.
+    // Note that the program is about to access `record`, which is evicted.
     void wanting(const Record& record) override;
 
     void poll() override { driver_.poll(); }
@@ -139,25 +146,25 @@ private:
     std::unordered_set<std::int64_t> asked_;
     Ended ended_;
 
-    // Of the step that runs.
-    bool begun_ = false;  // it may
+    // State of the step that runs.
+    bool begun_ = false;  // a step may begin, or runs
     bool wanted_ = false;
-    bool taken_ = false;  // a lesson was followed, for a part of it at least
+    bool taken_ = false;  // a plan was followed for a part of the step
     bool too_long_ = false;
     std::vector<std::int64_t> met_;
-    std::vector<std::int64_t> made_;  // storages before each operator, in the whole run
+    std::vector<std::int64_t> made_;  // number of storages in the whole run before each operator
     std::optional<Transcript> transcript_;
-    bool writing_ = false;  // it is not over
+    bool writing_ = false;  // the recording continues
 
-    // Of the lesson that it follows.
+    // State of the plan that is followed.
     c10::intrusive_ptr<Lesson> lesson_;  // null: none
     c10::intrusive_ptr<Following> following_;
     Walk walk_;
-    std::optional<std::int64_t>
-        makes_;  // what numbers of the lesson have more than those of the run
+    // Storage numbers of the plan minus those of the run, for the current operator.
+    std::optional<std::int64_t> makes_;
 };
 
-// Of `driver`; null: nobody follows its program's steps.
+// Return the learner of `driver`; null: its steps are not followed.
 inline Learner* learner_of(const Driver& driver) noexcept {
     return static_cast<Learner*>(driver.steps.get());
 }

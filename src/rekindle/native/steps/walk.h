@@ -1,5 +1,9 @@
-// How far a step has come along a shape that is known. Twin of rekindle.pytorch.learned._walk,
-// where it is explained.
+// Aligns a running step with a recorded one, operator by operator. Twin of
+// rekindle.pytorch.learned._walk.
+//
+// A `shape` is the sequence of operators of a recorded step. Operators in the autograd graph come
+// in the same order in all steps of a shape. Others may be missing or added: a data loader shuffles
+// at the start of an epoch, or a loss is printed now and then.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +14,16 @@
 
 namespace rekindle {
 
-// Bits of what is met: whether it is of the graph, and whether it is so in a backward pass.
+// Bits of an operator's number: it is part of the autograd graph; it runs in a backward pass.
 inline constexpr std::int64_t GRAPH = 1;
 inline constexpr std::int64_t BACKWARD = 2;
 
-// In the place of an operator of the shape: it is none, or it is of another shape.
+// Results of `Walk::meets` instead of an index: the operator is not part of the shape (`ASIDE`), or
+// the step has another shape (`LOST`).
 inline constexpr std::int64_t ASIDE = -1;
 inline constexpr std::int64_t LOST = -2;
 
-// One step along `shape`, the operators of another one, which outlive it.
+// Position of a running step in `shape`, which must outlive it.
 class Walk final {
 public:
     Walk() = default;
@@ -26,13 +31,13 @@ public:
     explicit Walk(std::span<const std::int64_t> shape, std::size_t at = 0)
         : shape_(shape), at_(at) {}
 
-    // Which operator comes next.
+    // Return the index of the operator that is expected next.
     std::size_t at() const noexcept { return at_; }
 
-    // Whether nothing of the graph is missing.
+    // Return true if every operator of the graph has come.
     bool complete() const noexcept { return next_of_graph() == shape_.size(); }
 
-    // Which operator of the shape this is, or `ASIDE`, or `LOST`.
+    // Return the index in the shape of the operator `met`, or `ASIDE`, or `LOST`.
     std::int64_t meets(std::int64_t met) noexcept {
         return at_ < shape_.size() && shape_[at_] == met ? static_cast<std::int64_t>(at_++)
                                                          : meets_another(met);
@@ -47,8 +52,8 @@ private:
     std::size_t at_ = 0;
 };
 
-// For each operator of `step` which one of `shape` it is, or `ASIDE`; none if some is neither. The
-// step may not be over yet.
+// Return the index in `shape` of each operator of `step`, or `ASIDE`. Return none if the step has
+// another shape. The step may be incomplete.
 std::optional<std::vector<std::int64_t>> places(
     std::span<const std::int64_t> shape, std::span<const std::int64_t> step
 );
