@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when it is asked for.
+"""The command line: one file a command, imported only when the command is used.
 
 A file `<name>.py` in this folder defines one click command called `command`. Neither this module
 nor the top of such a file imports torch, so that `rekindle --help` answers at once.

@@ -1,4 +1,8 @@
-"""Training in several processes: one budget for all of them, a larger one, one end."""
+"""Training in several processes: a common budget, a vote for a larger one, a common end.
+
+`common_budget` chooses one budget for all ranks, `agree` raises it between steps, and `guard` ends
+all ranks when one of them fails. The code is in `rekindle.pytorch.distributed`.
+"""
 
 from rekindle.pytorch.distributed import agree as agree
 from rekindle.pytorch.distributed import common_budget as common_budget

@@ -1,1 +1,1 @@
-"""Where people plug it in: one file a framework, each imported by its own name only."""
+"""Integrations with training frameworks: one file a framework, imported by its own name only."""

@@ -1,4 +1,7 @@
-"""What frameworks log of a run within a budget: figures of the time since they last asked."""
+"""Compute the figures of a run that frameworks log: each covers the time since the previous log.
+
+The integrations of Hugging Face and Lightning use it.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,28 @@ from typing import final
 from rekindle.pytorch import Run, budget
 
 Amount = str | int | budget
-"""Bytes, or a `rekindle.budget(...)` with its options that nobody entered."""
+"""Bytes as int or text, or a `rekindle.budget(...)` with options that is not entered yet."""
 
 
 def entered(amount: Amount) -> budget:
-    """A context for one training; the one that was given stays as it is, for the next."""
+    """Make a context for one training. A given `budget` is copied, so that it can be used again."""
     return amount.copy() if isinstance(amount, budget) else budget(amount)
 
 
 @final
 class Figures:
-    """Of one run. Bytes, counts, and time lost to recomputation as percent of the computation."""
+    """Figures of one run: bytes, counts, and time lost to recomputation in % of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._before = (0, 0, 0, 0)
 
     def since_last(self, prefix: str) -> dict[str, float]:
-        """Names begin with `prefix`; the peak is that of the whole run."""
+        """Return the figures since the previous call; only the peak is that of the whole run.
+
+        Args:
+            prefix: The beginning of each name.
+        """
         run = self._run
         now = (run.evictions, run.recomputations, run.compute_ns, run.recompute_ns)
         before, self._before = self._before, now

@@ -3,7 +3,7 @@
     class BudgetTrainer(WithinBudget, Trainer): ...
     trainer = BudgetTrainer(model, args, train_dataset=data, budget="20GiB")
 
-A mixin, because callbacks of the `Trainer` are told of steps and cannot wrap them.
+It is a mixin, because a callback of `Trainer` is called at steps but cannot wrap the training loop.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WithinBudget:
             log = BudgetLog(self.run)
             trainer: Any = self
             callbacks = trainer.callback_handler.callbacks
-            callbacks.insert(0, log)  # before those that print and send
+            callbacks.insert(0, log)  # before the callbacks that print and send the log
             try:
                 return base.train(*args, **kwargs)
             finally:

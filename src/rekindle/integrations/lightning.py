@@ -1,7 +1,4 @@
-"""Lightning's `Trainer` within a memory budget.
-
-Trainer(callbacks=[Budget("20GiB")])
-"""
+"""Lightning's `Trainer` within a memory budget: `Trainer(callbacks=[Budget("20GiB")])`."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Budget(Callback):
     """
 
     def __init__(self, budget: Amount) -> None:
-        entered(budget)  # whatever is wrong with it is said here
+        entered(budget)  # an invalid budget raises here, not when training starts
         self.budget = budget
         self._figures: Figures | None = None
         self.run: Run | None = None

@@ -1,4 +1,4 @@
-"""Decides ahead of time: a problem and a budget in, a plan with a proof of its quality out.
+"""Decides ahead of time: from a problem and a budget to a plan with a proven lower bound.
 
     problem = Problem.of(trace)
     plan = Cuts(time_limit=60).plan(problem, budget=problem.keep_all_peak // 2)

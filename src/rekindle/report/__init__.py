@@ -1,4 +1,8 @@
-"""Tables, plots and pages: what people see of a run."""
+"""Reports of runs and profiles as text, plots, pages and JSON.
+
+Other packages pass plain data here; a report does no measuring of its own. Only `_plot.py` imports
+matplotlib.
+"""
 
 from rekindle.report._data import Choice as Choice
 from rekindle.report._data import Holders as Holders

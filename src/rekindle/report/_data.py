@@ -1,4 +1,7 @@
-"""What a report is made of: plain data."""
+"""Define the plain data of which a report consists.
+
+The runtime and the simulator fill these classes; the other modules of this package format them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rekindle._types import Bytes, Nanoseconds
 @final
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Who holds memory at one moment, in bytes. Each table adds up to `memory` if that is known.
+    """Holders of memory at one moment. Each table adds up to `memory` if `memory` is known.
 
     Attributes:
         memory: Bytes in use.
@@ -22,8 +25,8 @@ class Holders:
         modules: Bytes by module.
         lines: Bytes by source line.
         operators: Bytes by operator.
-        resident: What the process took of the machine, as the system counts it; 0 if unknown.
-        cached: Bytes of that which were free, and kept for the next request.
+        resident: Bytes of resident memory of the process, as the system counts it; 0 if unknown.
+        cached: Bytes of the resident memory that are free, and cached for the next request.
     """
 
     memory: Bytes = 0
@@ -40,10 +43,14 @@ class Holders:
 @final
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Memory over a run: at `clock[i]` (ns) `bands[name][i]` bytes of each kind are in use.
+    """Memory over time, as points.
 
-    evicted: bytes let go that were brought back later, and recomputed: ns spent on that, since the
-    point before. note: what part of the run it is of, if not of all.
+    Attributes:
+        clock: The time (ns) of each point since the start.
+        bands: For each category, the bytes in use at each point.
+        evicted: Bytes evicted since the previous point, of storages that are restored later.
+        recomputed: Time (ns) of recomputation since the previous point.
+        note: The part of the run that the timeline shows; empty if it shows the whole run.
     """
 
     clock: tuple[Nanoseconds, ...] = ()
@@ -56,7 +63,7 @@ class Timeline:
 @final
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Operators of one kind in one module that ran again: how often, and the time it took (ns)."""
+    """Recomputed operators of one kind in one module: their number and their time (ns)."""
 
     module: str
     operator: str
@@ -87,10 +94,15 @@ class Choice:
 @final
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What went to the host (`out`) and came `back`, in bytes, and the most that was there at once.
+    """Figures of swapping.
 
-    transfer_ns: what that took; waiting_ns: how long the program waited for it. The rest was hidden
-    behind computation.
+    Attributes:
+        out: Bytes copied to the host.
+        back: Bytes copied back.
+        host_peak: The most bytes on the host at once.
+        transfer_ns: Time (ns) of all copies.
+        waiting_ns: Time (ns) that the program waited for copies. The rest of `transfer_ns` was
+            hidden behind computation.
     """
 
     out: Bytes = 0
@@ -102,7 +114,7 @@ class Swapped:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything that a `Report` shows. Bytes and nanoseconds are integers."""
+    """The figures that a `Report` shows. Bytes and nanoseconds are integers."""
 
     budget: Bytes | None
     peak: Bytes
@@ -115,12 +127,12 @@ class Figures:
     timeline: Timeline = Timeline()
     recomputed: tuple[Recomputed, ...] = ()
     choices: tuple[Choice, ...] = ()
-    keep_all: Bytes | None = None  #: the peak of a step that nothing is let go of
-    smallest_budget: Bytes | None = None  #: the smallest that the simulator gets through with
-    plain_ns: Nanoseconds | None = None  #: the step without Rekindle, measured
+    keep_all: Bytes | None = None  #: peak of a step in which nothing is evicted
+    smallest_budget: Bytes | None = None  #: smallest budget in which the simulated step runs
+    plain_ns: Nanoseconds | None = None  #: measured time of the step without Rekindle
     swapped: Swapped | None = None  #: None without swapping
     advice: tuple[str, ...] = ()
-    lost_ns: Nanoseconds | None = None  #: with the bookkeeping of it; None: not measured
+    lost_ns: Nanoseconds | None = None  #: lost time including bookkeeping; None: not measured
 
     @property
     def overhead(self) -> float:

@@ -1,4 +1,4 @@
-"""Tables and curves of a report from a trace and the record of a run of it."""
+"""Compute the timeline and the table of recomputed operators from a trace and a record of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from rekindle.schedule import Action, Compute, Discard, Free, Record, SwapIn, Sw
 from rekindle.trace import Trace
 
 MOST_POINTS = 600
-"""Of a timeline: more than there are pixels where it is drawn."""
+"""Most points of a timeline: about as many as the plot has pixels."""
 
 
 def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Recomputed, ...]:
-    """What ran again, by module and operator, the most time first. `modules[i]`: that of op i."""
+    """Sum up the recomputed operators by module and operator.
+
+    Args:
+        trace: The trace.
+        record: The record of a run of the trace.
+        modules: The module of each operator of the trace.
+
+    Returns:
+        One entry for each module and operator, the longest time first.
+    """
     times: Counter[tuple[str, str]] = Counter()
     spent: Counter[tuple[str, str]] = Counter()
     ran: set[int] = set()
@@ -34,9 +43,14 @@ def recomputed(trace: Trace, record: Record, modules: Sequence[str]) -> tuple[Re
 
 
 def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
-    """Memory after each action, by kind; `kinds[s]`: that of storage s.
+    """Compute the memory after each action, by category.
 
-    Where there are too many points, of those in a stretch of time the highest is kept.
+    If there are more than `MOST_POINTS` points, each interval of time keeps its highest point only.
+
+    Args:
+        trace: The trace.
+        record: The record of a run of the trace.
+        kinds: The category of each storage of the trace.
     """
     walk = _Walk(trace, kinds, record)
     points = [point for action in record.actions for point in walk.after(action)]
@@ -53,11 +67,11 @@ def timeline(trace: Trace, record: Record, kinds: Sequence[str]) -> Timeline:
 
 
 _Point = tuple[Nanoseconds, dict[str, Bytes], Bytes, Nanoseconds]
-"""Clock, memory by kind, bytes evicted just now, time of recomputation just now."""
+"""Clock, memory by category, bytes evicted by this action, time of recomputation in it."""
 
 
 class _Walk:
-    """Follows residency along the actions."""
+    """Tracker of resident storages along the actions of a record."""
 
     def __init__(self, trace: Trace, kinds: Sequence[str], record: Record) -> None:
         self._trace = trace
@@ -104,7 +118,7 @@ class _Walk:
             self._memory[self._kinds[storage]] += self._trace.storages[storage]
 
     def _free(self, storage: int) -> Bytes:
-        """Returns its bytes if it was let go only to be brought back later."""
+        """Free a storage; return its bytes if its operator runs again later, else 0."""
         if storage not in self._resident:
             return 0
         self._resident.discard(storage)
@@ -129,7 +143,7 @@ def _thinned(points: list[_Point]) -> list[_Point]:
 def _sums(
     points: list[_Point], clock: tuple[Nanoseconds, ...]
 ) -> tuple[tuple[Bytes, ...], tuple[Nanoseconds, ...]]:
-    """What was evicted and recomputed up to each of the chosen points, since the one before."""
+    """Sum up evicted bytes and recomputation time between consecutive points of `clock`."""
     evicted = [0] * len(clock)
     again = [0] * len(clock)
     place = 0

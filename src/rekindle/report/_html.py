@@ -1,4 +1,7 @@
-"""A report as one page that needs no network and no other file, or as a part of a notebook."""
+"""Format a report as one HTML page, or as a fragment for a notebook.
+
+The page contains its style and its plots, so that it needs no network and no other file.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ _CATEGORIES = (
     "held by your code",
     "inputs and buffers",
 )
-_PALETTE = (*COLORS[:7], "#f0e442")  # no black: it would not be seen on a dark page
+_PALETTE = (*COLORS[:7], "#f0e442")  # without black, which is invisible on a dark page
 
 
 def page(report: Figures) -> str:
-    """The whole document."""
+    """Return the whole document."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -38,7 +41,7 @@ def page(report: Figures) -> str:
 
 
 def fragment(report: Figures) -> str:
-    """The content, with a style that touches nothing around it."""
+    """Return the content with its style, which does not affect the page around it."""
     peak = report.at_peak
     parts = [
         f"<h1>{escape(report.title)}</h1>",
@@ -91,7 +94,10 @@ def _advice(advice: Iterable[str]) -> str:
 
 
 def _colors(names: Sequence[str]) -> dict[str, str]:
-    """A category has the same color in all pictures; another name has one that is left."""
+    """Choose a color for each name.
+
+    Each known category has the same color in all plots. Other names get the remaining colors.
+    """
     fixed = dict(zip(_CATEGORIES, _PALETTE, strict=False))
     taken = {fixed[name] for name in names if name in fixed}
     left = itertools.cycle([color for color in _PALETTE if color not in taken] or _PALETTE)
@@ -102,7 +108,8 @@ def _timeline(report: Figures) -> str:
     line = report.timeline
     if len(line.clock) < 2:
         return ""
-    # What is always there lies at the bottom.
+    # Categories whose memory never falls far are drawn at the bottom, so that others stand on a
+    # level base.
     names = sorted(line.bands, key=lambda name: (-min(line.bands[name]), -max(line.bands[name])))
     bands = {name: line.bands[name] for name in names}
     colors = _colors(names)
@@ -158,7 +165,7 @@ def _who(report: Figures) -> str:
 
 
 def _bars(table: Mapping[str, Bytes], whole: Bytes) -> str:
-    """A table whose second column is drawn."""
+    """Return a table with a bar for the bytes of each row."""
     shown = list(table.items())[:MOST_ROWS]
     if not shown:
         return ""
@@ -244,5 +251,5 @@ def _key(color: str, name: str) -> str:
 
 
 def _breakable(name: str) -> str:
-    """Lines of a long path may end after its dots and slashes."""
+    """Allow line breaks after the dots and slashes of a long path."""
     return escape(name).replace(".", ".<wbr>").replace("/", "/<wbr>")

@@ -1,4 +1,7 @@
-"""Reports as JSON, versioned; what was written is read back, and nothing else."""
+"""Write reports as JSON and read them back.
+
+The JSON has a version. `read` accepts only the version and the fields that `write` writes.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,20 @@ VERSION = 1
 
 
 def write(report: Figures) -> str:
-    """One object: "format", "version", and the fields of the report."""
+    """Return one JSON object with "format", "version" and the fields of the report."""
     head = {"format": "rekindle report", "version": VERSION}
     return json.dumps(head | asdict(report), indent=1)
 
 
 def read(text: str) -> dict[str, Any]:
-    """The fields of what was written. Raises `InvalidFile` for what `write` did not write."""
+    """Return the fields of a report.
+
+    Args:
+        text: The JSON.
+
+    Raises:
+        InvalidFile: `write` did not write this text.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

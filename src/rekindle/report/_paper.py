@@ -1,4 +1,7 @@
-"""The figures of the DTR paper (Kirisame et al., ICLR 2021) from tables of simulated runs."""
+"""Draw the figures of the DTR paper (Kirisame et al., ICLR 2021) from simulated runs.
+
+`rekindle paper` and `rekindle simulate --plots` call it.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,16 @@ def _policy(point: Point) -> str:
 def overheads(
     points: Sequence[Point], path: Path, *, label: Callable[[Point], str] = _policy
 ) -> None:
-    """Figure 2: overhead against memory ratio, a panel a model.
+    """Draw figure 2: overhead against memory ratio, one panel a model.
 
-    A line ends at the lowest ratio that works. A dotted vertical line there says that the next
-    budget is too small, a dashed one that it makes the policy thrash. Without ratios it is what
-    the budget is of the peak when everything is kept.
+    A line ends at the lowest ratio that works. A dotted vertical line there means that the next
+    budget is too small; a dashed one means that the next budget makes the policy thrash. For a run
+    without a ratio, the ratio is its peak over the peak of keep-all.
+
+    Args:
+        points: The runs.
+        path: The file to write.
+        label: A function from a run to the name of its line. Default: the policy.
     """
     logs = list(dict.fromkeys(point.log for point in points))
     labels = list(dict.fromkeys(label(point) for point in points))
@@ -72,7 +80,7 @@ def _ratio(point: Point) -> float:
 
 
 def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
-    """Those that pass, down to the first that fails; and that one."""
+    """Split sorted runs into those before the first failure, and that failure, or None."""
     passed: list[Point] = []
     for point in points:
         if point.status != "pass":
@@ -84,7 +92,13 @@ def _split(points: Sequence[Point]) -> tuple[list[Point], Point | None]:
 def bars(
     counts: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], path: Path, *, what: str
 ) -> None:
-    """Counts against memory ratio on a logarithmic axis: a panel a model, a line a policy."""
+    """Draw counts against memory ratio, on a logarithmic axis.
+
+    Args:
+        counts: For each model and policy, points (ratio, count).
+        path: The file to write.
+        what: The label of the axis of counts.
+    """
     figure, axes = _plot.grid(len(counts))
     for (log, by_policy), axis in zip(counts.items(), axes, strict=True):
         for number, (policy, points) in enumerate(by_policy.items()):
@@ -105,7 +119,16 @@ def theory(
     y: str,
     bounds: Sequence[str] = (),
 ) -> None:
-    """Curves over problem sizes or budgets, both axes logarithmic; `bounds` are drawn dashed."""
+    """Draw curves over problem sizes or budgets, both axes logarithmic.
+
+    Args:
+        lines: The points of each curve, by label.
+        path: The file to write.
+        title: The title.
+        x: The label of the x axis.
+        y: The label of the y axis.
+        bounds: The labels of the curves that are drawn dashed.
+    """
     figure, (axis,) = _plot.grid(1, width=6.0, height=4.5)
     for number, (label, points) in enumerate(lines.items()):
         style = "--" if label in bounds else "-"

@@ -1,4 +1,4 @@
-"""The only file that imports matplotlib: an axis grid, lines on it, a file."""
+"""Draw figures with matplotlib: a grid of axes, lines, a file. No other file imports matplotlib."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#000000")
-"""Told apart by the color-blind, too (Okabe and Ito)."""
+"""Palette that color-blind people can distinguish (Okabe and Ito)."""
 
 
 def grid(count: int, *, columns: int = 3, width: float = 4.0, height: float = 3.0) -> Any:
-    """A figure and `count` axes in rows."""
+    """Return a figure and `count` axes in rows."""
     from matplotlib.figure import Figure
 
     rows = -(-count // columns)
@@ -30,7 +30,7 @@ def line(
 
 
 def failure(axis: Any, x: float, *, number: int, style: str) -> None:
-    """A vertical line where a policy stops to work."""
+    """Draw a vertical line at the last budget with which a policy works."""
     axis.axvline(x, color=COLORS[number % len(COLORS)], linestyle=style, linewidth=0.9, alpha=0.7)
 
 
@@ -45,7 +45,14 @@ def time_against_memory(
     *,
     title: str,
 ) -> None:
-    """Overhead of each planner over the budget as a share of keep-all, with the lower bound."""
+    """Draw the overhead of each planner against the budget, with the lower bound.
+
+    Args:
+        curves: For each planner, points (budget over the peak of keep-all, overhead).
+        bound: Points (budget over the peak of keep-all, lower bound of the overhead).
+        path: The file to write.
+        title: The title.
+    """
     figure, (axes,) = grid(1, width=8, height=5)
     for number, (name, points) in enumerate(curves.items()):
         if points:

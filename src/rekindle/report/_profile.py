@@ -1,4 +1,4 @@
-"""What a step needs and what it would cost with less: the answer of `rekindle.profile`."""
+"""Define `Profile`, the result of `rekindle.profile`: a measured step and predictions from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Profile:
     """A measured step, and predictions of its time within smaller budgets.
 
     Attributes:
-        report: Who held memory at the peak, memory over time, time against budget.
+        report: Holders of memory at the peak, memory over time, time against budget.
         trace: The trace of the step, for `rekindle.simulate` and the planners.
     """
 
@@ -37,7 +37,7 @@ class Profile:
 
     @property
     def at_peak(self) -> Holders:
-        """Who held memory at the peak, by category, module, line and operator."""
+        """Holders of memory at the peak, by category, module, line and operator."""
         return self.report.at_peak
 
     @property

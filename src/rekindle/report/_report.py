@@ -1,4 +1,4 @@
-"""What a run did, ready to be shown as text, as a page, or as JSON."""
+"""Define `Report`, which shows the figures of a run as text, as a page, or as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rekindle.trace import Trace
 
 
 def written(text: str, path: str | PathLike[str] | None) -> str:
-    """`text`, which is in the file `path` now, if there is to be one."""
+    """Write `text` to the file `path`, if `path` is not None, and return `text`."""
     if path is not None:
         Path(path).write_text(text + "\n" * (not text.endswith("\n")), encoding="utf-8")
     return text
@@ -28,7 +28,7 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Report(Figures):
-    """What a run did: budget, peak, who held memory, what was recomputed and at what cost.
+    """Report of a run: budget, peak, holders of memory, recomputed operators, time lost.
 
     `print(report)` shows it as text, `report.show()` in color on a terminal. A notebook shows it as
     a page.

@@ -1,4 +1,7 @@
-"""How a page looks: everything below `.rekindle`, so that a notebook around it stays as it is."""
+"""Define the style sheet of a report.
+
+Every rule is below `.rekindle`, so that the style of a surrounding notebook does not change.
+"""
 
 from __future__ import annotations
 
@@ -75,4 +78,4 @@ PAGE = """
 body { margin: 0; background: #fff; }
 @media (prefers-color-scheme: dark) { body { background: #16181b; } }
 """
-"""Of a page that is nothing but a report."""
+"""Additional style for a page that contains nothing but a report."""

@@ -1,6 +1,7 @@
-"""Charts as inline SVG that stretches with the page; their labels are text of the page.
+"""Draw charts as inline SVG that stretches with the page.
 
-So a chart is as wide as there is room, and its labels stay readable on a phone.
+Labels are HTML text outside the SVG. So a chart uses the full width, and its labels keep their size
+on a phone.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 1000, 300
-"""Of the drawing, in units of its own: it is stretched."""
+"""Size of the drawing in SVG units; the browser stretches it."""
 
 Labels = Sequence[tuple[float, str]]
-"""Positions from 0 (start of the axis) to 1, and what stands there."""
+"""Positions from 0 (start of the axis) to 1, each with its text."""
 
 
 def stacked(
     x: Sequence[int], bands: Mapping[str, Sequence[int]], top: int, colors: Mapping[str, str]
 ) -> str:
-    """Areas on top of each other, the first at the bottom; `top` is the upper end of the scale."""
+    """Draw stacked areas.
+
+    Args:
+        x: The x coordinates of all points.
+        bands: The heights of each area at these points; the first area is at the bottom.
+        top: The height of the drawing.
+        colors: The color of each area.
+    """
     across = _scale(x[0], x[-1])
     lower = [0] * len(x)
     shapes: list[str] = []
@@ -37,7 +45,7 @@ def stacked(
 
 
 def bars(x: Sequence[int], heights: Sequence[int], color: str, title: str) -> str:
-    """Thin bars from the bottom up, the highest as high as there is room."""
+    """Draw thin bars; the highest one fills the height of the drawing."""
     most = max(heights, default=0)
     if not most:
         return ""
@@ -53,18 +61,18 @@ def bars(x: Sequence[int], heights: Sequence[int], color: str, title: str) -> st
 
 
 def line(points: Sequence[tuple[float, float]], color: str) -> str:
-    """A line through points from (0, 0), the lower left corner, to (1, 1)."""
+    """Draw a line through points between (0, 0), the lower left corner, and (1, 1)."""
     path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * (1 - y):.1f}" for x, y in points)
     return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2.5"/>'
 
 
 def level(y: float) -> str:
-    """A dashed horizontal line at `y` (0 to 1)."""
+    """Draw a dashed horizontal line at `y` (0 to 1)."""
     return _dashed(0, WIDTH, HEIGHT * (1 - y), HEIGHT * (1 - y))
 
 
 def upright(x: float) -> str:
-    """A dashed vertical line at `x` (0 to 1)."""
+    """Draw a dashed vertical line at `x` (0 to 1)."""
     return _dashed(WIDTH * x, WIDTH * x, 0, HEIGHT)
 
 
@@ -73,7 +81,7 @@ def _dashed(x1: float, x2: float, y1: float, y2: float) -> str:
 
 
 def shaded(left: float, right: float, title: str) -> str:
-    """What cannot be, from `left` to `right` (0 to 1)."""
+    """Shade the region from `left` to `right` (0 to 1), which is not possible."""
     return (
         f'<rect class="shaded" x="{WIDTH * left:.1f}" width="{WIDTH * (right - left):.1f}" y="0" '
         f'height="{HEIGHT}"><title>{escape(title)}</title></rect>'
@@ -81,7 +89,15 @@ def shaded(left: float, right: float, title: str) -> str:
 
 
 def chart(drawing: str, *, x: Labels, y: Labels, label: str, kind: str = "") -> str:
-    """A drawing with its axes. `label` says in words what is seen, for those who cannot see it."""
+    """Return a drawing with its axes.
+
+    Args:
+        drawing: The SVG elements.
+        x: The labels of the x axis.
+        y: The labels of the y axis.
+        label: The text for screen readers.
+        kind: A further CSS class.
+    """
     rules = "".join(f'<i style="bottom:{100 * at:.2f}%"></i>' for at, _ in y)
     left = "".join(f'<b style="bottom:{100 * at:.2f}%">{escape(text)}</b>' for at, text in y)
     below = "".join(
@@ -96,7 +112,7 @@ def chart(drawing: str, *, x: Labels, y: Labels, label: str, kind: str = "") -> 
 
 
 def ticks(top: float, unit: float, shown: Callable[[int], str], *, most: int = 5) -> Labels:
-    """At most `most` round steps of `unit` from 0 up to `top`, with their labels."""
+    """Return labels at round multiples of `unit` from 0 to `top`, about `most` of them."""
     if top <= 0:
         return [(0.0, shown(0))]
     rough = max(top / most / unit, 1e-9)

@@ -1,4 +1,4 @@
-"""Tables made short: modules that differ in a number only are one row."""
+"""Shorten tables: add up modules that differ only in a number, and shorten paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from rekindle.report._data import Recomputed
 
 
 def by_kind(modules: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """Bytes by module, those of like modules added: "GPT.blocks.*.out (12)"; the most first."""
+    """Add up the bytes of modules that differ only in a number, such as "GPT.blocks.*.out (12)".
+
+    Returns:
+        Bytes by kind of module, the largest first.
+    """
     sums: Counter[str] = Counter()
     members: Counter[str] = Counter()
     for module, nbytes in modules.items():
@@ -22,7 +26,7 @@ def by_kind(modules: Mapping[str, Bytes]) -> dict[str, Bytes]:
 
 
 def recomputed_by_kind(rows: Iterable[Recomputed]) -> list[Recomputed]:
-    """The same for what was recomputed; the most time first."""
+    """Add up recomputed operators of such modules. The longest time comes first."""
     times: Counter[tuple[str, str]] = Counter()
     spent: Counter[tuple[str, str]] = Counter()
     for row in rows:
@@ -33,12 +37,12 @@ def recomputed_by_kind(rows: Iterable[Recomputed]) -> list[Recomputed]:
 
 
 def short_path(line: str) -> str:
-    """A "file:line" as seen from the folder that the program runs in."""
+    """Return a "file:line" relative to the working folder, if it is below it."""
     return line.removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """The same for all; those elsewhere without the folder that they have in common."""
+    """Shorten all paths; remove the common folder of those outside the working folder."""
     shown = {short_path(line): nbytes for line, nbytes in lines.items()}
     folders = [os.path.dirname(_place(line)) for line in shown if os.path.isabs(line)]
     common = os.path.commonpath(folders) if folders else ""
@@ -51,7 +55,7 @@ def short_paths(lines: Mapping[str, Bytes]) -> dict[str, Bytes]:
 
 
 def _place(line: str) -> str:
-    """Without the line of a library that may stand beside it."""
+    """Remove the line of a library, which may follow in parentheses."""
     return line.partition(" (")[0]
 
 

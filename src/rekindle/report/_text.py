@@ -1,4 +1,4 @@
-"""A report as aligned lines for a terminal."""
+"""Format a report as aligned lines for a terminal."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from rekindle.report._data import Choice, Figures
 from rekindle.report._tables import by_kind, recomputed_by_kind, short_path, short_paths
 
 MOST_ROWS = 8
-"""Of a table; what is left out is counted."""
+"""Most rows of a table; a last line counts the others."""
 
 _Paint = Callable[[str, str], str]
 _BOLD, _DIM, _RED, _YELLOW, _CYAN = "1", "2", "31", "33", "36"
 
 
 def wants_color(file: IO[str]) -> bool:
-    """Whether `file` is a terminal whose user has not said otherwise (https://no-color.org)."""
+    """Return True if `file` is a terminal and the user has not set NO_COLOR or TERM=dumb.
+
+    See https://no-color.org.
+    """
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and file.isatty()
 
 
 def text_of(report: Figures, *, color: bool) -> str:
-    """All sections, with an empty line between them."""
+    """Return all sections, with an empty line between them."""
     paint = _paint if color else _plain
     sections = [
         _figures(report, paint),
@@ -68,7 +71,7 @@ def _figures(report: Figures, paint: _Paint) -> list[str]:
 
 
 def _resident(report: Figures) -> list[str]:
-    """What the process took of the machine near the peak, and what that is made of."""
+    """Return the line of resident memory near the peak, and its parts."""
     peak = report.at_peak
     if not peak.resident:
         return []
@@ -160,6 +163,6 @@ def _choices(report: Figures, paint: _Paint) -> list[str]:
 
 
 def _thinned(choices: Sequence[Choice]) -> list[Choice]:
-    """At most a dozen, with the first and the last."""
+    """Select at most twelve choices, including the first and the last."""
     step = max(1, -(-(len(choices) - 1) // 11))
     return list(choices) if step == 1 else [*choices[:-1:step], choices[-1]]

@@ -1,4 +1,4 @@
-"""What to do: actions, schedules, the verifier that judges them, and records of runs."""
+"""Actions and schedules, the verifier that judges them, and records of runs."""
 
 from rekindle.schedule._actions import Action as Action
 from rekindle.schedule._actions import Compute as Compute
