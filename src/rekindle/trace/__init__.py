@@ -1,4 +1,4 @@
-"""What a program did: frozen data, the rules of a valid trace, a builder, synthetic traces."""
+"""Traces of programs: frozen data, the rules of a valid trace, a builder, synthetic traces."""
 
 from rekindle.trace._builder import TraceBuilder as TraceBuilder
 from rekindle.trace._liveness import keep_all_peak as keep_all_peak

@@ -1,4 +1,4 @@
-"""Append-only construction of a trace: for captures, readers of files, and tests."""
+"""Build a trace event by event. Captures, readers of files and tests use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.trace._rules import check_trace
 
 @final
 class TraceBuilder:
-    """Builds a `Trace` call by call; `build()` checks it.
+    """Builder of a `Trace`, call by call; `build()` checks the rules of a valid trace.
 
     Args:
         name: The name of the trace.
@@ -128,11 +128,11 @@ class TraceBuilder:
         self._events.append(Drop(value))
 
     def pin(self, value: ValueId) -> None:
-        """Add that `value` stays in memory until nobody needs it."""
+        """Add that `value` is pinned: it stays in memory as long as it has references."""
         self._events.append(Pin(value))
 
     def seal(self, value: ValueId) -> None:
-        """Mark the operator that made `value` as one that cannot run again."""
+        """Mark the operator that made `value` as not replayable."""
         for number, op in enumerate(self._ops):
             if value in op.outputs:
                 self._ops[number] = replace(op, replayable=False)

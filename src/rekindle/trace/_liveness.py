@@ -1,4 +1,7 @@
-"""What must be in memory when: the figures between which a budget makes sense."""
+"""Compute the range of useful budgets of a trace, from the lifetimes of its storages.
+
+Below `largest_need` no schedule exists; at `keep_all_peak` nothing has to be evicted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from rekindle.trace._model import Call, Drop, Pin, Release, Retain, Trace, Use
 
 
 class _References:
-    """Follows references and holds of every storage along the events of a trace."""
+    """Tracker of the references and holds of every storage along the events of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -43,7 +46,7 @@ class _References:
 
 
 def keep_all_peak(trace: Trace) -> Bytes:
-    """Peak bytes when nothing is evicted and every storage is freed as soon as it is dead."""
+    """Return the peak (bytes) if nothing is evicted and each storage is freed when it dies."""
     references = _References(trace)
     resident: set[int] = set()
     memory = peak = 0
@@ -69,9 +72,10 @@ def keep_all_peak(trace: Trace) -> Bytes:
 
 
 def largest_need(trace: Trace) -> Bytes:
-    """A floor under every feasible budget: the most that one operator needs beside the sources.
+    """Return a lower bound (bytes) for every feasible budget.
 
-    Bytes of the live sources, of the operator's other inputs, of its outputs and its workspace.
+    It is the largest sum, over all operators, of the live sources, the operator's other inputs, its
+    outputs and its workspace.
     """
     references = _References(trace)
     sources: dict[int, Bytes] = {}

@@ -1,9 +1,9 @@
-"""What a program did: operators over values in storages, and the order of events. Frozen data.
+"""Define traces: operators over values in storages, and the order of events. All data are frozen.
 
-A **storage** is a piece of memory, the unit of eviction. A **value** is what a storage holds after
-one operator wrote it: the first value of a storage is its root, further ones are views (aliases),
-which cost no bytes but vanish when the storage is evicted. An in-place write makes a *new* storage
-that takes over the memory of the old one (`Op.overwrites`), so every value is written once.
+A **storage** is a piece of memory, the unit of eviction. A **value** is the contents of a storage
+after one operator wrote it. The first value of a storage is its root. Further values are views
+(aliases); they cost no bytes, but are evicted with the storage. An in-place write makes a *new*
+storage that takes over the memory of the old one (`Op.overwrites`), so each value is written once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Op:
 class Call:
     """The program runs `op` for the first time; operators are called in the order of their ids.
 
-    Every output starts with one reference. With `held` it is a hold of the program's own variables
-    (the memory cannot be let go until `Drop`), without it a reference that permits eviction.
+    Each output starts with one owner. With `held` the owner is a variable of the program, which
+    forbids eviction until `Drop`. Otherwise it is a reference that permits eviction.
     """
 
     op: OpId
@@ -58,7 +58,7 @@ class Call:
 @final
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The program reads `value` outside any operator: it must be resident, and is held from now."""
+    """The program reads `value` outside any operator; the value is resident and user-held then."""
 
     value: ValueId
 
@@ -66,7 +66,7 @@ class Use:
 @final
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """One more reference to `value` that permits eviction (a handle of autograd, a copy)."""
+    """A reference to `value` that permits eviction begins (a handle of autograd, a copy)."""
 
     value: ValueId
 
@@ -74,7 +74,7 @@ class Retain:
 @final
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One reference less. A storage without references and holds is dead: nobody can ask for it."""
+    """One reference to `value` ends. A storage without references and holds is dead."""
 
     value: ValueId
 
@@ -90,7 +90,7 @@ class Drop:
 @final
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """`value` is resident from now on, until nobody needs it: an output, a decision to keep."""
+    """`value` is pinned: resident from now on while it has references (an output, `run.keep`)."""
 
     value: ValueId
 
@@ -101,13 +101,13 @@ Event = Call | Use | Retain | Release | Drop | Pin
 @final
 @dataclass(frozen=True)
 class Trace:
-    """What a program did: operators over values in storages, and the order of events.
+    """Trace of a program: operators over values in storages, and the order of events.
 
     Attributes:
         storages: The size (bytes) of each storage.
         values: The storage of each value.
         ops: Every execution of an operator.
-        events: What happened, in order.
+        events: All events, in order.
         name: A name for people.
     """
 

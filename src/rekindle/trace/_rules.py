@@ -1,4 +1,7 @@
-"""The rules of a valid trace, as a table: a name, what is wrong, where."""
+"""Check the rules of a valid trace.
+
+Each rule is a function that yields a complaint for each place that breaks it. `RULES` lists them.
+"""
 
 from __future__ import annotations
 
@@ -126,11 +129,15 @@ RULES: tuple[tuple[str, Callable[[Trace], Iterator[str]]], ...] = (
     ("calls-in-order", _calls_in_order),
     ("references-balance", _references_balance),
 )
-"""In order: a later rule may rely on the earlier ones."""
+"""The rules in the order in which they are checked; a rule may rely on the earlier ones."""
 
 
 def check_trace(trace: Trace) -> Trace:
-    """Returns `trace` if every rule holds; else raises `InvalidTrace` naming rule and place."""
+    """Return `trace` if it obeys every rule.
+
+    Raises:
+        InvalidTrace: The trace breaks a rule; the error names the rule and the place.
+    """
     for name, rule in RULES:
         for complaint in rule(trace):
             raise InvalidTrace(name, complaint)

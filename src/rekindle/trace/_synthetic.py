@@ -1,4 +1,4 @@
-"""Made-up programs: for tests, benchmarks and documentation. The same seed, the same trace."""
+"""Make synthetic traces for tests, benchmarks and documentation. The same seed gives one trace."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from rekindle.trace._model import Trace
 
 
 def chain(length: int, *, nbytes: int = 1, cost: int = 1, early: bool = False) -> Trace:
-    """A linear network of `length` layers, forward and backward, of equal sizes and costs.
+    """Make the trace of a linear network, forward and backward, of equal sizes and costs.
 
     The backward step of layer i reads the input of layer i and the gradient of its output, as in
-    DTR (Kirisame et al., ICLR 2021), appendix A; the gradient of the loss starts from nothing.
-    With `early` the output of a layer is released before its backward step, which does not read it,
-    as the paper's authors had it.
+    DTR (Kirisame et al., ICLR 2021), appendix A. The gradient of the loss has no inputs.
+
+    Args:
+        length: The number of layers.
+        nbytes: The bytes of each value.
+        cost: The cost (ns) of each operator.
+        early: Release the output of a layer before its backward step, which does not read it, as
+            in the code of the paper's authors. Default: release it afterwards.
     """
     builder = TraceBuilder(f"chain-{length}")
     forward: list[ValueId] = []
@@ -44,15 +49,20 @@ def random_dag(
     largest: int = 8,
     backward: bool = True,
 ) -> Trace:
-    """A random program of `length` operators with everything that real ones have.
+    """Make the trace of a random program with all features of real ones.
 
-    Operators with several outputs, views, in-place writes, values that the program holds for a
-    while, zero-byte storages, early releases, sources that are dropped at once, and (with
-    `backward`) a second half that uses what is left in reverse order. `rng` decides; hypothesis can
-    drive it through `st.randoms()`.
+    It has operators with several outputs, views, in-place writes, user-held values, zero-byte
+    storages, early releases, and sources that are dropped at once.
+
+    Args:
+        length: The number of operators of the forward pass.
+        rng: The source of all decisions; hypothesis can drive it through `st.randoms()`.
+        sources: The number of parameters.
+        largest: The largest size (bytes) of a storage.
+        backward: Add a backward pass that reads the remaining values in reverse order.
     """
     builder = TraceBuilder("random")
-    alive: list[ValueId] = []  # with one reference each, their storage not overwritten
+    alive: list[ValueId] = []  # values with one reference whose storage is not overwritten
     held: list[ValueId] = []
     sizes: dict[ValueId, int] = {}
     parameters: list[ValueId] = []
@@ -60,7 +70,7 @@ def random_dag(
         nbytes = rng.randint(0, largest)
         parameters.append(builder.source(nbytes, held=True))
         sizes[parameters[-1]] = nbytes
-    if sources > 1 and rng.random() < 0.2:  # left over from the step before: no parameter
+    if sources > 1 and rng.random() < 0.2:  # not a parameter, but a leftover of an earlier step
         builder.drop(parameters.pop(0))
     storages: dict[ValueId, int] = {}
 
@@ -84,7 +94,7 @@ def random_dag(
             (new,) = builder.call(
                 f"write_{number}", cost, [base, *inputs], [sizes[base]], overwrites=[(0, base)]
             )
-            for value in old:  # nobody can ask for the old content any more
+            for value in old:  # the old contents are overwritten, so their references end
                 if value in held:
                     held.remove(value)
                 forget(value)

@@ -1,4 +1,8 @@
-"""Traces in files: one module a format, told apart by their first line; `.gz` is gzipped."""
+"""Read and write traces in files: one module a format.
+
+`load` recognizes the format by the first line of the file, and gzip by its first bytes. `save`
+compresses files whose name ends in `.gz`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from rekindle._files import what_is
 from rekindle.trace._model import Trace
 from rekindle.trace.formats import checkmate, dtr, native
 
-# Each has NAME, recognizes(first line), read(lines, name) and write(trace) -> lines.
+# Each module defines NAME, recognizes(first line), read(lines, name) and write(trace) -> lines.
 FORMATS: Final[tuple[ModuleType, ...]] = (native, dtr, checkmate)
 _KNOWN: Final = " or ".join(module.NAME for module in FORMATS)
 _GZIP: Final = b"\x1f\x8b"
@@ -60,7 +64,8 @@ def save(trace: Trace, path: str | Path, *, as_format: str = native.NAME) -> Non
         Unsupported: The format cannot hold the trace; no file is written.
     """
     (chosen,) = (module for module in FORMATS if as_format == module.NAME)
-    for _ in chosen.write(trace):  # all of it once, before there is a file
+    # Format everything once before the file is opened, so that an error leaves no partial file.
+    for _ in chosen.write(trace):
         pass
     path = Path(path)
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:

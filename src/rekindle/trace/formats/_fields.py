@@ -1,4 +1,8 @@
-"""Reads JSON objects line by line; whatever is wrong is an `InvalidFile` with line and field."""
+"""Read JSON objects line by line, with checked fields.
+
+Every error is an `InvalidFile` that names the line and the field. The formats `native` and `dtr`
+use it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ _SHOWN = 40  # characters of a wrong value that a message quotes
 
 @final
 class Line:
-    """One object of a file of JSON lines."""
+    """JSON object on one line of a file. Its methods return a field, or raise `InvalidFile`."""
 
     __slots__ = ("fields", "number")
 
@@ -34,11 +38,11 @@ class Line:
         return value
 
     def amount(self, field: str) -> int:
-        """A whole number that is not negative."""
+        """Return a field that is a whole number and not negative."""
         return self.as_amount(field, self._get(field, "a whole number"))
 
     def flag(self, field: str) -> bool:
-        """True or false; false where it is missing."""
+        """Return a field that is true or false; False if it is missing."""
         value = self.fields.get(field, False)
         if not isinstance(value, bool):
             raise self.wrong(field, "true or false", value)
@@ -76,7 +80,7 @@ class Line:
 
 
 def read_lines(texts: Iterable[str]) -> Iterator[Line]:
-    """The objects of a file, empty lines left out."""
+    """Yield the objects of a file. Empty lines are skipped."""
     for number, text in enumerate(texts, 1):
         if text.strip():
             yield Line(number, text)

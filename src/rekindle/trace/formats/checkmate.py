@@ -1,4 +1,4 @@
-"""Graphs as Checkmate plans them (Jain et al., MLSys 2020), in JSON.
+"""Read and write graphs as Checkmate plans them (Jain et al., MLSys 2020), in JSON.
 
     {"name": "vgg16", "meta": {...}, "nodes": [
         {"id": 0, "name": "conv", "cost": 12.5, "mem": 4096, "deps": [], "is_backward": false},
@@ -6,10 +6,10 @@
 
 One node is one operator with one output. `cost` is in microseconds (a fraction is kept to the
 nanosecond), `mem` in bytes, `deps` lists the ids that it reads, and the nodes come in the order in
-which the program runs them. Parameters and batches are no nodes: their memory is a fixed cost.
+which the program runs them. Parameters and batches are not nodes: their memory is a fixed cost.
 
-A value is released after its last reader, as autograd does it; one that nobody reads is released
-at once. `"is_output": true` (an addition of this library) keeps a node's value to the end.
+A value is released after its last reader, as autograd does; a value without readers is released at
+once. `"is_output": true` (an addition of this library) pins a node's value to the end.
 """
 
 from __future__ import annotations
@@ -33,12 +33,20 @@ NAME: Final = "checkmate"
 
 
 def recognizes(first: str) -> bool:
-    """Whether a file that begins with this line is a graph: any other JSON object."""
+    """Return True if the first line begins any JSON object; the other formats are asked before."""
     return first.lstrip().startswith("{")
 
 
 def read(lines: Iterable[str], name: str = "") -> Trace:
-    """The trace of a graph; raises `InvalidTrace` naming what is wrong and where."""
+    """Read the trace of a graph from the lines of a file.
+
+    Args:
+        lines: The lines.
+        name: The name of the trace, unless the file contains one.
+
+    Raises:
+        InvalidTrace: The graph is wrong; the error names the place.
+    """
     try:
         document = json.loads("".join(lines))
     except ValueError as error:
@@ -48,13 +56,13 @@ def read(lines: Iterable[str], name: str = "") -> Trace:
 
 
 def read_checkmate(path: str | Path) -> Trace:
-    """The trace of a graph file."""
+    """Read the trace of a graph file."""
     with Path(path).open(encoding="utf-8") as lines:
         return read(lines, Path(path).stem)
 
 
 def graph_to_trace(document: object) -> Trace:
-    """The trace of a graph that was read already."""
+    """Convert a graph, as parsed JSON, to a trace."""
     nodes, name = _nodes_of(document)
     position = {_id(node, at): at for at, node in enumerate(nodes)}
     if len(position) < len(nodes):
@@ -88,9 +96,13 @@ def graph_to_trace(document: object) -> Trace:
 
 
 def write(trace: Trace) -> Iterator[str]:
-    """The lines of a file for a trace of operators with one output each.
+    """Yield the lines of a file.
 
-    Other traces raise `Unsupported`.
+    Args:
+        trace: A trace whose operators have one output each.
+
+    Raises:
+        Unsupported: The trace has other operators or events that a graph cannot express.
     """
     nodes: list[dict[str, object]] = []
     outputs = {event.value for event in trace.events if isinstance(event, Pin)}
@@ -119,7 +131,7 @@ def write(trace: Trace) -> Iterator[str]:
     yield json.dumps(document) + "\n"
 
 
-# Reading one field: each says which node is wrong, and what was wanted.
+# Each of these functions reads one field. Its error says which node is wrong, and what was wanted.
 
 _Node = Mapping[str, object]
 
@@ -189,7 +201,10 @@ def _deps(node: _Node, at: int, position: Mapping[object, int]) -> list[int]:
 
 
 def _check_order(nodes: Sequence[_Node], deps: Sequence[Sequence[int]]) -> None:
-    """Every node comes after what it reads; if not, because of a cycle or of the order?"""
+    """Raise `InvalidTrace` unless every node comes after the nodes that it reads.
+
+    The error distinguishes a cycle from a wrong order.
+    """
     late = [(at, dep) for at, sources in enumerate(deps) for dep in sources if dep >= at]
     if not late:
         return
@@ -206,7 +221,7 @@ def _check_order(nodes: Sequence[_Node], deps: Sequence[Sequence[int]]) -> None:
 
 
 def _cycle(deps: Sequence[Sequence[int]]) -> list[int]:
-    """Nodes along one cycle, the first repeated at the end; nothing if there is none."""
+    """Return the nodes along one cycle, the first repeated at the end; empty without a cycle."""
     done: set[int] = set()
     for start in range(len(deps)):
         path, on_path = [start], {start}

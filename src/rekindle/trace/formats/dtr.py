@@ -1,20 +1,22 @@
-"""The operator logs of the DTR paper (Kirisame et al., ICLR 2021, arXiv 2006.09616).
+"""Read and write the operator logs of the DTR paper (Kirisame et al., ICLR 2021, arXiv 2006.09616).
 
-The authors' prototype wrote one JSON object a line, all scalars as text. Names are handles, and
-several may stand for one value. Bytes and nanoseconds. As their simulator reads them:
+The authors' prototype wrote one JSON object a line, all scalars as text. A name is a handle of a
+value; a value may have several names. Sizes are bytes, times ns. The authors' simulator reads the
+instructions as follows, and so does this module:
 
 CONSTANT, MEMORY  a source, and the bytes of its storage. Sources cannot be recomputed.
 CALL              an operator; MEMORY and ALIAS follow for each result. ALIAS "-1" is a storage of
                   its own, otherwise the position of the argument of which the result is a view.
-MUTATE            an operator that the prototype ran on copies: a fresh storage, as large as the
-                  one under the argument, for each argument that it changes, whose name (of all its
-                  names this one) then means the new value.
-COPY              one more name. COPY_FROM: a name takes on the value of another.
-RELEASE           a name goes.
-ANNOTATE          START: what stands before is not part of the program. BACKWARD: it begins.
+MUTATE            an operator that the prototype ran on copies of its arguments. Each argument that
+                  it changes gets a new storage of the same size. The name used for the argument
+                  then refers to the new value; other names still refer to the old one.
+COPY              one more name for a value. COPY_FROM: an existing name gets the value of another.
+RELEASE           a name ends.
+ANNOTATE          START: instructions before it are not part of the program. BACKWARD: the backward
+                  pass begins.
 
 *Output condition*: the values that still have a name at the end (gradients, weights) must be in
-memory at the end, one after another in the order in which their names first appeared.
+memory at the end. They are pinned one after another, in the order in which their names appeared.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ def recognizes(first_line: str) -> bool:
 
 
 def read(texts: Iterable[str], name: str = "") -> Trace:
-    """The trace in the lines of a log; raises `InvalidFile`."""
+    """Read a trace from the lines of a log.
+
+    Args:
+        texts: The lines.
+        name: The name of the trace.
+
+    Raises:
+        InvalidFile: A line is wrong.
+    """
     lines = read_lines(texts)
     reader = _Reader(name)
     last = 0
@@ -60,7 +70,7 @@ class _Reader:
         self.backward = False
 
     def take(self, line: Line, rest: Iterator[Line]) -> None:
-        """One instruction; those that belong to it are taken from `rest`."""
+        """Read one instruction, and from `rest` the lines that belong to it."""
         kind = line.text("INSTRUCTION")
         match kind:
             case "ANNOTATE":
@@ -200,7 +210,7 @@ class _Reader:
 
 
 def _following(line: Line, rest: Iterator[Line], kind: str, name: str) -> Line:
-    """The next line, which must be of this kind and about `name`."""
+    """Return the next line, which must be an instruction `kind` about `name`."""
     following = next(rest, None)
     if following is None:
         raise InvalidFile(line.number + 1, "INSTRUCTION", f"{kind} of {name}", "the end")
@@ -224,10 +234,14 @@ def _number(line: Line, field: str, least: int = 0) -> int:
 
 
 def write(trace: Trace) -> Iterator[str]:
-    """The lines of a log, each with its line end; raises `Unsupported` for what it cannot hold.
+    """Yield the lines of a log, each with its line end.
 
-    A log knows neither what the program's own variables hold, nor memory that is taken over, nor
-    decisions to keep a value other than the output condition.
+    Args:
+        trace: The trace.
+
+    Raises:
+        Unsupported: A log cannot express the trace. Logs have no user-held values, no in-place
+            writes, and no pins before the end.
     """
     yield _line(INSTRUCTION="ANNOTATE", ANNOTATION="START")
     writer = _Writer(trace)
@@ -244,11 +258,11 @@ class _Writer:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.count = 0
-        self.names: dict[str, ValueId] = {}  # every name there ever was, in order
+        self.names: dict[str, ValueId] = {}  # every name so far, in order of appearance
         self.live: dict[ValueId, list[str]] = {}
         self.backward = False
         self.pins: list[ValueId] = []
-        self.renamed: set[int] = set()  # events (releases) that a MUTATE stands for
+        self.renamed: set[int] = set()  # positions of release events that a MUTATE implies
 
     def event(self, position: int) -> Iterator[str]:
         event = self.trace.events[position]
@@ -337,8 +351,11 @@ class _Writer:
         return next(i for i, v in enumerate(op.inputs) if self.trace.values[v] == storage)
 
     def _mutated(self, op: Op, position: int) -> list[int]:
-        """The arguments that `op` renews, if it can be said as a MUTATE: it can if each output is
-        as large as an argument that is released right after."""
+        """Return the positions of the arguments that `op` replaces, if MUTATE can express it.
+
+        It can if each output is as large as an argument that is released right afterwards. Else
+        the list is empty.
+        """
         following = self.trace.events[position + 1 : position + 1 + len(op.outputs)]
         old = [event.value for event in following if isinstance(event, Release)]
         if not op.outputs or len(old) != len(op.outputs) or len(set(old)) != len(old):

@@ -1,8 +1,8 @@
-"""The library's own format: JSON lines, one event each, in the order in which things happened.
+"""Read and write the library's own format: JSON lines, one event each, in the order of events.
 
-The first line names format and version, the last one says how many events there were, so that a
-file that was cut off is noticed. A call carries its operator, and names the size of each storage
-it makes. Reading and writing go line by line; every valid trace comes back equal.
+The first line names format and version. The last line says how many events there are, so that a
+truncated file is noticed. A call contains its operator, and the size of each storage that it makes.
+Reading and writing go line by line. A valid trace that is written and read again is equal.
 
     {"rekindle": "trace", "version": 1, "name": "example"}
     {"call": "relu", "cost": 5, "in": [0], "out": [[1, 1, 100]]}    value, storage, bytes
@@ -41,7 +41,7 @@ def recognizes(first_line: str) -> bool:
 
 
 def write(trace: Trace) -> Iterator[str]:
-    """The lines of a file, each with its line end."""
+    """Yield the lines of a file, each with its line end."""
     yield _line({"rekindle": "trace", "version": VERSION, "name": trace.name})
     for event in trace.events:
         if isinstance(event, Call):
@@ -76,9 +76,15 @@ def _written(trace: Trace, call: Call) -> dict[str, Any]:
 
 
 def read(texts: Iterable[str], name: str = "") -> Trace:
-    """The trace in the lines of a file; raises `InvalidFile`, or `InvalidTrace` for a broken rule.
+    """Read a trace from the lines of a file.
 
-    The name in the file wins over `name`.
+    Args:
+        texts: The lines.
+        name: The name of the trace, unless the file contains one.
+
+    Raises:
+        InvalidFile: A line is wrong, or the file is truncated.
+        InvalidTrace: The trace breaks a rule.
     """
     lines = read_lines(texts)
     name = _read_header(lines) or name
@@ -111,7 +117,7 @@ class _Reader:
         self.ops: list[Op] = []
         self.events: list[Event] = []
         self.ended = False
-        self.last = 1  # the line
+        self.last = 1  # the number of the last line
 
     def take(self, line: Line) -> None:
         self.last = line.number
