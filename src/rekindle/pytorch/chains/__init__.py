@@ -1,4 +1,4 @@
-"""`rekindle.sequential`: a model that is a chain, its stages run by a schedule of Rotor's."""
+"""`rekindle.sequential`: run a model that is a chain of stages by a schedule from Rotor."""
 
 from rekindle.pytorch.chains._chained import Chained as Chained
 from rekindle.pytorch.chains._chained import is_chain as is_chain

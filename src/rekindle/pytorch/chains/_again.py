@@ -1,8 +1,8 @@
-"""Running a part of a model again as it ran before: random numbers, autocast, buffers.
+"""Run a stage of a model again with the same result: random numbers, autocast, buffers.
 
-A **stage** is a few modules in sequence. Before it runs, `Moment.now` notes what it depends on
-beside its input and its parameters; `Moment.restored` puts that back for another run, and leaves
-everything as it was afterwards, so that a second run moves neither generators nor statistics.
+A **stage** is a few modules in sequence. Before it runs, a `Moment` saves the state that it depends
+on in addition to its input and its parameters. `Moment.restored` returns to that state for another
+run, and back afterwards. So a second run moves neither generators nor statistics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Stage:
-    """Modules in sequence, one name for messages, and which of their buffers a run changes."""
+    """Modules in sequence, with one name for messages.
+
+    Attributes:
+        name: The name for messages.
+        modules: The modules, in order.
+        parameters: Their parameters, each once.
+    """
 
     def __init__(self, name: str, modules: Sequence[nn.Module]) -> None:
         self.name = name
@@ -46,12 +52,12 @@ class Stage:
                     yield module, name
 
     def moving(self) -> list[tuple[nn.Module, str]]:
-        """The buffers that a run in the present mode changes; all of them until one was seen."""
+        """Return the buffers that a run in the current mode changes; all, until a run was seen."""
         known = self._moving.get(self.mode)
         return list(self.buffers()) if known is None else known
 
     def learn(self, before: Sequence[tuple[nn.Module, str, Tensor]]) -> None:
-        """A run is over; `before` is what was there."""
+        """Compare the buffers after a run with their copies from before it."""
         if self.mode not in self._moving:
             self._moving[self.mode] = [
                 (module, name)
@@ -66,7 +72,7 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
 
 @final
 class Moment:
-    """What a run of `stage` depends on beside its input and its parameters' values."""
+    """The state that a run of `stage` depends on, in addition to its input and parameters."""
 
     def __init__(self, stage: Stage, x: Any) -> None:
         self.stage = stage
@@ -83,7 +89,7 @@ class Moment:
         return sorted({device.type for device in self.devices})
 
     def after(self) -> None:
-        """The run is over: what did not matter is forgotten."""
+        """Drop saved state that the run did not change. Call it after the run."""
         self.stage.learn(self.buffers)
         moving = {*self.stage.moving()}
         self.buffers = [entry for entry in self.buffers if entry[:2] in moving]
@@ -94,7 +100,7 @@ class Moment:
 
     @contextmanager
     def restored(self) -> Generator[None]:
-        """Everything is as it was then; afterwards as it is now."""
+        """Return to the saved state for another run, and to the current state afterwards."""
         self._check_parameters()
         with ExitStack() as stack:
             if self.generators is not None:
@@ -117,7 +123,7 @@ class Moment:
 
 @contextmanager
 def undisturbed(stage: Stage, x: Any) -> Generator[None]:
-    """What runs inside moves no generator, and writes only into copies of buffers."""
+    """While open, leave generators unmoved, and let `stage` write only into copies of buffers."""
     devices = devices_of(x)
     copies = [(module, name, _buffer(module, name).clone()) for module, name in stage.buffers()]
     before = [(module, name, _buffer(module, name)) for module, name in stage.buffers()]
@@ -127,18 +133,18 @@ def undisturbed(stage: Stage, x: Any) -> Generator[None]:
 
 
 def devices_of(values: Any) -> list[torch.device]:
-    """The accelerators on which `values` are."""
+    """Return the accelerators on which the tensors in `values` are."""
     found = {each.device: None for each in tensors_of(values) if each.device.type != "cpu"}
     return list(found)
 
 
 def autocast_of(kind: str) -> tuple[str, torch.dtype, bool]:
-    """Autocast's type for a kind of device, and whether it is on."""
+    """Return the kind of device, autocast's dtype for it, and True if autocast is on."""
     return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
 
 def detached(values: Any) -> Any:
-    """`values` without their graph, each tensor requiring a gradient if it did."""
+    """Return `values` without their graph; each tensor requires a gradient if it did before."""
     return tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), values)
 
 
@@ -150,7 +156,7 @@ def _buffer(module: nn.Module, name: str) -> Tensor:
 
 
 def _states(devices: Sequence[torch.device]) -> list[Tensor]:
-    """Of the generator of the CPU and of those devices."""
+    """Return the generator states of the CPU and of these devices."""
     others = [torch.get_device_module(device).get_rng_state(device) for device in devices]
     return [torch.get_rng_state(), *others]
 
@@ -173,7 +179,7 @@ def _set(devices: Sequence[torch.device], states: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _buffers(stand_ins: Sequence[tuple[nn.Module, str, Tensor]]) -> Generator[None]:
-    """Those buffers are others while inside."""
+    """Replace buffers by these copies while the context is open."""
     originals = [(module, name, _buffer(module, name)) for module, name, _ in stand_ins]
     try:
         for module, name, copy in stand_ins:

@@ -1,4 +1,8 @@
-"""An `nn.Sequential` that runs by a schedule for its chain."""
+"""`Chained`: an `nn.Sequential` that runs by a schedule for its chain of stages.
+
+It measures its stages for each kind of input, and asks a planner for a schedule. `_frame.py` runs
+the schedule.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ Reshape = Literal["measure", "refuse"]
 
 
 def total(output: Any) -> Tensor:
-    """A loss for measuring: the sum of everything that can be differentiated."""
+    """Return a loss for measurements: the sum of all outputs that can be differentiated."""
     return torch.stack([t.float().sum() for t in tensors_of(output) if t.requires_grad]).sum()
 
 
 def is_chain(model: object) -> bool:
-    """Whether `model` calls its children in order: a subclass may do anything."""
+    """Return True if `model` calls its children in order; a subclass may do anything else."""
     return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
@@ -64,7 +68,7 @@ class Chained(nn.Sequential):
 
     @property
     def predicted_peak(self) -> Bytes:
-        """Of the schedule in use: the most memory in a forward and backward pass."""
+        """The predicted peak (bytes) of a forward and backward pass, by the current schedule."""
         return self.schedule.peak
 
     @property
@@ -110,7 +114,7 @@ class Chained(nn.Sequential):
 
 
 def _key(x: Any, model: nn.Module) -> Any:
-    """What costs depend on."""
+    """Return all that costs depend on: inputs, mode, autocast, frozen parameters."""
     tensors = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors_of(x)]
     kinds = sorted({"cpu", *(device.type for device in devices_of(x))})
     frozen = tuple(not parameter.requires_grad for parameter in model.parameters())
@@ -119,7 +123,7 @@ def _key(x: Any, model: nn.Module) -> Any:
 
 
 def _beside(measured: Measured, there: Bytes) -> Measured:
-    """With gradients that are there from the beginning, instead of those that arise."""
+    """Count gradients that exist before the pass as fixed memory, not as made by stages."""
     if not there:
         return measured
     stages = tuple(replace(stage, weights=0) for stage in measured.stages)

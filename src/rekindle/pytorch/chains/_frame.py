@@ -1,10 +1,10 @@
-"""Executes a schedule of a chain by saved-tensor hooks, one forward pass after the other.
+"""Run the schedule of a chain with saved-tensor hooks, one forward and backward pass at a time.
 
-Every stage runs with gradients enabled, in one ordinary graph of autograd; what differs is what the
-graph saves. A stage that the schedule tapes saves tensors. Any other saves `Holder`s, and its
-activations are gone when it ends. When the backward pass asks a holder for its tensor, the
-operations of the schedule up to the backward of that stage are done: stages run again, the same way
-and without saving, from a kept input on, until the stage itself runs again and fills its holders.
+Each stage runs with gradients enabled, in one ordinary autograd graph; stages differ only in what
+the graph saves. A stage that the schedule tapes saves tensors. Any other stage saves `Holder`s,
+and its activations are freed when it ends. When the backward pass unpacks a holder, the frame
+performs the schedule up to the backward of that stage. It runs stages again from a kept input,
+without saving, until it reaches the stage itself, and fills its holders.
 
 So the graph, its hooks, the order in which gradients are summed, `torch.autograd.grad`, frozen and
 tied parameters are PyTorch's own.
@@ -29,7 +29,7 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Holder:
-    """What the graph keeps in the place of a tensor."""
+    """The handle that the graph keeps in place of a tensor. Empty until the stage runs again."""
 
     __slots__ = ("__weakref__", "dtype", "frame", "shape", "stage", "tensor")
 
@@ -48,20 +48,20 @@ class Holder:
 
 @final
 class Frame:
-    """One forward pass and its backward: lives as long as a holder of the graph."""
+    """One forward pass and its backward; it lives as long as a holder in the graph."""
 
     def __init__(self, stages: Sequence[Stage], operations: Sequence[Operation]) -> None:
         self.stages = stages
         loss = next(n for n, each in enumerate(operations) if each.kind is Kind.LOSS)
         self._first = operations[:loss]
         self._later = operations[loss + 1 :]
-        self._position = 0  # in the later ones
+        self._position = 0  # index into `_later` of the next operation
         self._inputs: dict[int, Any] = {}
         self._versions: dict[int, list[int]] = {}
         self._moments: dict[int, Moment] = {}
         self._holders: dict[int, list[weakref.ref[Holder]]] = {}
         self._back: set[int] = set()  # stages whose holders are filled
-        self._current: tuple[int, Any] | None = None  # a stage and its input
+        self._current: tuple[int, Any] | None = None  # the next stage and its input
 
     def forward(self, x: Any) -> Any:
         self._keep(0, x)
@@ -103,7 +103,7 @@ class Frame:
     # -- backward ---------------------------------------------------------------------------------
 
     def bring_back(self, stage: int) -> None:
-        """Fills the holders of `stage`, by the schedule if it can be followed."""
+        """Fill the holders of `stage`, by the schedule if it can be followed."""
         self._forget_beyond(stage)
         if torch._C._current_graph_task_id() >= 0:
             engine: Any = torch.autograd.Variable._execution_engine
@@ -115,7 +115,8 @@ class Frame:
             for operation in steps:
                 if operation.kind is not Kind.BACK:
                     self._perform(operation.kind, operation.stage)
-        if stage not in self._back:  # the second backward over a retained graph, or a part of one
+        # The schedule does not lead here in a second or partial backward over a retained graph.
+        if stage not in self._back:
             start = max(kept for kept in self._inputs if kept <= stage)
             for between in range(start, stage):
                 self._perform(Kind.DROP, between)
@@ -143,7 +144,7 @@ class Frame:
         self._current = number + 1, detached(output)
 
     def _forget_beyond(self, stage: int) -> None:
-        """The backward of later stages is over."""
+        """Free what later stages needed, since their backward passes are over."""
         for later in [each for each in self._back if each > stage]:
             self._back.discard(later)
             self._empty(later)
@@ -151,7 +152,7 @@ class Frame:
             del self._inputs[later]
 
     def _end(self) -> None:
-        """The backward pass is over; a retained graph must not keep what was brought back."""
+        """Empty all holders after the backward pass: a retained graph must not keep tensors."""
         for stage in self._back:
             self._empty(stage)
         self._back.clear()
@@ -165,7 +166,10 @@ class Frame:
 
 @final
 class _Fill:
-    """Puts what a second run of `stage` saves into the holders of the first, if there are any."""
+    """Puts the tensors that a second run of `stage` saves into the holders of the first run.
+
+    It also checks that both runs save the same tensors. Without holders it discards them.
+    """
 
     def __init__(self, stage: Stage, holders: list[weakref.ref[Holder]] | None) -> None:
         self._stage = stage
@@ -180,7 +184,7 @@ class _Fill:
             raise self._differs(f"it saved {len(self._holders)} tensors then, and more now")
         holder = self._holders[number]()
         if holder is None:
-            return  # nobody can ask for it any more
+            return  # this part of the graph has been freed
         if (tensor.shape, tensor.dtype) != (holder.shape, holder.dtype):
             then, now = [*holder.shape], [*tensor.shape]
             raise self._differs(

@@ -1,8 +1,8 @@
-"""Cuts an `nn.Sequential` into stages that can run again, and measures them one by one.
+"""Cut an `nn.Sequential` into stages that can run again, and measure each of them.
 
-Nothing is left behind: generators are put back, buffers are copies while it runs, and gradients are
-asked for with `torch.autograd.grad`, which fills no `.grad`. Hooks of modules and parameters and
-other Python side effects of the modules do run.
+The state of the program is restored: generators are reset, buffers are copies while it runs, and
+gradients come from `torch.autograd.grad`, which fills no `.grad`. Hooks of modules and parameters
+and other Python side effects of the modules do run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,24 @@ from rekindle.planners._costs import Stage as Costs
 from rekindle.pytorch.chains._again import Stage, detached, devices_of, undisturbed
 from rekindle.pytorch.tensors import Meter, bytes_of, tensors_of
 
-_REPEATS = 3  # of each time: the median counts; one less of sizes: the largest do
+_REPEATS = 3  # timed runs, of which the median counts; sizes take one less, and the largest counts
 
 
 def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
-    """The children of `model`, those of sequentials among them, as few together as can run again.
+    """Cut `model` into the smallest stages that can run again.
 
-    What returns a view of its input, or writes into it, belongs to what made that input.
+    Nested sequentials are flattened. A layer that returns a view of its input, or writes into it,
+    joins the stage that made that input.
+
+    Args:
+        model: The chain.
+        sample: An input such as training brings.
+
+    Raises:
+        Unsupported: The chain is empty, or a layer writes into the input of the chain.
     """
     groups: list[list[tuple[str, nn.Module]]] = []
-    begins = True  # whether what comes next begins a stage
+    begins = True  # True if the next layer begins a stage
     x = tree_map_only(Tensor, lambda t: t.detach().clone(), sample)
     for name, module in _leaves(model, ""):
         try:
@@ -54,17 +62,21 @@ def stages_of(model: nn.Sequential, sample: Any) -> list[Stage]:
             groups[-1].append((name, module))
         else:
             groups.append([(name, module)])
-        begins = belongs or not viewed  # a view of the chain's input begins no stage of its own
+        begins = belongs or not viewed  # a view of the chain's input cannot be a stage alone
     if not groups:
         raise Unsupported("a chain needs a module; got an empty nn.Sequential")
     return [Stage(_range(group), [module for _, module in group]) for group in groups]
 
 
 def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
-    """Whether `stage` writes into its input, whether it returns a view of it, and its output."""
+    """Run `stage` once or more, without lasting effects.
+
+    Returns:
+        True if it writes into its input, True if it returns a view of it, and its output.
+    """
     wrote, viewed, output = False, True, x
     with undisturbed(stage, x), torch.no_grad():
-        for _ in range(_REPEATS):  # a layer that skips itself now and then returns no view
+        for _ in range(_REPEATS):  # a layer that is skipped at random returns its input sometimes
             versions = [t._version for t in tensors_of(x)]
             output = stage(x)
             wrote = versions != [t._version for t in tensors_of(x)]
@@ -75,7 +87,7 @@ def _try(stage: Stage, x: Any) -> tuple[bool, bool, Any]:
 
 
 def _leaves(model: nn.Sequential, prefix: str) -> list[tuple[str, nn.Module]]:
-    """The modules in order. A sequential with hooks of its own stays one module."""
+    """Return the modules in order. A nested sequential with hooks stays one module."""
     found: list[tuple[str, nn.Module]] = []
     for name, child in model._modules.items():
         assert child is not None
@@ -103,9 +115,16 @@ def measure(
     fixed: Bytes,
     watch: Callable[[int, int], None] | None = None,
 ) -> Measured:
-    """Times and bytes of every stage, each with a graph of its own; no more is ever in memory.
+    """Measure times and bytes of every stage, each with a graph of its own.
 
-    `watch(done, all)` is called after each.
+    No more than one stage is in memory at any time.
+
+    Args:
+        stages: The stages of the chain.
+        sample: An input of the chain.
+        loss: Computes the loss from the output of the chain.
+        fixed: Bytes that are in memory all the time.
+        watch: Called with the number of stages measured and of all stages.
     """
     x = detached(sample)
     owned: set[int] = set()
@@ -149,7 +168,10 @@ def _measure_stage(stage: Stage, x: Any, owned: set[int]) -> tuple[Costs, Any]:
 
 
 def _sizes(stage: Stage, x: Any, wanted: Sequence[Tensor]) -> tuple[tuple[Bytes, ...], Any]:
-    """Bytes of the tape, and the three transients; and the output."""
+    """Return the bytes of the tape and of three transients, and the output.
+
+    The transients are peaks above what remains: of a taped run, an untaped run, the backward pass.
+    """
     with Meter() as meter:
         meter.see((x, list(stage.parameters), [m._buffers[name] for m, name in stage.buffers()]))
         meter.restart()
@@ -196,7 +218,7 @@ def _now(devices: Sequence[torch.device]) -> Nanoseconds:
 
 
 class _End(torch.autograd.Function):
-    """Ends a graph with a number, whose backward makes gradients that nobody but autograd holds."""
+    """Ends a graph with a number. Only autograd holds the gradients that its backward makes."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> Tensor:
@@ -222,7 +244,13 @@ def _backward(
     wanted: Sequence[Tensor],
     arrived: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """The backward pass; `arrived` is told of each gradient of a parameter as it comes."""
+    """Run the backward pass.
+
+    Args:
+        end: The end of the graph.
+        wanted: Tensors to differentiate with respect to.
+        arrived: Called with each gradient of a parameter when it is computed.
+    """
     if end is None or not wanted:
         return
     hooks = [
@@ -238,7 +266,10 @@ def _backward(
 
 
 def _measure_loss(loss: Callable[[Any], Tensor], output: Any) -> tuple[Nanoseconds, Bytes, Bytes]:
-    """Time of the loss and its backward; memory beside the output and its gradient; its own."""
+    """Return the time (ns) of the loss and its backward, and two sizes in bytes.
+
+    The first is the peak above the output and its gradient, the second is of the loss alone.
+    """
     wanted = [each for each in tensors_of(output) if each.requires_grad]
     if not wanted:
         return 0, 0, 0

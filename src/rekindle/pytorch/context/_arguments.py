@@ -93,8 +93,8 @@ class Arguments:
     def learns_by_itself(self) -> bool:
         """True if plans are made without a request, once steps look alike.
 
-        Not with `record`, which is to show the decisions of the policy, nor with a policy other
-        than the default, nor without the solver (highspy) that makes the plans.
+        Not with `record`, which must show the decisions of the policy. Not with a policy other than
+        the default. Not without the solver (highspy) that makes the plans.
         """
         unsaid = self.learn == "auto" and self.evict != "anything"
         unsaid = unsaid and policy_of(self.policy) == DEFAULT

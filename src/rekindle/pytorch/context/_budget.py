@@ -67,8 +67,8 @@ class budget:
             tensor that is made or seen inside: parameters, gradients, optimizer state, batches,
             activations. "auto" takes what the device has free, less a tenth, or the amount in the
             environment variable `REKINDLE_BUDGET`. None measures without a limit.
-        policy: What to evict: one of `rekindle.policies`, or its name ("dtr", "lru"). Default:
-            `Thrifty()`.
+        policy: Selects the storage to evict: one of `rekindle.policies`, or its name ("dtr",
+            "lru"). Default: `Thrifty()`.
         device: The device whose memory is meant. Default: CUDA if the program uses it, else the
             CPU. A program that moves to another device is stopped.
         record: Keep every action in `run.record` and the source line of every operator. Memory for

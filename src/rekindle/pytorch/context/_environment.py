@@ -27,7 +27,7 @@ class Environment:
         torch: Version, commit, and the CUDA or ROCm that it was built for.
         devices: Each device with the bytes that a budget of "auto" would take.
         core: Reason why there is no compiled native core, or empty.
-        remedy: What to do about a missing native core, or empty.
+        remedy: How to get a missing native core, or empty.
         refuses: Operators and features that the native core refuses with this torch, or empty.
         settings: Environment variables of PyTorch's allocators, as NAME=VALUE.
     """

@@ -240,8 +240,8 @@ class Run:
     def report(self) -> Report:
         """Return the report: peak, holders of memory at the peak, evictions, time lost.
 
-        With `record=True` the report also has memory over time and, by module and line, who held
-        memory and what was recomputed.
+        With `record=True` the report also has memory over time, and holders of memory and
+        recomputation by module and line.
 
         Returns:
             A `Report`. Print it, `show()` it in color, or save it with `to_html()` or `to_json()`.

@@ -1,8 +1,7 @@
-"""CUDA, by the few things that are asked of it. Another accelerator would be another such file.
+"""The interface to CUDA. Support for another accelerator would be another such file.
 
-`torch.accelerator` has no events with times, no memory of the host that is pinned, and no state of
-generators: those are `torch.cuda`'s. Attributes are looked up at each call, for tests put others in
-their places.
+It uses `torch.cuda`, because `torch.accelerator` has no timed events, no page-locked host memory
+and no generator states. It looks attributes up at each call, so that tests can replace them.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from rekindle._errors import OutOfBudget
 from rekindle._types import Bytes
 
 KIND = "cuda"
-IS_BUILT = torch.backends.cuda.is_built()  #: whether this PyTorch could have such a device
+IS_BUILT = torch.backends.cuda.is_built()  #: True if this PyTorch was built for such a device
 
-#: What `torch.cuda.current_stream` asks, at a tenth of the price; not in a PyTorch for CPUs.
+#: The same as `torch.cuda.current_stream`, ten times as fast; None in a CPU-only PyTorch.
 _current: Callable[[int], tuple[int, int, int]] | None = getattr(
     torch._C, "_cuda_getCurrentStream", None
 )
 
-#: What a library says in the place of `torch.OutOfMemoryError`: cuBLAS, the driver, NCCL.
+#: Errors of libraries in place of `torch.OutOfMemoryError`: cuBLAS, the driver, cuDNN, NCCL.
 _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -36,21 +35,21 @@ _OUT_OF_MEMORY = (
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether `device` queues what it is told, and has an allocator that can be asked."""
+    """Return True if `device` runs asynchronously and has an allocator with statistics."""
     return device.type == KIND
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory to be had, of the device or of the host.
+    """Return True if memory of the device or of the host was exhausted.
 
-    On a host that gives out more than it has, an allocation fails only for being absurd.
+    A host that overcommits memory refuses only absurd sizes.
     """
     return is_full(error) or (type(error) is RuntimeError and "can't allocate memory" in str(error))
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the device has no more memory: for PyTorch's allocator, or for a library's own."""
-    if isinstance(error, OutOfBudget):  # the budget has no more; the device may have
+    """Return True if the device is out of memory, by PyTorch's allocator or by a library."""
+    if isinstance(error, OutOfBudget):  # only the budget is exhausted
         return False
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -58,33 +57,33 @@ def is_full(error: BaseException) -> bool:
     return type(error) in kinds and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-# -- which there are ---------------------------------------------------------------------------
+# -- devices -----------------------------------------------------------------------------------
 
 
 def available() -> bool:
-    """Whether there is one."""
+    """Return True if there is a device."""
     return torch.cuda.is_available()
 
 
 def in_use() -> bool:
-    """Whether this process has used it."""
+    """Return True if this process has used a device."""
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
 def count() -> int:
-    """How many there are."""
+    """Return the number of devices."""
     return torch.cuda.device_count()
 
 
 def with_index(device: torch.device) -> torch.device:
-    """`device` as tensors on it name it: "cuda" is the current one."""
+    """Return `device` as its tensors name it: "cuda" means the current device."""
     if not is_accelerator(device) or device.index is not None:
         return device
     return torch.device(device.type, torch.cuda.current_device())
 
 
 def name_of(device: torch.device) -> str:
-    """What it is, as its maker calls it."""
+    """Return the vendor's name of the device."""
     return torch.cuda.get_device_name(device)
 
 
@@ -92,29 +91,30 @@ def name_of(device: torch.device) -> str:
 
 
 def allocated(device: torch.device) -> Bytes:
-    """Bytes that the allocator has given out, to whomever.
+    """Return the bytes that the allocator has handed out in this process.
 
-    The nested form costs a tenth of `torch.cuda.memory_allocated`, which sorts all figures first.
-    What was freed while another stream may still read it (`record_stream`) is not among them: it
-    comes back by itself, and evicting for it ended programs that run well without.
+    The nested statistics take a tenth of the time of `torch.cuda.memory_allocated`, which sorts all
+    figures first. They exclude memory that was freed while another stream may still read it
+    (`record_stream`). Such memory becomes free without eviction, and counting it made programs
+    fail that run well without a budget.
     """
     return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
 
 
-#: The allocator gives out no less, and multiples of it. Of large blocks it may give out more, up to
-#: a MiB that would be of no use by itself: that is not known before.
+#: Granularity of PyTorch's allocator in bytes. For large blocks it may hand out up to a MiB more,
+#: a rest too small for other tensors; that cannot be known before.
 GRAIN: Final = 512
 
 
 def rounded(nbytes: Bytes, device: torch.device) -> Bytes:
-    """What a tensor's memory of `nbytes` takes there."""
+    """Return the bytes that a storage of `nbytes` takes on `device`."""
     return -(-nbytes // GRAIN) * GRAIN if is_accelerator(device) else nbytes
 
 
 def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
-    """Bytes that are free, and those that this process has for tensors already.
+    """Return the free bytes of the device, and the bytes that this process has reserved.
 
-    Pieces of blocks that are partly in use are of use only to what fits there, and do not count.
+    Free pieces of blocks in use do not count, because only small tensors fit there.
     """
     free, _ = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats(device)
@@ -123,7 +123,13 @@ def obtainable(device: torch.device) -> tuple[Bytes, Bytes]:
 
 
 class Piece(NamedTuple):
-    """A block of the allocator: where it begins, its bytes, and whether somebody has it."""
+    """A block of the allocator.
+
+    Attributes:
+        address: Where it begins.
+        nbytes: Its size.
+        used: True if it is handed out.
+    """
 
     address: int
     nbytes: Bytes
@@ -131,15 +137,18 @@ class Piece(NamedTuple):
 
 
 def segments(device: torch.device) -> list[list[Piece]]:
-    """All blocks that the allocator has there, segment by segment, in the order of addresses.
+    """Return all blocks of the allocator, by segment, in the order of addresses.
 
-    Looks at every one of them ("potentially VERY expensive", says PyTorch): for when an allocation
-    has failed. None where the allocator does not tell.
+    This is slow ("potentially VERY expensive", says PyTorch), so call it only after an allocation
+    has failed.
+
+    Returns:
+        One list for each segment; nothing if the allocator does not report blocks.
     """
     index = with_index(device).index
     try:
         snapshot: Any = torch.cuda.memory._snapshot()
-    except RuntimeError:  # the allocator of another backend (cudaMallocAsync) does not tell
+    except RuntimeError:  # another backend (cudaMallocAsync) does not report blocks
         return []
     return [
         [
@@ -152,9 +161,9 @@ def segments(device: torch.device) -> list[list[Piece]]:
 
 
 def ranks_beside(ranks: int) -> int:
-    """How many of `ranks` processes on this machine share a device, each of which has one.
+    """Return how many of `ranks` processes on this machine share a device, if each uses one.
 
-    A process to which a single device is shown may be the only one that sees it.
+    A process that sees a single device by `CUDA_VISIBLE_DEVICES` is taken for its only user.
     """
     if torch.cuda.device_count() == 1 and os.environ.get("CUDA_VISIBLE_DEVICES"):
         return 1
@@ -162,22 +171,22 @@ def ranks_beside(ranks: int) -> int:
 
 
 def identity(device: torch.device) -> str:
-    """Tells it from all others of this machine, whatever number it has in this process."""
+    """Return an identifier of the device that is the same in all processes of this machine."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def allocator_figures(device: torch.device) -> Mapping[str, Any]:
-    """What the allocator says of itself."""
+    """Return the allocator's statistics."""
     return torch.cuda.memory_stats(device)
 
 
 def empty_cache() -> None:
-    """What the allocator keeps for later goes back to the device."""
+    """Return unused memory of the allocator to the device."""
     torch.cuda.empty_cache()
 
 
 def pinned(nbytes: Bytes) -> Tensor:
-    """Memory of the host that the device can copy from and to while others compute."""
+    """Return page-locked host memory, which the device copies from and to asynchronously."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -185,7 +194,7 @@ def pinned(nbytes: Bytes) -> Tensor:
 
 
 def event() -> Any:
-    """One that knows when it happened, not recorded yet."""
+    """Return a timed event, not recorded yet."""
     return torch.cuda.Event(enable_timing=True)
 
 
@@ -194,7 +203,7 @@ def new_stream(device: torch.device) -> Any:
 
 
 def stream(stream_id: int, device: int, kind: int) -> Any:
-    """The one that has those numbers."""
+    """Return the stream with these numbers."""
     return torch.cuda.Stream(stream_id=stream_id, device_index=device, device_type=kind)
 
 
@@ -203,24 +212,24 @@ def current_stream(device: torch.device) -> Any:
 
 
 def current_stream_id(device: torch.device) -> int:
-    """Of the stream that the next operator on `device` will run on."""
+    """Return the id of the stream on which the next operator on `device` runs."""
     if _current is None:
         return torch.cuda.current_stream(device).stream_id
     return _current(torch.cuda.current_device() if device.index is None else device.index)[0]
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """Inside, what is launched goes there."""
+    """While open, launch kernels on `stream`."""
     return torch.cuda.stream(stream)
 
 
 def is_capturing() -> bool:
-    """Whether what is launched now goes into a graph, and nothing may be asked of the device."""
+    """Return True if kernels are captured into a graph, when no synchronization is allowed."""
     return torch.cuda.is_current_stream_capturing()
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all that it was told."""
+    """Wait until the device has finished all queued work."""
     torch.cuda.synchronize(device)
 
 
@@ -233,7 +242,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def generator_states() -> list[Tensor]:
-    """Of the default generators of all of them."""
+    """Return the states of the default generators of all devices."""
     return torch.cuda.get_rng_state_all()
 
 

@@ -1,4 +1,4 @@
-"""What ranks of a process group have to agree on: how much memory, and when it is over."""
+"""Let the ranks of a process group agree on one budget, and end together when one fails."""
 
 from rekindle.pytorch.distributed._common import common_budget as common_budget
 from rekindle.pytorch.distributed._guard import guard as guard

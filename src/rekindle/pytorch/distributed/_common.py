@@ -1,7 +1,7 @@
-"""One budget for all ranks, agreed on before the first step.
+"""Agree on one budget for all ranks before the first step.
 
-Ranks that evict at different places take different times, and the slowest one decides; a rank that
-cannot keep its budget ends the step of all. So what each has is compared before it is too late.
+Ranks that evict at different places take different times, and all wait for the slowest. A rank that
+cannot keep its budget ends the step of all ranks. So ranks compare their memory in advance.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from rekindle.pytorch.online import device_of
 @final
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What one rank tells the others."""
+    """The memory of one rank, as sent to the other ranks.
+
+    Attributes:
+        asked: The amount that its program asked for.
+        place: The memory that it uses; ranks with the same place share it.
+        least: Bytes that no eviction can free.
+    """
 
     asked: str | Bytes
     place: str
-    """What memory it has: ranks of one place share it."""
     least: Bytes
-    """What no eviction can take away."""
 
 
 def common_budget(
@@ -47,7 +51,7 @@ def common_budget(
     All ranks call it before training. It takes two collectives of a few bytes.
 
     Args:
-        amount: What this rank can give, in bytes or as text. "auto" asks the device; ranks on one
+        amount: The most that this rank can give, in bytes or as text. "auto" asks the device; ranks on one
             device share it evenly.
         estimate: The `rekindle.estimate(...)` of this rank, to compare the neediest rank with the
             budget.
@@ -63,7 +67,7 @@ def common_budget(
     """
     where = accelerator.with_index(device_of(device))
     mine = _Rank(amount, _place_of(where), 0 if estimate is None else estimate.least)
-    if not is_auto(amount):  # raises here, before the others wait
+    if not is_auto(amount):  # raise here, while no other rank waits in a collective
         parse_bytes(amount, line="rekindle.distributed.common_budget({})")
     ranks = gathered(mine, group)
     beside = sum(rank.place == mine.place for rank in ranks)

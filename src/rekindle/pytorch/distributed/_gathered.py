@@ -1,4 +1,4 @@
-"""What every rank says, on every rank."""
+"""Gather one object from each rank, on every rank."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def gathered(mine: T, group: dist.ProcessGroup | None) -> list[T]:
-    """What the ranks of `group` say, in their order; without a process group: what this one says.
+    """Return the objects of all ranks of `group`, in order of rank.
 
-    A few bytes, in two collectives.
+    It takes two collectives of a few bytes. Without a process group it returns `[mine]`.
     """
     if not dist.is_initialized():
         return [mine]

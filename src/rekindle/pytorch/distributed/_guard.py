@@ -1,9 +1,9 @@
-"""Where one rank fails, the others wait for it in their next collective: `guard()` ends them all.
+"""`guard()`: end all ranks when one fails, as the others would wait in their next collective.
 
-The rank that fails writes why into the store of the process group. A thread of each other rank
-looks there every half a second: a collective of NCCL does not return, and one of gloo fails with an
-error that says nothing of the reason. What it takes to end is left to the process itself for a few
-seconds, and then it is ended: exit handlers of process groups may wait for ranks that are gone.
+The rank that fails writes the reason into the store of the process group. A thread of each other
+rank polls the store every half second. It must, because an NCCL collective does not return, and one
+of gloo fails with an error that does not name the reason. A process then gets a few seconds to end, and is
+ended if it does not: exit handlers of process groups may wait for ranks that have ended.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def guard(*, grace_s: float = 5.0) -> Iterator[None]:
 
 @final
 class _Watch(threading.Thread):
-    """Looks whether another rank has failed."""
+    """Polls the store for the failure of another rank."""
 
     def __init__(self, grace_s: float) -> None:
         super().__init__(name="rekindle-guard", daemon=True)
@@ -66,7 +66,7 @@ class _Watch(threading.Thread):
         self._grace_s = grace_s
         store: Any = dist.distributed_c10d._get_default_store()
         self._store = store
-        self._looking = store.clone()  # a connection of its own: the other one may be waiting
+        self._looking = store.clone()  # its own connection, since the first may be blocked
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     @property
@@ -77,7 +77,7 @@ class _Watch(threading.Thread):
         while not self.over.wait(_LOOK_S):
             try:
                 reason = self._reason()
-            except RuntimeError:  # whoever had the store is gone; collectives will say so
+            except RuntimeError:  # the rank with the store has ended, so collectives fail as well
                 return
             if reason:
                 self._tell(f"{reason}. Rank {self._rank} waited for it, and ends")
@@ -85,7 +85,7 @@ class _Watch(threading.Thread):
                 return
 
     def failed(self, error: Exception) -> None:
-        """This rank is over; the others hear of it."""
+        """Publish the failure of this rank, print the first failure, and end the process soon."""
         self.over.set()
         first = str(error).partition("\n")[0]
         mine = f"rank {self._rank} failed: {type(error).__name__}: {first}"
@@ -95,11 +95,11 @@ class _Watch(threading.Thread):
         if reason == mine:
             self._tell(mine)
             get_error_handler().record_exception(error)
-        else:  # a collective broke off because another rank is gone
+        else:  # a collective failed because another rank has failed
             self._tell(f"{reason}. Rank {self._rank} ends with it")
             error.add_note(reason)
         abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", None)
-        with suppress(Exception):  # gloo has no such thing, and needs none
+        with suppress(Exception):  # gloo cannot be aborted, and need not be
             abort()
         self._end_soon()
 

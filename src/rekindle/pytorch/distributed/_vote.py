@@ -1,4 +1,4 @@
-"""A larger budget for all ranks, voted for between steps where one cannot do with what it has."""
+"""Raise the budget of all ranks between steps, by a vote, if one rank needs more."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from rekindle.pytorch.tensors import privately
 @final
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """What one rank tells the others."""
+    """The vote of one rank, as sent to the other ranks. All figures are bytes.
+
+    Attributes:
+        budget: Its budget now.
+        limit: The most that it accepts.
+        needed: The least that suffices for it.
+        wanted: The amount that it asks for.
+    """
 
     budget: Bytes
     limit: Bytes
     needed: Bytes
-    """What it cannot do without."""
     wanted: Bytes
-    """What it would rather have."""
 
 
 def agree(
@@ -40,9 +45,9 @@ def agree(
 ) -> Bytes:
     """Raise the budget of all ranks if one of them needs more.
 
-    All ranks call it after each step, when no other collective runs. A rank votes for more if
-    recomputation took a large share of its last step, because all other ranks waited for it, or if
-    it ran out of its budget. Budgets are raised, never lowered.
+    All ranks call it after each step, when no other collective runs. A rank votes for more if it
+    ran out of its budget. It also does if recomputation took a large share of its last step,
+    because all other ranks waited for it. Budgets are raised, never lowered.
 
     Args:
         run: The run of this rank.
@@ -92,13 +97,13 @@ def agree(
     return max(wanted, min(vote.budget for vote in votes))
 
 
-_judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()  # the last step of each run
+_judged: Final[WeakKeyDictionary[Run, int]] = WeakKeyDictionary()  # the last step that was judged
 
 
 def _vote_of(
     run: Run, most: Bytes, failed: OutOfBudget | None, overhead: float, growth: float
 ) -> _Vote:
-    if run.budget is None:  # it has all there is
+    if run.budget is None:  # without a limit
         return _Vote(most, most, 0, 0)
     if failed is not None:
         needed = max(failed.smallest_budget, run.budget + 1)

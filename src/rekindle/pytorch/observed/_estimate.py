@@ -68,7 +68,7 @@ class Estimate:
     """The estimated peak of a training step, by phase, once the optimizer has its state.
 
     Attributes:
-        phases: Each phase with its name, its peak (bytes), and who holds it by category.
+        phases: Each phase with its name, its peak (bytes), and the bytes held then by category.
         assumed: Source lines that asked for a number or a condition, and got 1 or False.
     """
 

@@ -64,8 +64,10 @@ class Phases:
     """Observe the phases of a run that has no limit, or one that is never reached."""
 
     MARGIN: Final = 0.05
-    """Fraction added to the simulated budget. The simulator knows one part at a time, and cannot
-    evict memory that an earlier part left behind."""
+    """Fraction added to the simulated budget.
+
+    The simulator knows one part at a time, and cannot evict memory that an earlier part left behind.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -40,8 +40,8 @@ class Verification:
         recomputations: How many operators ran again.
         operators: How many operators the step called.
         compared: How many things of each kind were compared.
-        differing: What differs with and without the budget, as (kind, name).
-        unstable: What differs between the two runs without a budget, as (kind, name).
+        differing: The things that differ with and without the budget, as (kind, name).
+        unstable: The things that differ between the two runs without a budget, as (kind, name).
         recomputed_differently: Operators whose recomputation gave another result, in order.
         first_unstable: The first operator that differs between the two runs without a budget.
         first_differing: The first operator whose result within the budget differs.
@@ -135,7 +135,7 @@ def verify(
             same each time, with the same batch. Everything that it changes is restored before each
             run and at the end. No other thread may train meanwhile.
         budget: The budget of the third run, in bytes or as text ("6GiB").
-        policy: What to evict: one of `rekindle.policies`.
+        policy: Selects the storage to evict: one of `rekindle.policies`.
 
     Returns:
         A `Verification`. It is true if nothing differs; printed, it is a table.

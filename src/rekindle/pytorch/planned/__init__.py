@@ -1,4 +1,4 @@
-"""Ahead of time: a model's joint graph, partitioned by a plan, run or compiled."""
+"""Plan ahead of time: a model's joint graph, partitioned by a schedule, then run or compiled."""
 
 from rekindle.pytorch.planned._backend import Backend as Backend
 from rekindle.pytorch.planned._export import Export as Export

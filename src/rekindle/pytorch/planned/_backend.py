@@ -1,8 +1,8 @@
-"""`torch.compile(model, backend=rekindle.backend("6GiB"))`: each graph planned within the budget.
+"""`torch.compile(model, backend=rekindle.backend("6GiB"))`: plan each graph within the budget.
 
-Several graphs (after graph breaks) share the budget: each gets what those compiled before it leave
-when they are all in flight, that is the budget less what they save between their passes, their
-parameters and the gradients of these. Compiling one of them again for other inputs replaces it.
+Several graphs (after graph breaks) share the budget. Each graph gets what the graphs compiled
+before it leave while all are in flight: the budget less their saved values, parameters and
+gradients. Compiling a graph again for other inputs replaces it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,17 @@ Shapes = Literal["replan", "error"]
 @final
 @dataclass(frozen=True)
 class Planned:
-    """One graph and its plan. `saved`, in bytes, is what it keeps between its passes."""
+    """One graph and its plan.
+
+    Attributes:
+        plan: The plan of the planner.
+        trace: The trace of the forward and the backward pass.
+        saved: Bytes that the graph keeps between its passes.
+        parameters: Bytes of the parameters that it reads.
+        gradients: Bytes of the gradients of these.
+        spared: Bytes of generator states that the trace counts, but that no recomputation needs.
+        segments: The segment of each call of one in the trace.
+    """
 
     plan: Plan
     trace: Trace
@@ -51,14 +61,23 @@ class Planned:
     parameters: Bytes = 0
     gradients: Bytes = 0
     spared: Bytes = 0
-    """States of generators that nothing runs again from: counted in the trace, but not kept."""
     segments: tuple[Segment, ...] = ()
-    """Of each call of one in the trace."""
 
 
 @final
 class Backend:
-    """What `torch.compile` calls for each graph."""
+    """The backend that `torch.compile` calls for each graph.
+
+    Attributes:
+        budget: The budget in bytes for all graphs together.
+        inner: "inductor" compiles light operators in segments; "eager" runs each operator.
+        shapes: "replan" plans for each shape of inputs; "error" refuses a second one.
+        reserve: Bytes of the budget that are for something else.
+        graphs: By frame of torch.compile, the last graph compiled for that frame.
+        last: The last graph planned, with or without success.
+        rehearsing: While True, graphs are compiled, and raise `Rehearsed` instead of running.
+        when_compiled: Called after a graph was compiled, or could not be.
+    """
 
     def __init__(
         self,
@@ -80,21 +99,17 @@ class Backend:
         self.inner = inner
         self.shapes = shapes
         self.reserve = reserve
-        #: By the number that torch.compile gives each frame: the last graph compiled for it.
         self.graphs: dict[object, Planned] = {}
-        #: The last graph planned, with or without success.
         self.last: Planned | None = None
-        #: Graphs are compiled, and raise `Rehearsed` where they would run.
         self.rehearsing = False
         self._plan_trace = plan_trace
         self._prices = prices or Prices.of_user()
         self._report = report
         self._besides = besides
-        #: Called when a graph is compiled, or cannot be.
         self.when_compiled: Callable[[], None] = lambda: None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: tuple[Bytes, Bytes] = (0, 0)
-        self._segments: dict[Segment, None] = {}  #: all that any graph calls
+        self._segments: dict[Segment, None] = {}  # keeps the segments of all graphs alive
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._same_shapes(module, inputs)
@@ -106,7 +121,7 @@ class Backend:
         try:
             compiled = self._compiled(module, inputs)
         except BaseException:
-            self.graphs.pop(_frame(), None)  # it will never run: its memory is free for others
+            self.graphs.pop(_frame(), None)  # it never runs, so other graphs get its memory
             raise
         finally:
             self.when_compiled()
@@ -131,7 +146,7 @@ class Backend:
             return tangents.of(compiler(module, inputs))
 
     def _elsewhere(self) -> Bytes:
-        """What the other graphs hold while this one runs."""
+        """Return the bytes that the other graphs hold while this one runs."""
         frame = _frame()
         return sum(
             graph.saved + graph.parameters + graph.gradients
@@ -151,7 +166,7 @@ class Backend:
                 put_channels_last(module, num_fwd_outputs)
             lay_out(module, self._price)
             joint = self._joint(module, num_fwd_outputs)
-            # What is compiled is the same for all budgets.
+            # Compiled segments must be the same for all budgets, so that results are too.
             is_tight = self.inner == "inductor" or keep_all_peak(joint.trace) > self._budget_left()
             if is_tight and copy_late_slices(module):
                 joint = self._joint(module, num_fwd_outputs)
@@ -181,7 +196,7 @@ class Backend:
         return boxed(module)
 
     def _in_segments(self, joint: Joint, forward_outputs: int) -> Joint:
-        """The graph of `joint` cut into segments, those that are quicker than their operators."""
+        """Cut the graph of `joint` into segments, except those slower than their operators."""
         if self._report is not None:
             time, peak = format_ns(joint.trace.compute_ns), format_bytes(keep_all_peak(joint.trace))
             self._report(f"before compilation {time} and {peak} a step, nothing evicted")
@@ -193,7 +208,7 @@ class Backend:
                 return found
 
     def _compile(self, segments: Iterable[Segment]) -> None:
-        """The code of all of them, which is made anew in each process, of kernels that are kept."""
+        """Compile all segments. Inductor's cache keeps their kernels across processes."""
         distinct = dict.fromkeys(segments)
         self._segments.update(distinct)
         for number, segment in enumerate(distinct):
@@ -236,7 +251,7 @@ class Backend:
 
 
 class Rehearsed(Exception):
-    """A graph was compiled, and would run now."""
+    """A graph was compiled and would run now."""
 
 
 def _frame() -> object:
@@ -250,7 +265,7 @@ def _bytes_of(tensors: Sequence[Tensor]) -> Bytes:
 
 
 def _saved_bytes(joint: Joint, partition: Partition) -> Bytes:
-    """Of the storages that live from the forward pass to the backward pass, without the inputs."""
+    """Return the bytes that live from the forward to the backward pass, inputs excluded."""
     trace = joint.trace
     sources = {joint.value[node, 0] for node in [*joint.primals, *joint.constants()]
                if (node, 0) in joint.value}  # fmt: skip

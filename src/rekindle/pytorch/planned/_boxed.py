@@ -1,8 +1,8 @@
-"""A graph as a Python function that holds nothing longer than it must.
+"""Turn a graph into a Python function that holds no tensor longer than necessary.
 
-It takes its arguments in a list, which it empties, runs one operator after the other by its plain
-overload, and deletes every name after its last use: what the graph saves and returns is all that is
-left. `torch.fx.Interpreter` does the same in many times the time.
+The function empties its list of arguments, runs each operator by its plain overload, and deletes
+each name after its last use. Only what the graph saves and returns remains.
+`torch.fx.Interpreter` does the same, but takes many times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rekindle.pytorch.planned._segments import Segment
 
 
 def boxed(module: fx.GraphModule, _: object = None) -> Callable[[list[Any]], list[Any]]:
-    """The function of `module`: a list of arguments in, which is emptied, a list of results out."""
+    """Return the function of `module`: it empties a list of arguments and returns a list."""
     writer = _Writer(module)
     source = writer.source()
     scope = dict(writer.scope)
@@ -79,7 +79,7 @@ class _Writer:
                 return [f"{name} = {self._constant(target)}({', '.join(arguments)})"]
 
     def _segment(self, node: fx.Node, gone: list[str]) -> list[str]:
-        """Its code frees what it is given after the last reader: if nobody else holds it."""
+        """Call a segment with its arguments in a list only, so that its code can free them."""
         assert isinstance(node.target, Segment)
         lines = [f"given = {self._text(list(node.args))}"]
         if gone:
@@ -104,13 +104,13 @@ class _Writer:
 
 
 def _run_and_save(func: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-    """The state of the generator that `func` draws from, and its result."""
+    """Run `func` and return the state of its generator before, and its result."""
     generator = _generator(args, kwargs)
     return generator.get_state(), func(*args, **kwargs)
 
 
 def _run_with(state: torch.Tensor, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `func` returned when the generator was in `state`; the generator stays where it is."""
+    """Run `func` from `state` of its generator, and reset the generator afterwards."""
     generator = _generator(args, kwargs)
     now = generator.get_state()
     generator.set_state(state)
@@ -124,7 +124,7 @@ def _generator(args: Any, kwargs: dict[str, Any]) -> torch.Generator:
     return generator_of(tensors_in(args), [], kwargs.get("device"))
 
 
-#: Higher-order operators do not run below a dispatch mode; these do the same anywhere.
+#: Replacements of higher-order operators, which do not run below a dispatch mode.
 _PLAIN: dict[Any, Any] = {
     run_and_save_rng_state: _run_and_save,
     run_with_rng_state: _run_with,

@@ -1,9 +1,9 @@
-"""Images with their channels last: the layout that convolutions are quickest in.
+"""Put images into the channels-last layout, in which convolutions are fastest.
 
-A library that is given the channels first puts them last and back again, at each convolution. So
-they are put last once, where images come in, and stay there: whatever is made of them lies as they
-do. Inductor does the same. It is for compiled plans, which promise no bits of eager PyTorch: sums
-are in another order.
+A library that gets channels-first images converts them to channels-last and back at each
+convolution. Here images are converted once, where they enter, and everything computed from them
+keeps the layout, as in Inductor. It is only for compiled plans, which do not promise eager's bits:
+sums are taken in another order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from torch import fx
 from rekindle.pytorch.planned._layouts import result_of
 
 _aten = torch.ops.aten
-#: What is to lie so: positions of arguments.
+#: Positions of the arguments that are converted.
 _WANT = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def put_channels_last(module: fx.GraphModule, forward_outputs: int) -> None:
-    """Has the images of `module` lie so. What the forward pass returns lies as before."""
+    """Convert the images of `module`; results of the forward pass keep their old layout.
+
+    Args:
+        module: The joint graph; changed in place.
+        forward_outputs: The number of its outputs that belong to the forward pass.
+    """
     graph = module.graph
     strides = {node: _stride(node) for node in graph.nodes}
     copies: dict[fx.Node, fx.Node] = {}
@@ -64,10 +69,11 @@ def _clone(node: fx.Node, layout: torch.memory_format) -> fx.Node:
 
 
 def _as_before(output: fx.Node, node: fx.Node, stride: tuple[int, ...]) -> fx.Node:
-    """For AOTAutograd takes views of results by the strides that it traced."""
+    """Copy a result to its old strides, with which AOTAutograd takes views of it."""
     fake = node.meta["val"]
     before = fake.new_empty_strided(fake.shape, stride)
-    if fake.is_contiguous() and before.is_contiguous():  # they differ in dimensions of size one
+    # Only strides of dimensions of size one differ: any layout will do.
+    if fake.is_contiguous() and before.is_contiguous():
         return node
     with output.graph.inserting_before(output):
         blank = output.graph.call_function(

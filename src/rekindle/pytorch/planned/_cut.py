@@ -1,23 +1,24 @@
-"""Where a joint graph is cut into segments that are compiled: first, and planned after that.
+"""Cut a joint graph into segments, which Inductor compiles. Planning comes after it.
 
-A cut is a barrier to Inductor, and the only sure one: what it is given together it runs in an order
-of its own. So the planner gets each segment as one operator, and decides what is kept, freed and
-computed again between them. The segments depend on the graph alone, not on the budget: what is
-compiled for one budget is there for all, and gives the same bits.
+A cut is a barrier to Inductor, and the only reliable one: it reorders what it compiles together.
+So the planner gets each segment as one operator, and decides what is kept, freed and recomputed
+between segments. Segments depend on the graph alone, not on the budget: code compiled for one
+budget serves all of them, and gives the same bits.
 
-The model. In bytes moved, for on memory light operators wait:
+The model counts bytes moved, because light operators are bound by memory bandwidth:
 
-- Products, convolutions, attention and whatever else Inductor leaves to a library, random
-  operators, those that write or decide: each stands alone. There nothing else can be fused.
-- Light operators between two of these, in one pass, are a run. Of a run those belong together that
-  are connected by what they make or read: only there traffic is saved.
-- What leaves a segment is written in any case, and a cut behind it costs one more read. It is made
-  where what passes is at most half of what it stands for (the sum of two products, from which a
-  norm and gates follow): who wants the rest again needs less at hand.
-- A segment is compiled where that saves enough: the bytes its operators move one by one, less what
-  it reads and writes as a whole, at least `WORTH` of all that light operators move. The others run
-  one by one. So what is compiled in vain is bounded, and the time of it. Nor is a segment called
-  that turns out to be slower than its operators, once it is measured.
+- Products, convolutions, attention and whatever else Inductor leaves to a library stand alone, and
+  so do random operators, writes and routing decisions. Nothing can be fused with them.
+- Light operators between two of these, in one pass, are a run. A run splits into operators that
+  are connected by values they make or read: only there fusion saves traffic.
+- Results that leave a segment are written in any case, so a cut behind them costs one more read. A
+  cut is made where the values that cross it are at most half as large as what they replace. An
+  example is the sum of two products, from which a norm and gates follow: to recompute the rest,
+  fewer bytes must be resident.
+- A segment is compiled if it saves enough: the bytes that its operators move one by one, less what
+  it reads and writes as a whole, must be at least `WORTH` of all bytes that light operators move.
+  This bounds time spent on useless compilation. A segment that is measured to be slower than its
+  operators is not used.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from rekindle.pytorch.planned._joint import (
 )
 from rekindle.pytorch.planned._segments import Segment, segment_of
 
-WORTH = 0.004  #: of the bytes that all light operators move
-CALL_BYTES = 8 << 10  #: what could be moved in the time of a call
-MOST_OPERATORS = 32  #: in a segment: time of compilation, and memory inside it, grow with it
-#: Light, beside what is tagged as pointwise or as a reduction.
+WORTH = 0.004  #: smallest saving that counts, as a fraction of the bytes of all light operators
+CALL_BYTES = 8 << 10  #: bytes that could be moved in the time of a call
+MOST_OPERATORS = 32  #: in a segment: compile time and memory inside it grow with the number
+#: Light operators, in addition to those tagged as pointwise or as a reduction.
 LIGHT = {
     "_adaptive_avg_pool2d",
     "_log_softmax",
@@ -91,7 +92,14 @@ _TAGGED = (torch.Tag.pointwise, torch.Tag.reduction)
 @final
 @dataclass
 class _Group:
-    """Operators that may become a segment: what it reads, and what of its results leaves it."""
+    """Operators that may become a segment.
+
+    Attributes:
+        nodes: The operators, in order.
+        inputs: Tensors that they read and do not make.
+        outputs: Tensors that they make and others read.
+        segment: The segment; None if the operators run one by one.
+    """
 
     nodes: list[fx.Node]
     inputs: list[Place] = field(default_factory=list)
@@ -102,12 +110,12 @@ class _Group:
 
 @final
 class Cut:
-    """The cut of one joint graph. Nothing is compiled here."""
+    """The cut of one joint graph. It compiles nothing."""
 
     def __init__(self, joint: Joint) -> None:
         self._joint = joint
         self._graph = joint.module.graph
-        #: A node for each place: the call itself, or one that picks the result of a call of many.
+        #: By place: its call, or the node that picks one of several results of the call.
         self._node_at: dict[Place, fx.Node] = {}
         self._readers: dict[Place, set[fx.Node]] = {}
         for node in self._graph.nodes:
@@ -122,7 +130,7 @@ class Cut:
         self._choose(self._all())
 
     def write(self) -> None:
-        """Puts segments in the place of light operators in the module of the joint graph."""
+        """Replace light operators by calls of segments in the module of the joint graph."""
         writer = _Writer(self, self._graph)
         writer.write(self._passes[0], self._joint.forward_results)
         writer.write(self._passes[1], self._joint.backward_results)
@@ -131,10 +139,16 @@ class Cut:
         self._joint.module.recompile()
 
     def leave_out_slow(self, written: Joint) -> bool:
-        """Has segments that are slower than their operators run one by one; whether there are any.
+        """Drop segments that are slower than their operators run one by one.
 
-        written: the joint graph with the segments, and their prices. Decided once in a process: to
-        change between compiled code and operators, from plan to plan, changes bits.
+        The decision holds for the whole process, because a change between compiled code and
+        operators from plan to plan would change bits.
+
+        Args:
+            written: The joint graph with the segments, and their costs.
+
+        Returns:
+            True if any segment was dropped.
         """
         cost = {call.target: written.cost(call) for call in written.calls_of_segments()}
         slow: set[Segment] = set()
@@ -151,10 +165,10 @@ class Cut:
     def _all(self) -> list[_Group]:
         return [group for groups in self._passes for group in groups]
 
-    # What reads what.
+    # -- reads and writes -------------------------------------------------------------------------
 
     def _bases(self, nodes: Iterable[fx.Node]) -> Iterator[Place]:
-        """Where the memory that is read through `nodes` was made."""
+        """Yield where the storages that `nodes` read, perhaps as views, were made."""
         for node in nodes:
             maker, index = place_of(node)
             if is_call(maker) and self._joint.is_view(maker):
@@ -163,13 +177,13 @@ class Cut:
                 yield maker, index
 
     def reads(self, nodes: Sequence[fx.Node]) -> list[Place]:
-        """What `nodes` read and do not make."""
+        """Return the places that `nodes` read and do not make."""
         inside = set(nodes)
         places = (place for node in nodes for place in self._bases(node.all_input_nodes))
         return [place for place in dict.fromkeys(places) if place[0] not in inside]
 
     def leaves(self, nodes: Sequence[fx.Node]) -> list[Place]:
-        """What of the results of `nodes` others read."""
+        """Return the results of `nodes` that other nodes read."""
         inside = set(nodes)
         made = ((node, index) for node in nodes for index in range(len(_fakes(node))))
         return [place for place in made if self._readers.get(place, set()) - inside]
@@ -177,7 +191,7 @@ class Cut:
     def node_at(self, place: Place) -> fx.Node:
         return self._node_at[place]
 
-    # Runs, and what belongs together in them.
+    # -- runs and their parts ---------------------------------------------------------------------
 
     def _halves(self) -> tuple[list[fx.Node], list[fx.Node]]:
         halves: tuple[list[fx.Node], list[fx.Node]] = [], []
@@ -187,7 +201,7 @@ class Cut:
         return halves
 
     def _groups(self, calls: Sequence[fx.Node], is_forward: bool) -> list[_Group]:
-        """All of `calls`, in an order in which they can run."""
+        """Group all of `calls`, in an order in which the groups can run."""
         found: list[list[fx.Node]] = []
         run: list[fx.Node] = []
         for node in calls:
@@ -218,15 +232,14 @@ class Cut:
                 yield from self._of_size(part)
 
     def _ties(self, node: fx.Node) -> set[Place]:
-        """By what `node` is connected with others: what it makes, and the largest that it reads."""
+        """Return the places that connect `node` with others: its results, its largest inputs."""
         read = [place for place in self._bases(node.all_input_nodes) if is_call(place[0])]
         largest = max((_bytes(place) for place in read), default=0)
         ties = {place for place in read if 2 * _bytes(place) >= largest}
         return ties | {(node, index) for index in range(len(_fakes(node)))}
 
     def _at_waists(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Cuts where all that passes is written in any case, and is at most half of what the rest
-        then need not read."""
+        """Split where all that crosses is written anyway, and replaces reads of twice its size."""
         begun = 0
         for end in range(1, len(nodes)):
             made, rest = nodes[begun:end], nodes[end:]
@@ -242,7 +255,7 @@ class Cut:
         yield nodes[begun:]
 
     def _of_size(self, nodes: list[fx.Node]) -> Iterator[list[fx.Node]]:
-        """Cuts what is too large where the least passes."""
+        """Split what has too many operators, where the fewest bytes cross."""
         if len(nodes) <= MOST_OPERATORS:
             yield nodes
             return
@@ -255,10 +268,10 @@ class Cut:
         before = set(nodes[:end])
         return [place for place in self.reads(nodes[end:]) if place[0] in before]
 
-    # Which are worth it.
+    # -- worthwhile segments ----------------------------------------------------------------------
 
     def _choose(self, groups: Sequence[_Group]) -> None:
-        """Gives those a segment that save enough together with their equals."""
+        """Give a segment to each group that saves enough, together with equal groups."""
         moved = 0
         saved: Counter[Segment] = Counter()
         for group in groups:
@@ -290,7 +303,7 @@ class Cut:
             given[place].meta = {"val": _fake(place)}
 
         def copy_of(node: fx.Node) -> fx.Node:
-            """Views are taken again inside, from what they are views of: for nothing."""
+            """Copy `node` into the segment; views are taken inside, which costs nothing."""
             if place_of(node) in given:
                 return given[place_of(node)]
             if node not in copies:
@@ -306,7 +319,7 @@ class Cut:
 
 @final
 class _Writer:
-    """The graph anew, with calls of segments."""
+    """Writes the joint graph again, with calls of segments."""
 
     def __init__(self, parts: Cut, graph: fx.Graph) -> None:
         self.new = fx.Graph()
@@ -324,7 +337,7 @@ class _Writer:
             else:
                 for node in group.nodes:
                     self._copy_of(node)
-        for each in results:  # where they are views: as soon as they can be taken
+        for each in results:  # views of results are taken as early as possible
             if isinstance(each, fx.Node):
                 self._copy_of(each)
 
@@ -350,12 +363,12 @@ class _Writer:
             self._made[place] = made
 
 
-#: Of each segment by its key whether its operators are quicker one by one.
+#: By key of a segment: True if its operators are faster one by one.
 _is_slow: dict[str, bool] = {}
 
 
 def _connected(nodes: Sequence[fx.Node], ties: Sequence[set[Place]]) -> Iterator[list[fx.Node]]:
-    """Splits `nodes` into those that are tied to each other; ordered by the last of each."""
+    """Split `nodes` into connected groups, ordered by the last node of each."""
     groups: list[tuple[set[Place], list[fx.Node]]] = []
     for node, places in zip(nodes, ties, strict=True):
         tied = [group for group in groups if not group[0].isdisjoint(places)]

@@ -1,4 +1,4 @@
-"""A plan in the terms of `torch.utils.checkpoint`: nothing of Rekindle stays in the model."""
+"""Export a plan as `torch.utils.checkpoint` calls; the model then does not need Rekindle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle._errors import Unsupported
 from rekindle._types import Bytes, Nanoseconds
 from rekindle._units import format_bytes
 
-Saved = frozenset[tuple[str, int]]  #: names of operators, and which of their calls in a block
+Saved = frozenset[tuple[str, int]]  #: names of operators, and the index of the call in a block
 
 
 @final
@@ -43,7 +43,6 @@ class Export:
     recompute_ns: Nanoseconds
     compute_ns: Nanoseconds
     blocks: Mapping[str, Saved]
-    """Paths of the modules, and what their policy saves; nothing without `selective`."""
 
     @property
     def fits(self) -> bool:
@@ -112,7 +111,7 @@ class Export:
 
 @final
 class _Policy:
-    """Saves the calls on the list. Counts calls in the forward pass and when it is run again."""
+    """Policy that saves the listed calls, counted separately for forward and recomputation."""
 
     def __init__(self, saved: Saved) -> None:
         self._saved = saved
@@ -130,7 +129,7 @@ class _Policy:
 
 
 def candidates(model: nn.Module, ran: set[str]) -> list[str]:
-    """The children of lists and sequentials that ran, the outermost of them."""
+    """Return the outermost children of lists and sequentials that ran and have weights."""
     found: list[str] = []
     for name, module in model.named_modules():
         in_list = isinstance(

@@ -1,8 +1,8 @@
-"""A joint forward-backward graph, as AOTAutograd traces it, told as a trace like any other.
+"""Describe a joint forward-backward graph of AOTAutograd as a trace.
 
-Parameters, buffers, batches and tangents are sources held to the end; so are the results of the
-forward pass, from when they are made, and the gradients. Everything else is let go after its last
-reader. The graph is functional: no operator writes what another reads.
+Parameters, buffers, batches and tangents are sources held to the end. So are gradients, and results
+of the forward pass from when they are made. Everything else is released after its last reader. The
+graph is functional: no operator writes what another reads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,28 @@ from rekindle.pytorch.planned._prices import Price
 from rekindle.pytorch.planned._segments import Segment
 from rekindle.trace import Trace, TraceBuilder
 
-#: A tensor in the graph: the call that makes it, and its place among what the call returns.
+#: A tensor in the graph: the call that makes it, and its index among the results of the call.
 Place = tuple[fx.Node, int]
 CPU_STATE_BYTES = torch.default_generator.get_state().nbytes
 
 
 @final
 class Joint:
-    """`trace`, and the way back from its operators and values to the nodes of the graph."""
+    """A joint graph, its trace, and the maps between operators and nodes, values and places.
+
+    Attributes:
+        module: The graph module.
+        tangents: Placeholders of the gradients of the forward results.
+        primals: All other placeholders: parameters, buffers, batches.
+        output: The output node.
+        forward_results: Results of the forward pass, nodes or constants.
+        backward_results: Results of the backward pass.
+        nodes: The node of each operator of the trace; None for memory outside the graph.
+        value: By place, its value in the trace.
+        place: By value, its place.
+        mutations: By input that the forward pass overwrites, the node with its new contents.
+        trace: The trace.
+    """
 
     def __init__(
         self,
@@ -41,7 +55,15 @@ class Joint:
         besides: Callable[[Bytes], Bytes] = lambda _: 0,
         name: str = "model",
     ) -> None:
-        """`besides(bytes of the sources)` is what is in memory and not in the graph."""
+        """Build the trace.
+
+        Args:
+            module: The joint graph.
+            forward_outputs: The number of outputs that belong to the forward pass.
+            prices: Returns costs and sizes of calls.
+            besides: From the bytes of the sources, returns bytes in memory outside the graph.
+            name: The name of the trace.
+        """
         self.module = module
         nodes = list(module.graph.nodes)
         placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -52,7 +74,6 @@ class Joint:
         self.forward_results: list[Any] = results[:forward_outputs]
         self.backward_results: list[Any] = results[forward_outputs:]
 
-        #: The node of each operator of the trace; None: memory that is in no graph.
         self.nodes: list[fx.Node | None] = []
         self.value: dict[Place, ValueId] = {}
         self.place: dict[ValueId, Place] = {}
@@ -66,21 +87,20 @@ class Joint:
         forward, backward = self._halves(calls)
         self._price = prices(calls)
         self._builder = TraceBuilder(name)
-        #: Inputs that the forward pass gives another content, and the node that computes it.
         self.mutations = self._find_mutations()
         self._mutated = {node.meta["val"].untyped_storage()._cdata for node in self.mutations}
         self.trace = self._tell(forward, backward, besides)
 
-    # What a node reads and makes.
+    # -- reads and writes of a node ---------------------------------------------------------------
 
     def is_view(self, node: fx.Node) -> bool:
-        """Whether all that a call returns lies in the memory of what it is given."""
+        """Return True if all results of a call are views of its arguments."""
         results = self._price[node].results
         return bool(results) and all(each.alias >= 0 for each in results) and not mutates(node)
 
     @staticmethod
     def places(arguments: Any) -> Iterator[Place]:
-        """The tensors among the arguments of a node, in order."""
+        """Yield the tensors among the arguments of a node, in order."""
         for leaf in pytree.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, fx.Node)):
             if isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), Tensor):
                 yield place_of(leaf)
@@ -89,16 +109,16 @@ class Joint:
         return (node for node in self.module.graph.nodes if node.op == "get_attr")
 
     def segments(self) -> tuple[Segment, ...]:
-        """Of each call of one, in order."""
+        """Return the segment of each call of one, in order."""
         return tuple(call.target for call in self.calls_of_segments())  # type: ignore[misc]
 
     def calls_of_segments(self) -> list[fx.Node]:
         return [node for node in self.nodes if node and isinstance(node.target, Segment)]
 
-    # The trace.
+    # -- the trace --------------------------------------------------------------------------------
 
     def _halves(self, calls: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-        """What the forward pass runs and what the backward pass does, each in order."""
+        """Return the calls of the forward pass and of the backward pass, each in order."""
         tainted: set[fx.Node] = set(self.tangents)
         for node in self.module.graph.nodes:
             if not tainted.isdisjoint(node.all_input_nodes):
@@ -120,7 +140,7 @@ class Joint:
         return forward, backward
 
     def _find_mutations(self) -> dict[fx.Node, fx.Node]:
-        """Inputs that have another content after the forward pass, such as statistics, and that."""
+        """Return the inputs that the forward pass overwrites, and the nodes with new contents."""
         named = {node.meta.get("desc"): node for node in self.primals}
         described = self.output.meta.get("desc", ())
         results: Any = self.output.args[0]
@@ -129,7 +149,7 @@ class Joint:
             for each, result in zip(described, results, strict=False)
             if hasattr(each, "mutated_input")
         }
-        for node in self.module.graph.nodes:  # Inductor has the write in the graph, at its end
+        for node in self.module.graph.nodes:  # Inductor writes in the graph itself, at its end
             if mutates(node) and node.args[0] in self.primals:
                 found[node.args[0]] = node.args[1]
         return found
@@ -166,7 +186,7 @@ class Joint:
         return int(node.meta["val"].untyped_storage().nbytes())
 
     def _source(self, node: fx.Node, homes: dict[int, ValueId]) -> None:
-        """Inputs that share memory are views of the first of them."""
+        """Add an input to the trace. One that shares a storage is a view of the first of them."""
         fake = node.meta.get("val")
         if not isinstance(fake, Tensor):
             return
@@ -192,7 +212,7 @@ class Joint:
         aliases = [inputs[each.alias] if each.alias >= 0 else None for each in price.results]
         self.nodes.append(node)
         results = price.results
-        if mutates(node):  # it returns what it wrote: nothing new
+        if mutates(node):  # it returns what it wrote, which is no new value
             for index, alias in enumerate(aliases):
                 if alias is not None:
                     self.value[node, index] = alias
@@ -222,7 +242,7 @@ class Joint:
         return self._price[node].cost
 
     def may_run_again(self, node: fx.Node) -> bool:
-        """Whether a call gives the same once more, at any time."""
+        """Return True if the call gives the same result whenever it runs."""
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
             name = target._schema.name
@@ -244,7 +264,7 @@ class Joint:
 
 
 def _may_differ(node: fx.Node) -> bool:
-    """Whether the node may give other bits when it runs again."""
+    """Return True if the node may give other bits when it runs again."""
     args = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in node.args]
     tensors = [each for each in pytree.tree_leaves(args) if isinstance(each, Tensor)]
     doubt = doubt_of(node.target._schema)  # type: ignore[union-attr]
@@ -256,7 +276,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def is_call(node: fx.Node) -> bool:
-    """Whether the node runs something: all but inputs and the picking of one result of many."""
+    """Return True if the node runs something: not an input, not the choice of one result."""
     return node.op == "call_function" and node.target is not operator.getitem
 
 
@@ -265,14 +285,14 @@ def mutates(node: fx.Node) -> bool:
 
 
 def makes_statistics(node: fx.Node) -> bool:
-    """A batch norm that learns: of running statistics it makes new ones, and nothing else."""
+    """Return True for a batch norm in training: its running statistics are new results."""
     if isinstance(node.target, Segment):
         return node.target.makes_statistics
     where = _STATISTICS.get(getattr(node.target, "name", str)())
     return where is not None and (where < 0 or bool(node.args[where]))
 
 
-#: The position of the argument that says whether statistics are made; negative: always.
+#: Position of the argument that says if statistics are made; negative: they always are.
 _STATISTICS = {
     "aten::_native_batch_norm_legit_functional": 5,
     "aten::_batch_norm_with_update_functional": -1,
@@ -285,23 +305,23 @@ def is_random(node: fx.Node) -> bool:
         return False
     name = target._schema.name
     if name.startswith("prims::inductor_"):
-        return False  # a function of a seed that another operator drew, and that is kept
+        return False  # deterministic, from a seed that another operator drew and that is kept
     return torch.Tag.nondeterministic_seeded in target.tags or name in UNTAGGED_RANDOM
 
 
-#: Draw the seeds of Inductor's own random numbers: a few bytes, kept.
+#: Operators that draw the seeds of Inductor's random numbers: a few bytes, kept.
 _SEEDS = {"prims::inductor_seed", "prims::inductor_seeds"}
 
 
 def state_bytes(node: fx.Node) -> Bytes:
-    """What the state of the generator takes that a random call is repeated from."""
+    """Return the bytes of the generator state from which a random call can be repeated."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
     return 16 if device is not None and is_accelerator(device) else CPU_STATE_BYTES
 
 
 def place_of(node: fx.Node) -> Place:
-    """Where the tensor of `node` is made: at itself, or where it was picked from."""
+    """Return where the tensor of `node` is made: at itself, or at the call it is picked from."""
     path: list[int] = []
     while node.op == "call_function" and node.target is operator.getitem:
         path.insert(0, int(node.args[1]))  # type: ignore[arg-type]
@@ -312,7 +332,7 @@ def place_of(node: fx.Node) -> Place:
 
 
 def index_of(node: fx.Node, path: list[int]) -> int:
-    """The place among the tensors that `node` returns of what lies at `path` in its result."""
+    """Return the index, among the tensors that `node` returns, of the one at `path`."""
     numbered = iter(range(1 << 30))
     tree = pytree.tree_map(
         lambda leaf: next(numbered) if isinstance(leaf, Tensor) else None, node.meta["val"]
@@ -324,7 +344,7 @@ def index_of(node: fx.Node, path: list[int]) -> int:
 
 
 def paths_of(node: fx.Node) -> list[tuple[int, ...]]:
-    """For each tensor that `node` returns the way to it; empty where it returns one tensor."""
+    """Return the path to each tensor in the result of `node`; empty if it is the result."""
     leaves, _ = pytree.tree_flatten_with_path(node.meta.get("val"))
     return [
         tuple(getattr(key, "idx", 0) for key in path)
@@ -334,8 +354,11 @@ def paths_of(node: fx.Node) -> list[tuple[int, ...]]:
 
 
 def _without_blanks(module: fx.GraphModule) -> None:
-    """Dropout on a CPU fills an empty tensor. Out of place that one is only looked at for its size,
-    as which the tensor that it is like does as well, and takes no memory."""
+    """Remove the empty tensors that CPU dropout fills.
+
+    In the functional graph such a tensor is only read for its size. The tensor that it is like
+    has the same size, and takes no additional memory.
+    """
     aten = torch.ops.aten
     drawn = (aten.bernoulli.p, torch.ops.rekindle.bernoulli_like.default)
     for node in [each for each in module.graph.nodes if each.target in drawn]:
@@ -349,7 +372,7 @@ def _without_blanks(module: fx.GraphModule) -> None:
 
 
 def refuse_symbols(module: fx.GraphModule) -> None:
-    """Raises `Unsupported` for a graph that is for more than one size."""
+    """Raise `Unsupported` for a graph that serves more than one size."""
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (

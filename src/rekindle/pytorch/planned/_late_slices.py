@@ -1,9 +1,9 @@
-"""Slices of a gradient that are wanted long after the rest of it: copied, so that the rest can go.
+"""Copy slices of a gradient that are read long after the rest of it, so that the rest can be freed.
 
-The gradient of a concatenation is cut into slices, views of one piece of memory. In a U-Net one
-slice goes on at once, the other waits, until the encoder's turn comes, to be added to what arrives
-there, and keeps the whole gradient alive meanwhile: no planner can let go of half a piece of
-memory. Eager PyTorch pays for it as well (U-Net: 7 % of all activations at once).
+The gradient of a concatenation is cut into slices, views of one storage. In a U-Net one slice is
+read at once. The other waits until the encoder's backward pass adds it to another gradient, and
+keeps the whole storage alive meanwhile: no planner can free half a storage. Eager PyTorch has the
+same cost (U-Net: 7 % of all activations at once).
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from torch import Tensor, fx
 from rekindle._types import Bytes
 from rekindle.pytorch.operators import operator
 
-#: Calls between the last other reader and the first of the slice. A copy takes memory while it is
-#: made: for a gap of a few calls (a residual block of two layers) that saves nothing.
+#: Least number of calls between the last other reader and the first reader of the slice. The copy
+#: takes memory itself, so a short gap (a residual block of two layers) saves nothing.
 _LONG = 12
 
 
 def copy_late_slices(module: fx.GraphModule) -> bool:
-    """Copies the slices of `module` that keep more alive than themselves; whether there were any.
+    """Copy the slices of `module` that keep more memory alive than they have.
 
-    Only those that are added to something: an addition rounds alike wherever its arguments lie in
-    memory, where a matrix product may choose another kernel for another stride.
+    Only slices that are added to something are copied: an addition rounds the same wherever its
+    arguments lie, but a matrix product may choose another kernel for another stride.
+
+    Returns:
+        True if anything was copied.
     """
     position = {node: index for index, node in enumerate(module.graph.nodes)}
     late = [
@@ -52,7 +55,7 @@ def _is_late(node: fx.Node, position: dict[fx.Node, int]) -> bool:
 
 
 def _readers(node: fx.Node, *, without: fx.Node) -> set[fx.Node]:
-    """Who reads the memory of `node`, itself or through views, other than through `without`."""
+    """Return the readers of `node`, direct or through views, other than through `without`."""
     found: set[fx.Node] = set()
     for user in node.users:
         if user is not without:

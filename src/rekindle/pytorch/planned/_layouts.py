@@ -1,9 +1,9 @@
-"""The layouts of a traced program are those of eager PyTorch.
+"""Correct the layouts of a traced program to those of eager PyTorch.
 
-Random numbers fill memory in its order, kernels sum in an order that depends on it, and whether a
-reshape copies does as well. A trace is made with tensors that have no content, and here and there
-they lie otherwise than what the kernels make. So every operator is run on real tensors, as it is
-for its price, and where that shows another layout, it is corrected, with all that follows from it.
+Layout matters for bits: random numbers fill memory in its order, kernels sum in an order that
+depends on it, and a reshape copies or not. Fake tensors are sometimes laid out differently from the
+results of real kernels. Every operator runs on real tensors to be priced anyway; where it shows
+another layout, the trace is corrected, with all that follows from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rekindle.pytorch.planned._joint import is_call
 from rekindle.pytorch.planned._prices import Price
 
 _aten = torch.ops.aten
-#: What a reshape is traced as where it need not copy.
+#: Operators that a reshape is traced as if it need not copy.
 VIEWS = {_aten.view.default, _aten._unsafe_view.default}
 _LIBRARY = torch.library.Library("rekindle", "FRAGMENT")
 _LIBRARY.define(
@@ -38,9 +38,14 @@ _LIBRARY.impl("bernoulli_like", _bernoulli_like, "CompositeExplicitAutograd")
 def lay_out(
     module: fx.GraphModule, prices: Callable[[list[fx.Node]], dict[fx.Node, Price]]
 ) -> None:
-    """Corrects the fake tensors in `module`, and the views that they do not allow."""
+    """Correct the fake tensors in `module`, and views that their layouts do not allow.
+
+    Args:
+        module: The joint graph; changed in place.
+        prices: Returns the measured results of calls.
+    """
     _spread(module.graph, _masks(module.graph))
-    while True:  # each time at least one more operator is right, with all those before it
+    while True:  # each pass corrects at least one more operator, and all before it stay correct
         calls = [node for node in module.graph.nodes if is_call(node)]
         found = prices(calls)
         wrong = {
@@ -52,8 +57,11 @@ def lay_out(
 
 
 def _masks(graph: fx.Graph) -> dict[fx.Node, Any]:
-    """Dropout on a CPU fills an empty tensor, in the layout of that. Out of place, as here,
-    `aten::bernoulli` makes contiguous masks: other numbers in other places."""
+    """Replace the masks of CPU dropout, and return their results in the right layout.
+
+    Eager dropout fills an empty tensor, in its layout. In the functional graph `aten::bernoulli`
+    makes contiguous masks, with other numbers in other places.
+    """
     found: dict[fx.Node, Any] = {}
     for node in graph.find_nodes(op="call_function", target=_aten.bernoulli.p):
         blank: Any = node.args[0]
@@ -64,7 +72,7 @@ def _masks(graph: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def _lies(node: fx.Node, price: Price) -> bool:
-    """Whether a fake result of `node` lies otherwise than the real one."""
+    """Return True if a fake result of `node` has another layout than the real one."""
     return any(
         tuple(fake.stride()) != tuple(result.stride)
         and any(
@@ -92,7 +100,7 @@ def _as_measured(node: fx.Node, price: Price) -> Any:
 
 
 def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
-    """Gives nodes these results, and those that read them what follows from that."""
+    """Set the results of these nodes, and recompute the fake results of their readers."""
     changed: set[fx.Node] = set()
     for node in graph.nodes:
         if node in layouts:
@@ -108,7 +116,7 @@ def _spread(graph: fx.Graph, layouts: dict[fx.Node, Any]) -> None:
 
 
 def result_of(node: fx.Node) -> Any:
-    """What `node` makes of what it reads, without content; a view that cannot be copies."""
+    """Return the fake result of `node`; a view that its input does not allow becomes a copy."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,8 +1,8 @@
-"""A schedule as two graphs: what the forward pass runs and what the backward pass does.
+"""Turn a schedule into two graphs: one for the forward pass, one for the backward pass.
 
-Each `Compute` becomes a node, a second `Compute` of the same operator another one. What the forward
-graph made last and the backward graph reads is saved, nothing else. Random operators that run again
-do so from the state of the generator at their first run.
+Each `Compute` becomes a node; a second `Compute` of the same operator becomes another one. Values
+that the forward graph made last and the backward graph reads are saved, nothing else. A random
+operator that runs again starts from the state of the generator at its first run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 
 @final
 class Partition:
-    """The forward and the backward graph of a joint graph under a schedule."""
+    """The forward and the backward graph of a joint graph under a schedule.
+
+    Attributes:
+        saved_values: Values that the forward pass saves for the backward pass.
+    """
 
     def __init__(self, joint: Joint, schedule: Schedule) -> None:
         self._joint = joint
@@ -46,13 +50,12 @@ class Partition:
         self._forward = fx.Graph()
         self._backward = fx.Graph()
         self._graph = self._forward
-        self._now: dict[ValueId, fx.Node] = {}  # the copy of each value, in the present graph
-        self._before: dict[ValueId, fx.Node] = {}  # in the forward graph, once it is done
-        self._saved: list[tuple[fx.Node, fx.Node]] = []  # in the forward, and in the backward graph
-        #: What the forward pass leaves for the backward pass.
+        self._now: dict[ValueId, fx.Node] = {}  # the copy of each value in the current graph
+        self._before: dict[ValueId, fx.Node] = {}  # the same in the forward graph, once complete
+        self._saved: list[tuple[fx.Node, fx.Node]] = []  # pairs: in forward, in backward graph
         self.saved_values: list[ValueId] = []
         self._ran: set[fx.Node] = set()
-        self._states: dict[fx.Node, fx.Node] = {}  # of generators, by the node of the joint graph
+        self._states: dict[fx.Node, fx.Node] = {}  # generator states, by node of the joint graph
         self._draw(schedule)
 
     def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -61,7 +64,7 @@ class Partition:
 
     @property
     def spared(self) -> Bytes:
-        """The states of generators that are not kept, for nothing runs again from them."""
+        """The bytes of generator states that are not saved, as no recomputation needs them."""
         return sum(
             state_bytes(node) for node in self._ran if is_random(node) and node not in self._states
         )
@@ -112,7 +115,8 @@ class Partition:
 
     def _compute(self, node: fx.Node) -> None:
         arguments = (node.args, node.kwargs)
-        if node in self._ran and makes_statistics(node):  # its other results do not depend on them
+        # When run again, a batch norm reads the new statistics; its other results ignore them.
+        if node in self._ran and makes_statistics(node):
             arguments = map_arg(arguments, lambda n: self._joint.mutations.get(n, n))
         self._ran.add(node)
         args, kwargs = map_arg(arguments, self._now_of)
@@ -120,7 +124,7 @@ class Partition:
         for index, path in enumerate(paths_of(node)):
             value = self._joint.value[node, index]
             if value in self._now or value in self._before:
-                continue  # what is there already stays
+                continue  # a resident value stays
             result = made
             fake = node.meta["val"]
             for step in path:
@@ -154,7 +158,7 @@ class Partition:
         return state
 
     def _now_of(self, node: fx.Node) -> Any:
-        """The present copy of what `node` of the joint graph stands for."""
+        """Return the copy of `node` of the joint graph in the current graph."""
         if not isinstance(node.meta.get("val"), Tensor):
             return node.meta["val"]  # a number: sizes are fixed
         value = self._joint.value[place_of(node)]
@@ -169,7 +173,7 @@ class Partition:
         return found
 
     def _save(self, before: fx.Node) -> fx.Node:
-        """Carries a result of the forward graph over to the backward graph."""
+        """Pass a result of the forward graph to the backward graph as a saved value."""
         first = next(iter(self._backward.nodes), None)
         point = self._backward.inserting_before(first)
         with point:
@@ -204,7 +208,7 @@ class Partition:
 
 
 def _boundary(joint: Joint, schedule: Schedule) -> int:
-    """The first action that belongs to the backward pass."""
+    """Return the index of the first action of the backward pass."""
     tangents = set(joint.tangents)
     ran: set[int] = set()
     for index, action in enumerate(schedule.actions):
@@ -234,7 +238,7 @@ def _fake_state(node: fx.Node) -> Tensor:
 
 
 def _described(joint: Joint, start: int, end: int | None) -> dict[str, Any]:
-    """What AOTAutograd notes about results, in the versions that do."""
+    """Return AOTAutograd's descriptions of results, in the versions of torch that have them."""
     if "desc" not in joint.output.meta:
         return {}
     return {"desc": list(joint.output.meta["desc"][start:end])}

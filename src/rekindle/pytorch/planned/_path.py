@@ -1,7 +1,7 @@
-"""Which way a program goes that asks whether it is compiled.
+"""Choose the path of a traced program that asks if it is being compiled.
 
-Many take another path for compilers: a scan in place of a loop, all experts in place of those that
-are chosen. That gives other bits than eager PyTorch.
+Many programs take another path for compilers: a scan in place of a loop, all experts in place of
+the chosen ones. Such a path gives other bits than eager PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QUESTIONS = (
 
 @final
 class _AsIfEager:
-    """Inside, programs that are traced hear that they are not compiled, in all threads."""
+    """While entered, have `is_compiling()` return False in traced programs, in all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""`rekindle.plan(model, ...)`: a model, planned; `apply()` gives the module that runs the plan."""
+"""`rekindle.plan(model, ...)`: plan a model; `apply()` returns the module that runs the plan."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ModelPlan:
         return self._module
 
     def report(self) -> str:
-        """The figures, one a line."""
+        """Return the figures of the plan, one a line."""
         plan = self.plan
         rows = [("status", str(self.status)), ("budget", format_bytes(self.budget))]
         if self.reserve:
@@ -156,10 +156,20 @@ def plan_model(
     report: Report | None = None,
     compiled: bool = False,
 ) -> ModelPlan:
-    """Traces `model` on `example_inputs` without running it, and plans it.
+    """Trace `model` on `example_inputs` without running it, and plan it.
 
-    `example_inputs`: a tuple of arguments, a mapping of keyword arguments, or one tensor.
-    `compiled`: light operators in segments, by Inductor.
+    The model is traced as eager code; if that fails, along its path for compilers.
+
+    Args:
+        model: The model.
+        example_inputs: A tuple of arguments, a mapping of keyword arguments, or one tensor.
+        budget: The budget in bytes.
+        plan_trace: Makes a plan from a trace and a budget.
+        shapes: "replan" plans for each shape of inputs; "error" refuses a second one.
+        reserve: Bytes of the budget that are for something else.
+        prices: Costs of operators. Default: those in the user's cache.
+        report: Called with texts on the progress.
+        compiled: Compile light operators in segments, by Inductor.
     """
     args, kwargs = _arguments(example_inputs)
     around = _bytes_around(model, (args, kwargs))
@@ -175,7 +185,7 @@ def plan_model(
             report=report,
             besides=lambda counted: max(around - counted, 0),
         )
-        module = copy.copy(model)  # its own flags and hooks; parameters, children are shared
+        module = copy.copy(model)  # with its own flags and hooks, and shared parameters, children
         module._compiled_call_impl = _Call(module, backend, path)  # type: ignore[assignment]
         _rehearse(backend, lambda: module(*args, **kwargs))
         return ModelPlan(backend, module, path)
@@ -183,12 +193,12 @@ def plan_model(
     try:
         return planned("eager")
     except _Untraceable:
-        pass  # no cause of what follows, which has a reason of its own
+        pass  # leaving the handler: the error is not the context of the next one
     return planned("compiled")
 
 
 def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
-    """Has `run` traced and planned, not run."""
+    """Have `run` traced and planned, but not run."""
     backend.rehearsing = True
     try:
         with torch.enable_grad():
@@ -208,10 +218,14 @@ def _rehearse(backend: Backend, run: Callable[[], object]) -> None:
 
 
 def training_step(model: nn.Module, example_inputs: Any) -> Callable[[], Any]:
-    """A forward and a backward pass of `model`, plain or planned; returns the model's results.
+    """Return a function that runs a forward and a backward pass of `model` and returns its results.
 
-    Differentiated are results that are single numbers, as a loss is; where there are none, all, by
-    random gradients, the same each time.
+    The function differentiates results that are single numbers, as a loss is. If there are none, it
+    differentiates all results, from random gradients that are the same each time.
+
+    Args:
+        model: A plain or a planned model.
+        example_inputs: As for `plan_model`.
     """
     args, kwargs = _arguments(example_inputs)
     leaves = [*model.parameters(), *(x for x in _tensors_in((args, kwargs)) if x.is_leaf)]
@@ -239,20 +253,20 @@ def _gradient_for(result: Tensor) -> Tensor:
 
 
 class _Untraceable(Unsupported):
-    """The program takes a path that no one graph shows."""
+    """The model cannot be traced into one graph along this path."""
 
 
 _NOT_TRACED = (
     exc.Unsupported,
     exc.UserError,
-    exc.TorchRuntimeError,  # an operator that cannot run on tensors without content
+    exc.TorchRuntimeError,  # an operator that does not run on fake tensors
     GuardOnDataDependentSymNode,
 )
 
 
 @final
 class _Call:
-    """Stands for `module._call_impl`, compiled in one piece; errors come out as they went in."""
+    """Replacement of `module._call_impl`, compiled as one graph; unwraps errors of the backend."""
 
     def __init__(self, module: nn.Module, backend: Backend, path: Path) -> None:
         self._path = as_if_eager if path == "eager" else nullcontext()
@@ -292,16 +306,16 @@ class _Call:
 
 
 def _loggers() -> set[Any]:
-    """Messages to a log do not keep a model from being planned: they are left out."""
+    """Return the methods of loggers. Tracing skips their calls, so that logging models work."""
     names = ("debug", "info", "warning", "error", "log", "warning_once", "warning_advice")
     return {getattr(Logger, name) for name in names if hasattr(Logger, name)}
 
 
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `function`, with a code object that no other has.
+    """Return a function that calls `function` and has a code object of its own.
 
-    What is compiled hangs on a code object, and there may be only so much: were it shared, as that
-    of `nn.Module._call_impl`, one plan more would throw out another.
+    Compiled code belongs to a code object, which holds only a limited number of versions. If plans
+    shared one, as that of `nn.Module._call_impl`, a new plan would replace another.
     """
 
     def planned(*args: Any, **kwargs: Any) -> Any:
@@ -330,7 +344,7 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _bytes_around(model: nn.Module, inputs: Any) -> Bytes:
-    """Parameters, buffers and inputs, whether the step reads them or not."""
+    """Return the bytes of parameters, buffers and inputs, even of those that no step reads."""
     given = [*model.parameters(), *model.buffers(), *_tensors_in(inputs)]
     homes = [each.untyped_storage() for each in given]
     return sum({home._cdata: home.nbytes() for home in homes}.values())

@@ -1,13 +1,13 @@
-"""What an operator costs, how many bytes it makes and what it aliases: asked of the device itself.
+"""Measure operators on the device: cost, bytes of results, views, workspace.
 
-Each signature (operator, geometry of its tensors, plain arguments) is run on real tensors of those
-shapes, a few times. In a step an operator reads some of what was written just before, and some from
-long ago: its price is halfway between the least time with warm caches and the least after they were
-filled with something else. Where memory comes from is seen from the same run: a result that lies in
-the storage of an argument is a view, whatever the schema says.
+Each signature (operator, geometry of its tensors, plain arguments) runs a few times on real tensors
+of those shapes. In a step an operator reads some tensors written just before, and some written long
+ago. So its cost is the mean of two times: the least with warm caches, and the least after the
+caches were filled with other data. The same run shows views: a result in the storage of an argument
+is a view, whatever the schema says.
 
-Prices are kept in a file for each device and version of torch, so that the second plan of a model
-starts at once: in the folder of `rekindle._cache.cache_folder`.
+Prices are kept in one file per device and version of torch, in the folder of
+`rekindle._cache.cache_folder`, so that the second plan of a model starts at once.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from rekindle.pytorch.devices import accelerator, is_accelerator, is_out_of_memo
 from rekindle.pytorch.operators import kernels_in_words
 from rekindle.pytorch.planned._segments import Segment
 
-FEWEST_RUNS, MOST_RUNS = 2, 6  #: warm and cold
-ENOUGH_NS = 20_000_000  #: of running one operator: more does not make the price much better
-CACHE_BYTES = 40 << 20  #: written before a cold run: as much as a last-level cache holds
-SMALL_BYTES = 1 << 16  #: what reads less costs its call, wherever it lies
-UNPRICED_BYTES_PER_NS = 4  #: what could not be run alone costs what moving its bytes takes
+FEWEST_RUNS, MOST_RUNS = 2, 6  #: number of runs, warm and cold each
+ENOUGH_NS = 20_000_000  #: time for one signature; more runs hardly improve the cost
+CACHE_BYTES = 40 << 20  #: written before a cold run: about the size of a last-level cache
+SMALL_BYTES = 1 << 16  #: an operator that reads less takes the time of its call, warm or cold
+UNPRICED_BYTES_PER_NS = 4  #: assumed bandwidth for operators that cannot be run alone
 
 Report = Callable[[str], None]
 
@@ -50,10 +50,12 @@ Report = Callable[[str], None]
 @final
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One tensor that an operator returns: bytes of its storage, or the argument it is a view of.
+    """One tensor that an operator returns.
 
-    `alias` is a position among the tensor arguments; -1: a storage of its own. `stride` is how it
-    lies there.
+    Attributes:
+        nbytes: Bytes of its storage.
+        alias: Position among the tensor arguments of the one it is a view of; -1: none.
+        stride: Its strides.
     """
 
     nbytes: Bytes
@@ -64,8 +66,13 @@ class Result:
 @final
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one signature: ns, the tensors returned, in order, and the bytes that it takes inside
-    itself while it runs."""
+    """The measurements of one signature.
+
+    Attributes:
+        cost: Time (ns).
+        results: The tensors returned, in order.
+        workspace: Bytes that the operator uses internally.
+    """
 
     cost: Nanoseconds
     results: tuple[Result, ...]
@@ -74,7 +81,7 @@ class Price:
 
 @final
 class Prices:
-    """The prices of one device, kept in `folder`; `Prices(None)` keeps them in memory only."""
+    """The prices of each device, kept in `folder`; `Prices(None)` keeps them in memory only."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -82,11 +89,16 @@ class Prices:
 
     @staticmethod
     def of_user() -> Prices:
-        """Those in the user's cache folder."""
+        """Return the prices in the user's cache folder."""
         return Prices(cache_folder())
 
     def of(self, nodes: list[fx.Node], report: Report | None = None) -> dict[fx.Node, Price]:
-        """The price of each node, whose arguments carry fake tensors in `meta["val"]`."""
+        """Return the price of each node, and measure those that are not known.
+
+        Args:
+            nodes: Calls whose arguments carry fake tensors in `meta["val"]`.
+            report: Called with texts on the progress.
+        """
         found: dict[fx.Node, Price] = {}
         missing: dict[tuple[str, str], list[fx.Node]] = {}
         for node in nodes:
@@ -105,7 +117,7 @@ class Prices:
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise
-                    price = _guess(alike[0])  # of today: nothing to remember
+                    price = _guess(alike[0])  # not stored: there may be memory next time
                 found.update(dict.fromkeys(alike, price))
         finally:
             for device in {device for device, _ in missing}:
@@ -125,7 +137,7 @@ class Prices:
     def _load(self, device: str) -> dict[str, Price]:
         if self.folder is None:
             return {}
-        with suppress(OSError, ValueError, TypeError, KeyError):  # a broken file is measured anew
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a broken file is ignored
             stored = json.loads(self._path(device).read_text(encoding="utf-8"))
             return {
                 signature: Price(
@@ -140,7 +152,7 @@ class Prices:
         return {}
 
     def _save(self, device: str) -> None:
-        """Whole or not at all, together with what another process measured meanwhile."""
+        """Write the file atomically, merged with what other processes measured meanwhile."""
         if self.folder is None:
             return
         known = self._known[device] = self._load(device) | self._known[device]
@@ -152,7 +164,7 @@ class Prices:
             )
             for signature, price in known.items()
         }
-        with suppress(OSError):  # a cache that cannot be written is no reason to stop
+        with suppress(OSError):  # a cache that cannot be written must not stop the program
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, path = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             with open(handle, "w", encoding="utf-8") as file:
@@ -161,7 +173,7 @@ class Prices:
 
 
 def signature_of(node: fx.Node) -> tuple[str, str]:
-    """The device that runs the node, and the text that equal calls have in common."""
+    """Return the device that runs the node, and a text that is equal for equal calls."""
     devices: list[torch.device] = []
 
     def text(value: Any) -> str:
@@ -177,7 +189,7 @@ def signature_of(node: fx.Node) -> tuple[str, str]:
 
     arguments = [text(value) for value in node.args]
     arguments += [f"{name}={text(value)}" for name, value in node.kwargs.items()]
-    text(node.meta.get("val"))  # what only makes tensors has its device from them
+    text(node.meta.get("val"))  # an operator without tensor arguments: the device of its result
     device = devices[0] if devices else torch.device("cpu")
     where = f"{_name_of(device)}-{torch.get_num_threads()}" if device.type == "cpu" else ""
     return where or _name_of(device), f"{node.target}({', '.join(arguments)})"
@@ -190,9 +202,13 @@ def _name_of(device: torch.device) -> str:
 
 
 def measure(node: fx.Node) -> Price:
-    """Runs the call of `node` on tensors made for it; the generators are as before afterwards.
+    """Run the call of `node` on tensors made for it, and return its price.
 
-    Raises the allocator's error where there is no memory for that.
+    The random number generators are left as before. An operator that cannot run on made-up values
+    gets an estimate.
+
+    Raises:
+        RuntimeError: The allocator's error, if there is no memory for these tensors.
     """
     if not isinstance(node.target, torch._ops.OpOverload | Segment):
         return _guess(node)
@@ -202,7 +218,7 @@ def measure(node: fx.Node) -> Price:
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, RekindleError):
                 raise
-            return _guess(node)  # made-up arguments: a singular matrix, an index too large
+            return _guess(node)  # made-up values do not suit: a singular matrix, a large index
 
 
 def _run(node: fx.Node) -> Price:
@@ -231,9 +247,10 @@ def _run(node: fx.Node) -> Price:
 
 
 def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, ...]:
-    """One for each fake result; of those that a kernel leaves out, None in their place, no bytes.
+    """Return one `Result` for each fake result.
 
-    So does the backward pass of a norm whose input needs no gradient.
+    Some kernels return None in place of a tensor, as the backward pass of a norm does whose input
+    needs no gradient. Such a result has no bytes.
     """
     told: list[Result] = []
     leaves = pytree.tree_leaves(returned)
@@ -249,7 +266,7 @@ def _told(node: fx.Node, returned: Any, homes: dict[int, int]) -> tuple[Result, 
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """Inside, the profiler does not print a line at each start and stop, unless the user asked."""
+    """Keep the profiler from printing at each start and stop, unless the user set the variable."""
     asked = "KINETO_LOG_LEVEL" in os.environ
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the profiler is first used
     try:
@@ -260,17 +277,19 @@ def _quiet_profiler() -> Iterator[None]:
 
 
 def _most_at_once(call: Callable[[], object], device: torch.device) -> Bytes:
-    """What the allocator gives out during `call`, at its most: results and what is between. On a
-    device whatever it gives out, one after the other or at once."""
+    """Return the peak of memory allocated during `call`: results and intermediate values.
+
+    On a device it is the sum of all allocations, freed ones included.
+    """
     if is_accelerator(device):
         before = accelerator.allocator_figures(device)["allocated_bytes.all.allocated"]
         call()
         return accelerator.allocator_figures(device)["allocated_bytes.all.allocated"] - before
     profiled = torch._C._autograd._profiler_enabled()  # type: ignore[attr-defined]
-    if profiled:  # there can be one at a time, and this is somebody's
+    if profiled:  # only one profiler can run, and this one is the user's
         call()
         return 0
-    # The profiler's memory events are those of the allocator itself: compiled code shows no others.
+    # The memory events come from the allocator itself; compiled code allocates past other hooks.
     with (
         _quiet_profiler(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed,
@@ -297,7 +316,7 @@ def _time(node: fx.Node, args: Any, kwargs: Any, device: torch.device) -> Nanose
         end.record()
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
-    # On one thread its own clock, which stands still while other processes have the core.
+    # The clock of a single thread stands still while other processes have the core.
     clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
     began = clock()
     _call(node, args, kwargs)
@@ -309,7 +328,7 @@ def _values(arguments: Any) -> Any:
 
 
 def _real(value: Any) -> Any:
-    """A tensor like the fake `value`, with content that kernels take: numbers in (0, 1), or 0."""
+    """Return a real tensor like `value`, filled with numbers in (0, 1), or 0 for integers."""
     if not isinstance(value, Tensor):
         return value
     reach = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
@@ -321,7 +340,7 @@ def _real(value: Any) -> Any:
 
 
 def _guess(node: fx.Node) -> Price:
-    """From the fake tensors and the schema, for what cannot be run alone."""
+    """Estimate the price of a call that cannot be run alone from fake tensors and schema."""
     leaves = pytree.tree_leaves((_values(node.args), _values(node.kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     homes = {leaf.untyped_storage()._cdata: position for position, leaf in enumerate(given)}

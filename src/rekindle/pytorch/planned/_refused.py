@@ -1,4 +1,4 @@
-"""What `rekindle.plan` is given by mistake, and what to write instead."""
+"""Check the arguments of `rekindle.plan`: errors say what was got and what to write instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from rekindle._errors import InvalidArgument, Unsupported
 
 @contextmanager
 def checked(model: Any, example_inputs: Any) -> Generator[None]:
-    """Raises `InvalidArgument` where `model` is none, or does not run with these inputs."""
+    """Raise `InvalidArgument` if `model` is not a model, or does not run with these inputs.
+
+    The body of the context traces the model; its errors are translated.
+    """
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise InvalidArgument(
@@ -47,7 +50,7 @@ def _check_signature(model: nn.Module, example_inputs: Any) -> None:
     elif isinstance(example_inputs, list | tuple):
         positional = tuple(example_inputs)
     else:
-        return  # what else it is, whoever takes the arguments apart says
+        return  # other types are refused where the arguments are taken apart
     try:
         inspect.signature(model.forward).bind(*positional, **keywords)
     except TypeError as error:

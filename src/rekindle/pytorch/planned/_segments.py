@@ -1,8 +1,8 @@
-"""A segment: a run of light operators that Inductor compiles, and that is called as one operator.
+"""Compile segments: a segment is a run of light operators that is called as one operator.
 
-Segments that are equal up to names (the layers of a transformer, the steps of a recurrence) are one
-object, compiled once. The first run of a segment and each recomputation are the same code on the
-same inputs, and so give the same bits, whatever the budget.
+Segments that are equal up to names (layers of a transformer, steps of a recurrence) are one object,
+compiled once by Inductor. The first run of a segment and each recomputation run the same code on
+the same inputs, so they give the same bits, whatever the budget.
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rekindle._errors import Unsupported
 from rekindle.pytorch.operators import kernels_in_words
 
-#: Takes its arguments in a list, which it empties, and returns the results in another one.
+#: A function that empties its list of arguments and returns a sequence of results.
 Boxed = Callable[[list[Any]], Sequence[Tensor]]
 
 
 @final
 class Segment:
-    """Tensors in, tensors out: what `graph` computes, compiled when it is first asked for.
+    """A function from tensors to tensors that computes `graph`, compiled on first use.
 
-    The placeholders of `graph` and what it returns carry fake tensors in `meta["val"]`. No result
-    is a view of another, or of an argument.
+    Placeholders and results of `graph` carry fake tensors in `meta["val"]`. No result is a view of
+    another result or of an argument.
+
+    Attributes:
+        graph: The graph that it computes.
+        key: A hash that equal segments share.
+        makes_statistics: True if it contains a batch norm in training.
     """
 
     def __init__(self, graph: fx.Graph, key: str, *, makes_statistics: bool) -> None:
         self.graph = graph
         self.key = key
-        #: Whether there is a batch norm in it that learns.
         self.makes_statistics = makes_statistics
         self._boxed: Boxed | None = None
         self._lock = threading.Lock()
-        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"  # asked for where code is written
+        self.__name__ = self.__qualname__ = f"segment_{key[:12]}"  # fx prints these names
 
     def __str__(self) -> str:
         names = [_name(node) for node in self.graph.nodes if node.op == "call_function"]
@@ -58,7 +62,11 @@ class Segment:
         return self._boxed is not None
 
     def compile(self) -> Boxed:
-        """The code, made where there is none yet. Raises `Unsupported` where Inductor cannot."""
+        """Return the compiled code, and compile it if necessary.
+
+        Raises:
+            Unsupported: Inductor cannot compile it.
+        """
         with self._lock:
             if self._boxed is None:
                 try:
@@ -73,8 +81,15 @@ class Segment:
             return self._boxed
 
     def compare(self, args: Sequence[Any], results: Sequence[Tensor]) -> None:
-        """Raises `Unsupported` where `results` are not what the operators make of `args`, run one
-        by one, but for rounding."""
+        """Compare the results of compiled code with those of the operators, up to rounding.
+
+        Args:
+            args: The arguments that both get.
+            results: The results of the compiled code.
+
+        Raises:
+            Unsupported: They differ by more than rounding, or in layout.
+        """
         wanted = fx.GraphModule({}, self.graph)(*args)
         for expected, found in zip(wanted, results, strict=True):
             if found.stride() != expected.stride() or not _close(found, expected):
@@ -85,7 +100,7 @@ class Segment:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    """Half of the digits agree, of the largest number's."""
+    """Return True if both agree in half of the digits of the largest number."""
     if not expected.is_floating_point() or not expected.numel():
         return torch.equal(found, expected)
     finite = expected.isfinite()
@@ -101,7 +116,7 @@ _known: WeakValueDictionary[str, Segment] = WeakValueDictionary()
 
 
 def segment_of(graph: fx.Graph, *, makes_statistics: bool) -> Segment:
-    """The segment that computes what `graph` does; the same one for equal graphs."""
+    """Return the segment that computes `graph`; equal graphs share one segment."""
     key = _key(graph)
     found = _known.get(key)
     if found is None:
@@ -110,7 +125,7 @@ def segment_of(graph: fx.Graph, *, makes_statistics: bool) -> Segment:
 
 
 def _key(graph: fx.Graph) -> str:
-    """All that code depends on: operators, what they read, constants, geometry, switches."""
+    """Return a hash of all that the code depends on: operators, constants, geometry, switches."""
     numbers: dict[fx.Node, int] = {}
 
     def text(value: Any) -> str:
@@ -145,13 +160,13 @@ def _name(node: fx.Node) -> str:
 
 
 def _compile(graph: fx.Graph) -> Boxed:
-    """By Inductor's own entry below `torch.compile`, without its guards: sizes are fixed here."""
+    """Compile `graph` by Inductor's entry below `torch.compile`: sizes are fixed, so no guards."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.utils import BoxedBool
 
-    # Without symbols for shapes, of which there are none, Inductor looks into none of its caches.
+    # Inductor uses its caches only with a shape environment, though no shape is symbolic here.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     module = fx.GraphModule({}, graph)
     with (
@@ -163,10 +178,10 @@ def _compile(graph: fx.Graph) -> Boxed:
     ):
         with mode:
             args = [_like(node.meta["val"]) for node in graph.find_nodes(op="placeholder")]
-            # Inductor wants operators taken apart, and taking apart may make constants.
+            # Inductor needs decomposed operators, and decomposition may make constants.
             whole = make_fx(module, decomposition_table=select_decomp_table())(*args)
         output = whole.graph.output_node()
-        # Results are to lie in memory as those of the operators one by one do.
+        # Results must have the layout that the operators, run one by one, give them.
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
         record_original_output_strides(whole)
         compiled: Any = compile_fx_inner(
@@ -176,7 +191,7 @@ def _compile(graph: fx.Graph) -> Boxed:
 
 
 def _like(fake: Tensor) -> Tensor:
-    """A tensor of the present mode that lies as `fake` does."""
+    """Return a tensor of the current mode with the geometry of `fake`."""
     size, stride, offset = tuple(fake.shape), fake.stride(), fake.storage_offset()
     if offset == 0:
         return torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)

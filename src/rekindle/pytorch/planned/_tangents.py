@@ -1,10 +1,11 @@
-"""The backward graph run on the gradients that there are, as they lie in memory.
+"""Run a backward graph on gradients as they come, in their own layouts.
 
-AOTAutograd traces it as if every result of the forward pass got a gradient, in the layout of that
-result. At run time it fills what has none with zeros and copies the rest into that layout. Eager
-PyTorch does neither: what leads to no gradient is not run, and kernels see gradients as they come.
-A sum takes the layout of its first term, zeros or not; and by their layout kernels sum in another
-order. So here AOTAutograd passes on what it is given, and the graph is cut to that.
+AOTAutograd traces the backward graph as if every result of the forward pass got a gradient, in the
+layout of that result. At run time it fills missing gradients with zeros and copies the others into
+that layout. Eager PyTorch does neither: it does not run operators that lead to no gradient, and
+kernels see gradients as they come. That changes bits: a sum takes the layout of its first term,
+zeros or not, and kernels sum in an order that depends on the layout. So here AOTAutograd passes
+gradients on unchanged, and a graph is made for each pattern of gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rekindle.pytorch.planned._joint import is_tangent, mutates
 from rekindle.pytorch.planned._layouts import VIEWS
 from rekindle.pytorch.planned._segments import Segment
 
-#: How a gradient comes: not at all, as it was expected, or in another layout.
+#: How a gradient comes: missing, in the traced layout, or in another layout.
 Comes = Literal["undefined", "expected", "otherwise"]
 
 _aten = torch.ops.aten
@@ -30,7 +31,7 @@ _aten = torch.ops.aten
 
 @final
 class Tangents:
-    """Compilers of a forward and a backward graph between which gradients stay as they are."""
+    """Compilers of a forward and a backward graph that pass gradients on unchanged."""
 
     def __init__(self) -> None:
         self._forward: Callable[..., Any] | None = None
@@ -41,7 +42,10 @@ class Tangents:
         return self._forward
 
     def backward(self, module: fx.GraphModule, _: object = None) -> Callable[..., Any]:
-        """As `boxed`; of the tangents some may be None, or lie otherwise than was expected."""
+        """Return the function of `module`, like `boxed`.
+
+        A gradient that it is given may be None, or have another layout than traced.
+        """
         tangents = [
             (place, node.meta["val"])
             for place, node in enumerate(module.graph.find_nodes(op="placeholder"))
@@ -61,7 +65,7 @@ class Tangents:
         return run
 
     def of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What AOTAutograd made, with results that get no zeros where they get no gradient."""
+        """Wrap the function that AOTAutograd made: missing gradients are not filled with zeros."""
 
         def run(*args: Any) -> Any:
             results = compiled(*args)
@@ -73,7 +77,7 @@ class Tangents:
         return run
 
     def _node_behind(self, results: Sequence[Any]) -> Any:
-        """The one node that stands for the backward graph; views are made of its results."""
+        """Return the autograd node of the backward graph; results may be views of its results."""
         for each in results:
             node = each.grad_fn if isinstance(each, Tensor) else None
             while node is not None:
@@ -86,8 +90,10 @@ class Tangents:
 
 
 def _leave_gradients_alone() -> None:
-    """AOTAutograd would copy them into the layouts of its graph, and refuse `retain_graph` for the
-    sake of memory that it never hands on here."""
+    """Keep AOTAutograd from copying gradients into the traced layouts.
+
+    Also drop its donated buffers, for which it would refuse `retain_graph`. They are not used here.
+    """
     context = TracingContext.try_get()
     metadata = context and context.fw_metadata
     if metadata is None:
@@ -105,7 +111,7 @@ def _comes(gradient: Any, fake: Tensor) -> Comes:
 
 
 def _cut(module: fx.GraphModule, places: Sequence[int], comes: Sequence[Comes]) -> fx.GraphModule:
-    """`module` for gradients that come like this."""
+    """Return a copy of `module` for gradients that come like this."""
     if set(comes) <= {"expected"}:
         return module
     graph = fx.Graph()
@@ -132,7 +138,7 @@ def _led_to_by(graph: fx.Graph, sources: Any) -> set[fx.Node]:
 
 
 def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
-    """Views of gradients copy where they must, as those of autograd's formulas do."""
+    """Replace views of gradients by reshapes, which copy if needed, as autograd's formulas do."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node not in gradients:
             continue
@@ -145,7 +151,7 @@ def _allow_any_layout(graph: fx.Graph, gradients: set[fx.Node]) -> None:
 
 
 def _lay_out_gradients(graph: fx.Graph, gradients: Sequence[fx.Node]) -> None:
-    """Copies them into the expected layout, for which alone there is compiled code."""
+    """Copy gradients into the traced layout, the only one that compiled code accepts."""
     behind = graph.find_nodes(op="placeholder")[-1]
     for node in gradients:
         with graph.inserting_after(behind):
@@ -160,7 +166,7 @@ def _laid_out_as(node: fx.Node, other: fx.Node) -> fx.Node:
 
 
 def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
-    """A gradient that is made of undefined ones alone is undefined; a sum is its other term."""
+    """Leave out operators whose gradients are all undefined; a sum becomes its other term."""
     gradients = set(tangents)
     for node in list(graph.nodes):
         read = [each for each in node.all_input_nodes if each in gradients]
@@ -191,7 +197,7 @@ def _leave_out(graph: fx.Graph, undefined: set[fx.Node], tangents: Any) -> None:
 
 
 def _is_cut(graph: fx.Graph) -> bool:
-    """Whether there is compiled code in it, which is for one layout."""
+    """Return True if the graph contains compiled code, which accepts one layout only."""
     return any(isinstance(node.target, Segment) for node in graph.nodes)
 
 
@@ -222,7 +228,7 @@ def _laid_out(source: Tensor, size: Any, stride: Any) -> Tensor:
 
 @final
 class _Any:
-    """Equal to whatever it is compared with."""
+    """An object that is equal to anything."""
 
     def __eq__(self, other: object) -> bool:
         return True

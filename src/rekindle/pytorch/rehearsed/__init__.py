@@ -1,4 +1,4 @@
-"""Steps that run on shapes alone, to know what they need before there is room for them."""
+"""Run steps on shapes alone, to learn what they need before there is memory for them."""
 
 from rekindle.pytorch.rehearsed._fakes import Fakes as Fakes
 from rekindle.pytorch.rehearsed._fakes import MadeUp as MadeUp

@@ -1,7 +1,7 @@
-"""Copies of models, inputs and optimizers that have shapes and no memory.
+"""Copy models, inputs and optimizers to fake tensors, which have shapes but no memory.
 
-They are fake tensors (`torch._subclasses.FakeTensorMode`), which have storages with sizes but no
-content. Where a program asks for a number, it gets a made-up one.
+Fake tensors (`torch._subclasses.FakeTensorMode`) have storages with sizes but no contents. Where a
+program reads a number from a tensor, `MadeUp` answers with a made-up one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.pytorch.tensors import tensors_of
 
 @final
 class Fakes:
-    """Makes fake copies on one device; what was copied once is the same copy ever after."""
+    """Makes fake copies on one device. The same original always gets the same copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -36,20 +36,20 @@ class Fakes:
             return fake.requires_grad_(shape.requires_grad)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """One of the shape, strides and type of `tensor`."""
+        """Return a fake tensor with the shape, strides and dtype of `tensor`."""
         fake = self.of(Shape.of(tensor))
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake.detach(), requires_grad=tensor.requires_grad)
         return fake
 
     def model(self, model: nn.Module) -> nn.Module:
-        """A copy of it, without gradients."""
+        """Return a fake copy of `model`, without gradients."""
         for tensor in (*model.parameters(), *model.buffers()):
             self._memo[id(tensor)] = self.like(tensor)
         return self.copy(model)
 
     def inputs(self, inputs: Any) -> Any:
-        """A copy of tensors, and of what holds them."""
+        """Return a fake copy of tensors and of the containers that hold them."""
         for tensor in tensors_of(inputs):
             self._memo[id(tensor)] = self.like(tensor)
         return self.copy(inputs)
@@ -61,26 +61,33 @@ class Fakes:
 
 @final
 class MadeUp:
-    """Answers what only data know; `assumed` has where it did, as `where` says."""
+    """Answers reads of data with made-up numbers.
+
+    Attributes:
+        assumed: The places of these reads, as `where()` names them.
+    """
 
     def __init__(self, where: Any) -> None:
         self._where = where
         self.assumed: dict[str, None] = {}
 
     def knows(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether the program asks for a number that nobody has."""
+        """Return True if the call reads a number that a fake tensor does not have."""
         if func is not torch.ops.aten._local_scalar_dense.default:
             return False
         return getattr(args[0], "constant", None) is None
 
     def answer(self, asked: Tensor) -> bool | float | int:
-        """1, or False."""
+        """Return 1, or False for a condition."""
         self.assumed[self._where()] = None
         return False if asked.dtype is torch.bool else 1.0 if asked.is_floating_point() else 1
 
 
 def as_on_device(optimizer: Optimizer | None, device: torch.device) -> None:
-    """On an accelerator it treats plain parameters all at once, fake ones it would not."""
+    """Have the optimizer use its multi-tensor code, as it does for real parameters on `device`.
+
+    On an accelerator, `foreach` is the default for plain parameters only, not for fake ones.
+    """
     for group in optimizer.param_groups if optimizer is not None else ():
         if is_accelerator(device) and "foreach" in group and not group.get("fused"):
             group["foreach"] = True if group["foreach"] is None else group["foreach"]

@@ -1,8 +1,8 @@
-"""The budget that a whole step will need, for who ran out of one amid the first.
+"""Forecast the budget that a whole step needs, after `OutOfBudget` in the first step.
 
-The step is rehearsed on shapes, as its model was called, and the trace of that is simulated with
-ever smaller budgets. It is a forecast: nobody knows what the program does beside its model, what
-the loss is computed from the result, or how long each operator takes.
+The step is rehearsed on shapes with the arguments of the last call of the model. The trace is then
+simulated with ever smaller budgets. It is a forecast, because three things are unknown: what the
+program does outside its model, how it computes the loss, and the cost of operators that never ran.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from rekindle.simulator import smallest_budget
 from rekindle.trace import Trace, keep_all_peak
 
 Known = dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[Nanoseconds, Bytes]]
-"""By an operator and the sizes of its tensors: what it costs, and what it takes inside itself."""
+"""By operator and sizes of its tensors: its cost (ns) and its workspace (bytes)."""
 
-#: Other operators than those that were simulated are evicted, for they take other times.
+#: Margin: real costs differ from simulated ones, so other values are evicted.
 _SPARE: Final = 1.05
 _HALF: Final = (torch.float16, torch.bfloat16)
 
@@ -60,15 +60,22 @@ def forecast(
     known: Known,
     report: Callable[[str], None] = lambda text: None,
 ) -> Bytes | None:
-    """The smallest budget for whole steps with that model; None where it cannot be rehearsed.
+    """Return the smallest budget for whole steps of a model.
 
-    held: by category, what could not be let go when the budget came short.
-    known: of operators that ran before.
-    report: told now and then what is being done.
+    Args:
+        call: The call of the model that is rehearsed.
+        held: Bytes that could not be evicted when the budget was exceeded, by category.
+        device: The device of the budget.
+        policy: The policy of the budget.
+        known: Costs and workspaces of operators that ran before.
+        report: Called with texts on the progress; it may raise to stop the rehearsal.
+
+    Returns:
+        The budget in bytes, or None if the model is gone or ranks of a process group take part.
     """
     model = call.model()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if model is None or distributed:  # no other rank rehearses
+    if model is None or distributed:  # collectives would wait for ranks that do not rehearse
         return None
     state = torch.get_rng_state(), random.getstate()
     try:
@@ -83,13 +90,13 @@ def forecast(
 
 
 def _beside(own: Mapping[str, Bytes], held: Mapping[str, Bytes]) -> Bytes:
-    """What is there that is not the model's: of other models, say."""
+    """Return the bytes that were held in addition to those of the model: of other models, say."""
     return sum(max(0, held.get(name, 0) - nbytes) for name, nbytes in own.items())
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """What cannot be on shapes PyTorch logs, with the whole stack; nobody is to be alarmed."""
+    """Silence warnings, and the log in which PyTorch reports what fake tensors cannot do."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -101,8 +108,11 @@ def _quietly() -> Iterator[None]:
 
 
 def _drop_listeners(module: nn.Module) -> None:
-    """What the program hung on a module is to hear of real calls alone. What comes with the
-    library of the module stays, for that may need it; and hooks before a call may make weights."""
+    """Remove the program's hooks, which must see real calls only.
+
+    Hooks that come with the library of the module stay, because the module may need them. So do
+    hooks before a call, which may make weights.
+    """
     package = type(module).__module__.partition(".")[0]
     for hooks in (module._forward_hooks, module._backward_hooks):
         for key, hook in list(hooks.items()):
@@ -114,7 +124,11 @@ def _drop_listeners(module: nn.Module) -> None:
 
 @final
 class _Step:
-    """A training step of a copy of `model`."""
+    """A training step of a fake copy of `model`.
+
+    Attributes:
+        held: Bytes of the model, its gradients, its optimizer and its inputs, by category.
+    """
 
     def __init__(
         self,
@@ -140,7 +154,7 @@ class _Step:
         self.held: dict[str, Bytes] = {}
 
     def rehearse(self) -> Trace:
-        """The optimizer's step, which makes its state, then forward and backward beside that."""
+        """Run the optimizer, which makes its state, then forward and backward; return the trace."""
         on_device = nullcontext() if self._place is None else torch.device(self._fakes.device)
         with self._fakes.mode, on_device:
             tracer = Tracer(self._fakes, self._made_up, self._take)
@@ -163,7 +177,7 @@ class _Step:
         optimizer.zero_grad()
 
     def _there(self) -> dict[str, Sequence[Tensor]]:
-        """What is there before a step, by category."""
+        """Return the tensors that exist before a step, by category."""
         parameters = list(self._model.parameters())
         states = [] if self._optimizer is None else list(self._optimizer.state.values())
         return {
@@ -175,7 +189,7 @@ class _Step:
 
     def _run(self) -> None:
         args, kwargs = self._inputs
-        output = self._model(*args, **kwargs)  # which the program may keep
+        output = self._model(*args, **kwargs)  # alive to the end: the program may keep it
         loss = _loss_of(output)
         if loss is not None:
             loss.backward()
@@ -183,7 +197,7 @@ class _Step:
     def _take(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], made: Bytes
     ) -> tuple[Nanoseconds, Bytes]:
-        """As when it ran before; else by the bytes that it makes, and a guess."""
+        """Return cost and workspace of a call as measured before, else an estimate from bytes."""
         self._report("rehearsing the step on shapes, for a budget that does for all of it")
         tensors = tensors_in([*args, *kwargs.values()])
         found = self._known.get((facts.name, tuple(tuple(each.size()) for each in tensors)))
@@ -196,12 +210,12 @@ class _Step:
 
 
 def _shape_of(fake: Tensor) -> Tensor:
-    """A tensor without memory in the place of a fake one, by which a signature is found."""
+    """Return a meta tensor with the geometry of a fake one, to compute a signature from."""
     return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device="meta")
 
 
 def _loss_of(output: Any) -> Tensor | None:
-    """Its loss, or what takes as much memory as one of class by class does."""
+    """Return the loss of `output`, or a stand-in that takes as much memory as a cross entropy."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss if loss.requires_grad else None
@@ -211,7 +225,7 @@ def _loss_of(output: Any) -> Tensor | None:
 
 
 def _optimizer_of(model: nn.Module) -> Optimizer | None:
-    """One that trains it, if there is one already."""
+    """Return a live optimizer of parameters of `model`, if there is one."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in living_objects(Optimizer):
         if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
@@ -220,9 +234,9 @@ def _optimizer_of(model: nn.Module) -> Optimizer | None:
 
 
 def _guessed_workspace(signature: Signature, device: torch.device) -> Bytes:
-    """What an operator that never ran may take inside itself: a copy of what it reads and makes.
+    """Estimate the workspace (bytes) of an operator that never ran: its inputs and results again.
 
-    CPUs compute with numbers in half precision in single, so that a copy of them may be larger.
+    CPUs compute half precision in single precision, so a workspace may be twice as large there.
     """
     on_host = not is_accelerator(device)
     if on_host and not is_roomy_on_host(signature.operator.name):

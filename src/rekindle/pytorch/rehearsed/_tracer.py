@@ -1,8 +1,8 @@
-"""The trace of a program that runs on fake tensors: what a budget would see, were it real.
+"""Record the trace of a program that runs on fake tensors, as a budget would see a real run.
 
-What the program holds is held until its memory would be free. What autograd saves is let go at
-once: the hook keeps a shape, and makes another fake tensor of it when the backward pass asks, for
-there is no content to lose. So the two are told apart as in a real run.
+Values that the program holds are dropped when their fake storage is freed. Autograd must not hold
+values, as in a real run: the hook saves only a shape, and makes another fake tensor from it when
+the backward pass unpacks. No content is lost, as fake tensors have none.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rekindle.pytorch.tensors import Geometry, geometry_of
 from rekindle.trace import Trace, TraceBuilder
 
 Take = Callable[[Operator, tuple[Any, ...], dict[str, Any], Bytes], tuple[Nanoseconds, Bytes]]
-"""What an operator takes that makes so many bytes: its cost, and its workspace."""
+"""Returns cost and workspace of a call, from its arguments and the bytes that it makes."""
 
 
 @final
 class _Saved:
-    """In the place of a tensor that autograd saved."""
+    """The handle that autograd gets in place of a saved tensor."""
 
     def __init__(self, tracer: Tracer, value: ValueId, geometry: Geometry) -> None:
         self.value, self.geometry = value, geometry
@@ -39,16 +39,16 @@ class _Saved:
 
 @final
 class Tracer(TorchDispatchMode):
-    """Writes down what runs while it is entered, on fake tensors of one device."""
+    """Record operators on fake tensors of one device, while entered."""
 
     def __init__(self, fakes: Fakes, made_up: MadeUp, take: Take) -> None:
         super().__init__()
         self._fakes, self._made_up, self._take = fakes, made_up, take
         self.trace = TraceBuilder("rehearsal", held=True)
-        self._values: dict[int, ValueId] = {}  # by the storage's address
-        self._alive: Counter[ValueId] = Counter()  # storages in which it is
+        self._values: dict[int, ValueId] = {}  # by address of the storage
+        self._alive: Counter[ValueId] = Counter()  # number of storages that hold the value
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._lost: set[ValueId] = set()  # no recipe brings it back
+        self._lost: set[ValueId] = set()  # values without a recipe
         self._within = ExitStack()
 
     def __enter__(self) -> Tracer:
@@ -60,11 +60,15 @@ class Tracer(TorchDispatchMode):
         self._within.close()
 
     def build(self) -> Trace:
-        """What was written down; what is alive now is alive at its end."""
+        """Return the trace so far. Values that are alive now are alive at its end."""
         return self.trace.build()
 
     def meet(self, tensor: Tensor) -> ValueId | None:
-        """The value in its memory; a source, if it was not seen before. None: it has none."""
+        """Return the value of a tensor, a new source if it was not seen before.
+
+        Returns:
+            The value, or None if the tensor has no memory on this device.
+        """
         if not self._is_here(tensor):
             return None
         home = tensor.untyped_storage()
@@ -83,7 +87,7 @@ class Tracer(TorchDispatchMode):
             return self._made_up.answer(args[0])
         facts = operator(func)
         if facts.view or not (facts.returns_tensors or facts.writes):
-            return func(*args, **kwargs)  # as `prim::device`, which fake tensors are asked for
+            return func(*args, **kwargs)  # for example `prim::device`
         read = [self.meet(each) for each in tensors_in([*args, *kwargs.values()])]
         result = func(*args, **kwargs)
         written = self._overwritten_by(facts, args, kwargs)
@@ -112,8 +116,10 @@ class Tracer(TorchDispatchMode):
     def _overwritten_by(
         self, facts: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[int, ValueId]:
-        """What the operator wrote over and somebody may want back, by address: a source, as a
-        weight, just stays one."""
+        """Return the recomputable values that the operator overwrites, by address.
+
+        A source that is overwritten, such as a weight, stays the same source.
+        """
         if not facts.writes:
             return {}
         addresses = (each.untyped_storage()._cdata for each in written_by(facts, args, kwargs))
@@ -121,7 +127,7 @@ class Tracer(TorchDispatchMode):
         return {address: value for address, value in found.items() if value not in self._lost}
 
     def _made_in(self, result: Any) -> list[torch.UntypedStorage]:
-        """New memory, once each."""
+        """Return the new storages in the result, each once."""
         tensors = [each for each in tensors_in(result) if self._is_here(each)]
         homes = {home._cdata: home for home in (each.untyped_storage() for each in tensors)}
         return [home for address, home in homes.items() if address not in self._values]
@@ -145,14 +151,14 @@ class Tracer(TorchDispatchMode):
             self.trace.drop(value)
 
     def _move(self, address: int, old: ValueId, new: ValueId) -> None:
-        """What holds the memory at `address` holds another value now."""
+        """Note that the storage at `address` holds the value `new` instead of `old`."""
         self._values[address] = new
         self._alive[new] += 1
         self._alive[old] -= 1
-        if self._alive[old]:  # brought back for the backward pass, elsewhere
+        if self._alive[old]:  # another storage still holds it, recomputed for the backward pass
             self.trace.use(old)
 
-    # -- what autograd saves --------------------------------------------------------------------
+    # -- saved tensors --------------------------------------------------------------------------
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
         value = None if tensor.is_leaf and tensor.requires_grad else self.meet(tensor)

@@ -1,4 +1,4 @@
-"""Tensors and the memory under them: which are alive, where they lie, what they take."""
+"""Tensors and their storages: which are alive, their geometry, their bytes."""
 
 from rekindle.pytorch.tensors._geometry import COMPLEX as COMPLEX
 from rekindle.pytorch.tensors._geometry import MOST_KEPT as MOST_KEPT

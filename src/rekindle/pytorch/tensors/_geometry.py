@@ -1,4 +1,4 @@
-"""How a tensor lies in its storage: what it takes to find it there again."""
+"""The geometry of a tensor in its storage: all that is needed to make an equal view again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from torch import Tensor
 
 from rekindle.pytorch.tensors._private import privately
 
-#: Geometries kept, and signatures: programs with ever new shapes or integers must not grow without
-#: end.
+#: Most geometries and signatures in memory, so that programs with ever new shapes or integers do
+#: not make the tables grow without limit.
 MOST_KEPT = 20_000
 
 
 @final
 class Geometry:
-    """How a tensor lies in its storage."""
+    """The geometry of a tensor in its storage.
+
+    Attributes:
+        size: Its shape.
+        stride: Its strides.
+        offset: Its offset, in elements.
+        dtype: Its dtype.
+        negative: True if memory has the opposite sign, as under `conj().imag`.
+        conjugate: True if memory has the complex conjugate.
+        requires_grad: True if the tensor requires a gradient.
+        span: Bytes of the storage from its start if the tensor covers them without gaps, else -1.
+    """
 
     __slots__ = (
         "conjugate",
@@ -43,16 +54,15 @@ class Geometry:
         self.stride = stride
         self.offset = offset
         self.dtype = dtype
-        self.negative = negative  #: what is in memory has the other sign, as under `conj().imag`
-        self.conjugate = conjugate  #: what is in memory is the conjugate
+        self.negative = negative
+        self.conjugate = conjugate
         self.requires_grad = requires_grad
         reach = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         count = size.numel()
-        #: Bytes of the storage from its start if the tensor covers them without gaps, else -1.
         self.span = dtype.itemsize * count if offset == 0 and reach == count else -1
 
     def of(self, storage: torch.UntypedStorage) -> Tensor:
-        """The tensor of this geometry in `storage`; no dispatch mode sees how it is made."""
+        """Return the tensor of this geometry in `storage`, made without any dispatch mode."""
         with privately():
             tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
             tensor.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload]
@@ -60,20 +70,20 @@ class Geometry:
             return tensor.requires_grad_() if self.requires_grad else tensor
 
     def marked(self, tensor: Tensor) -> Tensor:
-        """`tensor` with the marks that change what its memory means."""
+        """Return `tensor` with the conjugate and negative bits of this geometry."""
         if self.conjugate:
             tensor = torch.ops.aten._conj(tensor)
         return torch.ops.aten._neg_view(tensor) if self.negative else tensor
 
 
-#: Types of which a tensor may be a conjugate.
+#: The dtypes with complex conjugates.
 COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
 geometries: dict[Any, Geometry] = {}
 
 
 def geometry_of(tensor: Tensor) -> Geometry:
-    """The geometry of `tensor`; equal geometries are one object."""
+    """Return the geometry of `tensor`; equal geometries are one object."""
     key: tuple[Any, ...] = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
     if key[3] in COMPLEX or tensor.is_neg():
         key = (*key, tensor.is_neg(), tensor.is_conj())

@@ -1,4 +1,4 @@
-"""What the program has: the objects that Python's garbage collector knows of, and their memory."""
+"""Find the live objects of the program through Python's garbage collector, and their storages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rekindle.pytorch.tensors._private import privately
 
 T = TypeVar("T")
 
-#: Inside a budget `Tensor.untyped_storage` is another one, which asks who calls it.
+#: The original method. Inside a budget `Tensor.untyped_storage` is replaced, to inspect its caller.
 _storage_of = torch._C.TensorBase.untyped_storage
 _NO_CODE_OF_ITS_OWN = torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
 
 def living_objects(*kinds: type[T]) -> list[T]:
-    """Every object of one of these classes.
+    """Return every live object of one of these classes.
 
-    Asked of the type: `isinstance` runs code of objects that pretend to be others.
+    It checks `type(thing)`, because `isinstance` runs code of proxy objects.
     """
     wanted: dict[type, bool] = {}
     found: list[Any] = []
@@ -36,7 +36,7 @@ def living_objects(*kinds: type[T]) -> list[T]:
 
 
 def living_tensors() -> list[Tensor]:
-    """Every tensor and parameter."""
+    """Return every live tensor and parameter."""
     return living_objects(Tensor)
 
 
@@ -50,7 +50,7 @@ _PARTS: dict[torch.layout, tuple[Callable[[Tensor], Tensor], ...]] = {
 
 
 def parts_of(sparse: Tensor) -> list[Tensor]:
-    """The strided tensors that a sparse one consists of; none of what is not sparse."""
+    """Return the strided tensors that a sparse tensor consists of; nothing for a dense one."""
     if sparse.layout is torch.strided or type(sparse) is not Tensor:
         return []
     with privately(), torch.no_grad():
@@ -58,11 +58,11 @@ def parts_of(sparse: Tensor) -> list[Tensor]:
 
 
 def homes_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The memory of each tensor that has one and has it of its own.
+    """Return the storage of each tensor that has one of its own.
 
-    Not of those that answer operators themselves, nor of those inside a transform such as vmap,
-    which a failed trace may leave behind: the tensors that they are made of have it. And subclasses
-    are not asked through Python: a lazy module's parameter refuses before it is made.
+    It skips wrapper subclasses and tensors inside a transform such as vmap, which a failed trace
+    may leave behind: their storages belong to inner tensors. It does not call Python code of
+    subclasses, as an uninitialized lazy parameter would raise.
     """
     with torch._C.DisableTorchFunctionSubclass():
         return [

@@ -1,4 +1,4 @@
-"""Memory as it is: bytes of the storages that operators show, from their birth to their death."""
+"""Measure memory with or without a budget: bytes of storages from first use until freed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from rekindle._types import Bytes
 
 
 class Meter(TorchDispatchMode):
-    """Bytes of the storages that operators made or were given, while their memory lives.
+    """Counts the bytes of live storages that operators made or were given.
 
-    A weak reference to a storage dies when its memory is freed, whoever held it. It takes a few
-    microseconds an operator, the same with a budget and without. Works for fake tensors too: they
-    have storages with sizes, only no memory.
+    A weak reference to a storage dies when the storage is freed. This takes a few microseconds per
+    operator. It works for fake tensors too, which have storages with sizes but without memory.
+
+    Attributes:
+        alive: Bytes of the live storages.
+        peak: The largest value of `alive` since the last `restart`.
+        peak_birth: Storages with a later number did not exist at the peak.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.alive: Bytes = 0
         self.peak: Bytes = 0
-        self.peak_birth = 0  #: storages born later were not there at the peak
+        self.peak_birth = 0
         self._births = 0
         self._sizes: dict[int, tuple[weakref.ref[torch.UntypedStorage], Bytes, int]] = {}
 
@@ -38,7 +42,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def see(self, values: Any) -> None:
-        """Counts the tensors in `values` from now on."""
+        """Start counting the tensors in `values`."""
         for tensor in tensors_of(values):
             if tensor.device.type != "meta" and tensor.layout is torch.strided:
                 self._count(tensor.untyped_storage())
@@ -46,11 +50,11 @@ class Meter(TorchDispatchMode):
             self.peak, self.peak_birth = self.alive, self._births
 
     def restart(self) -> None:
-        """The peak is that of what comes now."""
+        """Forget the peak so far."""
         self.peak, self.peak_birth = self.alive, self._births
 
     def disregard(self, tensor: Tensor) -> None:
-        """What holds `tensor` does not count any more."""
+        """Stop counting the storage of `tensor`."""
         key = tensor.untyped_storage()._cdata
         if key in self._sizes:
             reference, size, birth = self._sizes[key]
@@ -58,7 +62,7 @@ class Meter(TorchDispatchMode):
             self.alive -= size
 
     def at_peak(self, tensors: Iterable[Tensor]) -> Bytes:
-        """Bytes of those among `tensors` that were there at the peak."""
+        """Return the bytes of those among `tensors` that existed at the peak."""
         keys = {each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided}
         seen = (self._sizes[key] for key in keys if key in self._sizes)
         return sum(size for _, size, birth in seen if birth <= self.peak_birth)
@@ -77,7 +81,7 @@ class Meter(TorchDispatchMode):
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
+    """Yield the tensors in nested lists, tuples and dictionaries."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (list, tuple)):
@@ -88,6 +92,6 @@ def tensors_of(values: Any) -> Iterator[Tensor]:
 
 
 def bytes_of(values: Any) -> Bytes:
-    """Bytes of the storages of all tensors in `values`, each once."""
+    """Return the bytes of the storages of all tensors in `values`, each counted once."""
     homes = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors_of(values)}
     return sum(home.nbytes() for home in homes.values())

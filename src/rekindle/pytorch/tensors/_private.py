@@ -1,4 +1,4 @@
-"""Work of our own on the program's tensors: nobody sees the operators that do it."""
+"""Run Rekindle's own operators on the program's tensors without anything observing them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 _C: Any = torch._C
 
-#: What sees operators: dispatch modes and subclasses, and the native core once it is there.
+#: Keys that observe operators: dispatch modes, subclasses, and the native core once it is loaded.
 _seeing: list[Any] = [
     _C.DispatchKeySet(_C.DispatchKey.Python) | _C.DispatchKeySet(_C.DispatchKey.PythonTLSSnapshot)
 ]
 
 
 def privately() -> AbstractContextManager[Any]:
-    """Inside, operators of this thread are PyTorch's alone: no mode and no core sees them."""
+    """While open, hide operators of this thread from modes, subclasses and the native core."""
     return _C._ExcludeDispatchKeyGuard(_seeing[0])
 
 
 def sees(keys: Any) -> None:
-    """Whoever is called at these dispatch keys sees operators, and is not to see ours."""
+    """Add dispatch keys of an observer, which `privately` then excludes."""
     _seeing[0] |= keys
