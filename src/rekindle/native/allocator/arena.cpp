@@ -43,7 +43,8 @@ bool Arena::give(void* address) {
         return false;
     }
     if (c10::memoryProfilingEnabled() && (bins_.has(address) || blocks_.has(address))) {
-        c10::profiledCPUMemoryReporter().Delete(address);  // before others may get the address
+        // Before another thread can get this address.
+        c10::profiledCPUMemoryReporter().Delete(address);
     }
     return bins_.give(address) || blocks_.give(address);
 }

@@ -1,11 +1,13 @@
-// Memory on the CPU within a budget: what the process takes stays near what the program holds.
+// Keeps the memory of the process on the CPU within the budget.
 //
-// The C library keeps much of what is freed, and the budget would bound the tensors but not the
-// process. While a budget is active on the CPU, PyTorch's allocations come from here: small ones
-// from `Bins`, others from `Blocks`, which give back to the system what does not fit in the budget.
-// Memory that outlives the budget stays valid, and goes back when it is freed. What does not come
-// from PyTorch's allocator is not touched: NumPy, shared memory, page-locked memory, libraries'
-// own. The counting allocator calls `take` and `give`, in any thread; drivers call the rest.
+// The C library caches much of the memory that is freed, so a budget on tensors alone would not
+// bound the process. While a budget is active on the CPU, PyTorch allocates from here: small pieces
+// from `Bins`, larger ones from `Blocks`. `Blocks` returns to the system whatever exceeds the
+// budget. Memory that outlives the budget stays valid and is unmapped when it is freed.
+//
+// Memory that does not come from PyTorch's allocator is not affected: NumPy, shared memory,
+// page-locked memory, memory of libraries. The counting allocator calls `take` and `give` in any
+// thread; sessions call the rest.
 #pragma once
 
 #include <atomic>
@@ -17,30 +19,32 @@
 
 namespace rekindle {
 
+// The CPU memory of all budgets of the process, one at a time.
 class Arena final {
 public:
-    // A budget of `limit` bytes begins.
+    // Begin a budget of `limit` bytes.
     void open(Bytes limit);
-    // It is over: all that is cached goes back to the system.
+    // End the budget and return all cached memory to the system.
     void close();
-    // The budget is `limit` bytes from now on, if there is one.
+    // Change the limit of the active budget, if there is one.
     void limit(Bytes limit);
 
-    // The program holds `memory` bytes in all, wherever they came from.
+    // Report the bytes that the program holds, from all allocators.
     void note_counted(Bytes memory) noexcept { blocks_.note_counted(memory); }
 
-    // Null: no budget is active, or the system has no memory.
+    // Return `nbytes` of memory; null if no budget is active or the system has no memory.
     void* take(std::size_t nbytes);
-    // Frees what `take` returned, within a budget or later. Returns false if it never did.
+    // Free memory that `take` returned, in this budget or an earlier one. Return false if it is not
+    // from `take`.
     bool give(void* address);
 
-    // Whether memory may ever have come from here.
+    // Return true if any memory may have come from here.
     bool was_open() const noexcept { return was_open_.load(std::memory_order_relaxed); }
 
-    // Bytes of mapped memory that the program does not use.
+    // Return the bytes of mapped memory that the program does not use.
     Bytes cached() const noexcept { return blocks_.cached(); }
 
-    // Bytes of mapped memory that the program uses, or a part of it.
+    // Return the bytes of blocks that the program uses at least in part.
     Bytes live() const noexcept { return blocks_.live(); }
 
 private:
@@ -50,7 +54,8 @@ private:
     std::atomic<bool> was_open_{false};
 };
 
-// Of the process. Never destroyed: memory may be freed while the process ends.
+// Return the arena of the process. It is never destroyed: memory may be freed while the process
+// ends.
 Arena& the_arena() noexcept;
 
 }  // namespace rekindle

@@ -10,10 +10,10 @@ namespace rekindle {
 
 namespace {
 
-constexpr std::size_t GRAIN = 64;  // PyTorch's alignment
-constexpr std::size_t FINE = 8;    // multiples of `GRAIN` before sizes grow by eighths
+constexpr std::size_t GRAIN = 64;  // PyTorch's alignment in bytes.
+constexpr std::size_t FINE = 8;    // Multiples of `GRAIN` before sizes grow by eighths.
 
-// Where the part of the addresses begins in which `address` lies, or the one before that.
+// Round `address` down to a multiple of `length`, or to the multiple before that one.
 const void* part_of(const void* address, std::size_t length, bool before = false) noexcept {
     const auto beyond = reinterpret_cast<std::uintptr_t>(address) % length;
     return static_cast<const char*>(address) - beyond - (before ? length : 0);
@@ -110,8 +110,8 @@ std::size_t Bins::size_of(std::size_t kind) noexcept {
     return GRAIN * (FINE + kind % FINE + 1) << (kind / FINE - 1);
 }
 
-// A slab that `address` lies in begins in the same part of the addresses or in the one before;
-// null: there is none.
+// Return the slab that contains `address`, or null. Slabs are not aligned, so a slab begins in the
+// same `SLAB`-sized part of the address space as `address` or in the one before.
 const Bins::List::iterator* Bins::slab_of(const void* address) noexcept {
     for (const bool before : {false, true}) {
         const void* part = part_of(address, SLAB, before);
@@ -124,7 +124,7 @@ const Bins::List::iterator* Bins::slab_of(const void* address) noexcept {
     return nullptr;
 }
 
-// With the lock, from a slab that has a free piece.
+// Take a piece from `slab`, which has a free one. The caller holds the lock.
 void* Bins::take_from(List::iterator slab) noexcept {
     void* piece = slab->freed;
     if (piece != nullptr) {

@@ -1,8 +1,8 @@
 // Small pieces of memory, cut from blocks of one size.
 //
 // A slab is a block cut into pieces of one size. When the program has freed all pieces of a slab,
-// the block goes back to `Blocks`, so that small tensors leave no memory behind. Only `Arena` calls
-// this, in any thread, without a leaf lock.
+// the block returns to `Blocks`, so that small tensors do not keep memory mapped. Only `Arena`
+// calls this, in any thread, without holding a leaf lock.
 #pragma once
 
 #include <array>
@@ -19,29 +19,31 @@ class Bins final {
 public:
     explicit Bins(Blocks& blocks) noexcept : blocks_(blocks) {}
 
-    // Pieces of at most so many bytes come from here.
+    // Largest request in bytes that is served from here.
     static constexpr std::size_t MOST = std::size_t{16} << 10;
 
-    // Returns at least `nbytes`, at a multiple of 64; null: the system has none.
+    // Return at least `nbytes`, aligned to 64 bytes; null if the system has no memory.
     void* take(std::size_t nbytes);
-    // Frees what `take` returned. Returns false if it never did.
+    // Free a piece that `take` returned. Return false if `address` is not such a piece.
     bool give(void* address);
-    // Whether `address` came from `take` and was not freed.
+    // Return true if `address` came from `take` and was not freed.
     bool has(const void* address) noexcept;
-    // From now on one slab of each kind may hold nothing, or none (false).
+    // If `keeps`, keep one empty slab of each size from now on. Otherwise free all empty slabs.
     void keep_spares(bool keeps);
 
 private:
     static constexpr std::size_t SLAB = std::size_t{64} << 10;
-    static constexpr std::size_t KINDS = 48;  // sizes: multiples of 64, then 8 for each doubling
+    // Sizes: multiples of 64 bytes, then 8 for each doubling.
+    static constexpr std::size_t KINDS = 48;
 
     struct Slab final {
         char* address = nullptr;
-        std::size_t piece = 0;  // the size of each
+        std::size_t piece = 0;  // Size of each piece in bytes.
         std::size_t kind = 0;
         std::size_t live = 0;
-        std::size_t cut = 0;    // pieces that were ever given out
-        void* freed = nullptr;  // the last piece that was freed, which has the address of the next
+        std::size_t cut = 0;  // Pieces given out at least once.
+        // Last freed piece; its first word holds the address of the one freed before.
+        void* freed = nullptr;
 
         std::size_t pieces() const noexcept { return SLAB / piece; }
     };
@@ -55,9 +57,9 @@ private:
 
     Blocks& blocks_;
     SpinLock& lock_ = leaf(Leaf::arena);
-    std::array<List, KINDS> open_;  // with a free piece
+    std::array<List, KINDS> open_;  // Slabs with a free piece, by size.
     List full_;
-    // By the part of the addresses, `SLAB` long, in which a slab begins.
+    // Slabs, by the aligned part of the address space, `SLAB` bytes long, in which they begin.
     Addresses<List::iterator> by_part_;
     bool keeps_spares_ = false;
 };

@@ -20,23 +20,23 @@ std::size_t in_pages(std::size_t nbytes) noexcept {
     return (nbytes + page - 1) / page * page;
 }
 
-// Null: the system has none.
+// Map `size` bytes; null if the system has no memory.
 char* map(std::size_t size) noexcept {
     constexpr int access = PROT_READ | PROT_WRITE;
     void* found = mmap(nullptr, size, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return found == MAP_FAILED ? nullptr : static_cast<char*>(found);
 }
 
-// The system refuses to unmap a part of a range when it knows too many ranges (`vm.max_map_count`).
-// It takes the pages back all the same; nobody has the addresses again then.
+// Unmap a block. The system refuses to unmap part of a range when the process has too many ranges
+// (`vm.max_map_count`). Then its pages are released and only the addresses are lost.
 void unmap(char* address, std::size_t size) noexcept {
     if (munmap(address, size) != 0) {
         madvise(address, size, MADV_DONTNEED);
     }
 }
 
-// Moves the pages at `from` to `to`, in place of those there. Elsewhere than on Linux, or if the
-// system refuses, `to` gets new pages when somebody writes there.
+// Replace the pages at `to` by those at `from`. If the system is not Linux, or refuses, the pages
+// at `from` are freed and `to` keeps its own.
 void move_pages(
     [[maybe_unused]] char* from, [[maybe_unused]] std::size_t size, [[maybe_unused]] char* to
 ) noexcept {
@@ -48,15 +48,15 @@ void move_pages(
     unmap(from, size);
 }
 
-// Of live blocks a part is not used: what rounding up to pages added, and slabs with few pieces. A
-// sixteenth of the limit comes on top of it for that, or a budget that is full would leave no room
-// for free blocks, and each eviction would cost new pages.
+// Live blocks are partly unused: by rounding up to pages, and in slabs with few live pieces. Up to
+// 1/16 of the limit is not charged for that. Otherwise a full budget would leave no room for free
+// blocks, and each eviction would cost new pages.
 constexpr Bytes UNCHARGED = 16;
-constexpr std::size_t LEAST = std::size_t{16} << 10;  // less is not worth a block of its own
+constexpr std::size_t LEAST = std::size_t{16} << 10;  // Smallest block worth keeping, in bytes.
 
 }  // namespace
 
-// Goes back to the system when this does, which is without the lock.
+// Free blocks to unmap. The destructor unmaps them; it runs after the lock is released.
 struct Blocks::Evicted final {
     List blocks;
 
@@ -82,7 +82,7 @@ void* Blocks::take(std::size_t nbytes, std::size_t asked) {
     return found == nullptr ? map_new(size, asked) : found;
 }
 
-// Returns the smallest free block that suffices, or a part of it; null: there is none.
+// Return the smallest free block that suffices, or a part of it; null if there is none.
 void* Blocks::reuse(std::size_t size, std::size_t asked) {
     const std::scoped_lock guard(lock_);
     const auto fit = by_size_.lower_bound(size);
@@ -171,8 +171,8 @@ Bytes Blocks::room() const noexcept {
     return limit_ - outside_.load(std::memory_order_relaxed) - live - cached_;
 }
 
-// Where there is no room for `size` new bytes, takes free blocks whose pages can be moved, the
-// largest first.
+// If `size` new bytes exceed the limit, move the largest free blocks to `pieces`. Their pages are
+// reused for the new block.
 void Blocks::take_pieces(std::size_t size, List& pieces) {
     std::size_t wanted = size;
     while (wanted >= LEAST && !free_.empty() && room() < static_cast<Bytes>(size)) {
@@ -187,7 +187,7 @@ void Blocks::take_pieces(std::size_t size, List& pieces) {
     }
 }
 
-// A block is live from now on, or (-1) not any more.
+// Add a live block to the totals (`times` = 1), or subtract it (-1).
 void Blocks::charge(const Block& block, int times) noexcept {
     mapped_ += times * static_cast<Bytes>(block.size);
     asked_ += times * static_cast<Bytes>(block.asked);
@@ -207,7 +207,7 @@ void Blocks::note_not_free(List::iterator block) noexcept {
     by_end_.take(block->address + block->size);
 }
 
-// `block`, which is about to be free, takes in the free ones before and behind it.
+// Merge `block`, which becomes free, with the free blocks right before and after it.
 void Blocks::join_neighbors(List::iterator block) {
     if (const auto* before = by_end_.find(block->address)) {
         const auto other = *before;
@@ -224,7 +224,8 @@ void Blocks::join_neighbors(List::iterator block) {
     }
 }
 
-// What a free block has beyond `size` bytes becomes another one, unless that is little.
+// Turn all but the first `size` bytes of a free block into a block of its own, unless little
+// remains.
 void Blocks::split(List::iterator block, std::size_t size) {
     if (block->size < size + LEAST) {
         return;
@@ -236,7 +237,7 @@ void Blocks::split(List::iterator block, std::size_t size) {
     note_free(block);
 }
 
-// Takes the oldest free blocks, or a part of one, until the rest is within the limit.
+// Move free blocks, the oldest first, or parts of one, to `evicted` until the limit holds.
 void Blocks::evict(Evicted& evicted) {
     for (Bytes over = -room(); over > 0 && !free_.empty(); over = -room()) {
         split(free_.begin(), std::max(in_pages(static_cast<std::size_t>(over)), LEAST));
@@ -250,7 +251,8 @@ void Blocks::evict_oldest(Evicted& evicted) {
     evicted.blocks.splice(evicted.blocks.end(), free_, oldest);
 }
 
-// Without the lock. Unmaps what is free if the system has none; null: it has none then either.
+// Map `size` bytes. If the system has no memory, unmap all free blocks and retry; null if that
+// fails. The caller does not hold the lock.
 char* Blocks::map_anyway(std::size_t size) {
     char* found = map(size);
     if (found == nullptr) {
@@ -270,7 +272,7 @@ char* Blocks::map_anyway(std::size_t size) {
 Bytes resident_bytes() noexcept {
     const auto close = [](std::FILE* file) { std::fclose(file); };
     const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen("/proc/self/statm", "r"));
-    std::array<char, 128> said{};  // all pages, those in memory, ...
+    std::array<char, 128> said{};  // Total pages, resident pages, ...
     if (file == nullptr || std::fgets(said.data(), said.size(), file.get()) == nullptr) {
         return 0;
     }

@@ -1,11 +1,13 @@
 // Memory in whole pages, mapped from the system and cached when it is freed.
 //
-// A freed block stays mapped and joins its free neighbors, so that the next request costs no page
-// faults: it gets the smallest free block that suffices, or a part of it. Live and free blocks
-// together stay within a limit: the oldest free ones are unmapped first. Where no free block
-// suffices and the limit is near, the pages of several become those of the block that is wanted:
-// new pages cost more, for the system clears each. `Bins` cuts small pieces from blocks. Only
-// `Arena` and `Bins` call this, in any thread, without a leaf lock.
+// A freed block stays mapped and merges with its free neighbors, so that the next request causes no
+// page faults. A request gets the smallest free block that suffices, or a part of it. Live and free
+// blocks together stay within a limit: the oldest free blocks are unmapped first. If no free block
+// suffices and the limit is near, the pages of several free blocks are moved into a new one. Fresh
+// pages would cost more, because the system clears each.
+//
+// `Bins` cuts small pieces from blocks. Only `Arena` and `Bins` call this, in any thread, without
+// holding a leaf lock.
 #pragma once
 
 #include <atomic>
@@ -19,31 +21,33 @@
 
 namespace rekindle {
 
+// Cache of mapped blocks, bounded by a limit.
 class Blocks final {
 public:
-    // Returns at least `nbytes`, of which the program asked for `asked`; null: the system has none.
+    // Return at least `nbytes`, of which the program asked for `asked`; null if the system has no
+    // memory.
     void* take(std::size_t nbytes, std::size_t asked);
-    // Frees what `take` returned. Returns false if it never did.
+    // Free a block that `take` returned. Return false if `address` is not such a block.
     bool give(void* address);
-    // Whether `address` came from `take` and was not freed.
+    // Return true if `address` came from `take` and was not freed.
     bool has(const void* address) noexcept;
-    // Sets what live and free blocks may take together. 0: each block is unmapped when it is
-    // freed, and those that are free now.
+    // Set the limit in bytes for live and free blocks together. With 0, free blocks are unmapped
+    // now, and others as soon as they are freed.
     void limit(Bytes most);
 
-    // The program holds `memory` bytes in all. What did not come from here narrows the limit.
+    // Report the bytes that the program holds. Memory from other allocators reduces the limit.
     void note_counted(Bytes memory) noexcept {
         const Bytes outside = memory - asked_.load(std::memory_order_relaxed);
         outside_.store(outside > 0 ? outside : 0, std::memory_order_relaxed);
     }
 
-    // The program asked for so many bytes more within a live block.
+    // Add to the bytes that the program asked for within live blocks.
     void note_asked(Bytes nbytes) noexcept { asked_.fetch_add(nbytes, std::memory_order_relaxed); }
 
-    // Bytes of free blocks, which are still mapped.
+    // Return the bytes of free blocks, which are still mapped.
     Bytes cached() const noexcept { return cached_.load(std::memory_order_relaxed); }
 
-    // Bytes of live blocks.
+    // Return the bytes of live blocks.
     Bytes live() const noexcept { return mapped_.load(std::memory_order_relaxed); }
 
 private:
@@ -56,10 +60,10 @@ private:
         char* address = nullptr;
         std::size_t size = 0;
         std::size_t asked = 0;
-        BySize::iterator place;  // while it is free
+        BySize::iterator place;  // Position in `by_size_` while the block is free.
     };
 
-    // Bytes that new blocks may take before free ones have to go.
+    // Return the bytes that new blocks can take before free ones must be unmapped.
     Bytes room() const noexcept;
     void* reuse(std::size_t size, std::size_t asked);
     void* map_new(std::size_t size, std::size_t asked);
@@ -75,19 +79,19 @@ private:
 
     SpinLock& lock_ = leaf(Leaf::arena);
     List live_;
-    List free_;                             // the oldest first
-    Addresses<List::iterator> by_address_;  // live ones
-    BySize by_size_;                        // free ones
-    Addresses<List::iterator> by_start_;    // likewise, by their address
-    Addresses<List::iterator> by_end_;      // likewise, by the one behind them
+    List free_;                             // Free blocks, the oldest first.
+    Addresses<List::iterator> by_address_;  // Live blocks by address.
+    BySize by_size_;                        // Free blocks by size.
+    Addresses<List::iterator> by_start_;    // Free blocks by first address.
+    Addresses<List::iterator> by_end_;      // Free blocks by the address right after them.
     Bytes limit_ = 0;
-    std::atomic<Bytes> mapped_ = 0;   // the size of `live_`
-    std::atomic<Bytes> cached_ = 0;   // and of `free_`
-    std::atomic<Bytes> asked_ = 0;    // what the program asked for of `live_`
-    std::atomic<Bytes> outside_ = 0;  // what it holds besides that
+    std::atomic<Bytes> mapped_ = 0;   // Bytes of `live_`.
+    std::atomic<Bytes> cached_ = 0;   // Bytes of `free_`.
+    std::atomic<Bytes> asked_ = 0;    // Bytes that the program asked for within `live_`.
+    std::atomic<Bytes> outside_ = 0;  // Bytes that the program holds from other allocators.
 };
 
-// Bytes of this process that are in memory; 0: the system does not say.
+// Return the resident memory of this process in bytes; 0 if the system does not say.
 Bytes resident_bytes() noexcept;
 
 }  // namespace rekindle

@@ -19,22 +19,22 @@ namespace rekindle {
 
 namespace {
 
-// What was asked for since somebody watches, piece by piece: sizes as the allocator rounds them
-// differ from call to call.
+// Allocations since a measurement began. Each piece is recorded with its size: sizes as the
+// allocator rounds them differ from call to call.
 struct Watch final {
     struct Piece final {
         Bytes bytes;
-        std::uint64_t during;  // which operator; 0: none that is watched
+        std::uint64_t during;  // Number of the measured operator that allocated it; 0 if none did.
     };
 
     std::atomic<bool> on{false};
     SpinLock& mutex = leaf(Leaf::allocations);
     std::unordered_map<const void*, Piece> pieces;
-    std::uint64_t operators = 0;  // that were watched so far
-    bool watching = false;        // one just now
+    std::uint64_t operators = 0;  // Operators measured so far.
+    bool watching = false;        // True while an operator is measured.
     bool tallying = false;
-    GivenOutInside given;  // to that one
-    GivenOutInside tally;  // to everybody, since somebody tallies
+    GivenOutInside given;  // Bytes allocated during that operator.
+    GivenOutInside tally;  // Bytes allocated since the tally began (tests only).
 
     void takes(const void* piece, Bytes bytes) {
         const std::scoped_lock guard(mutex);
@@ -51,7 +51,7 @@ struct Watch final {
         const std::scoped_lock guard(mutex);
         const auto found = pieces.find(piece);
         if (found == pieces.end()) {
-            return;  // what is older counts for nobody
+            return;  // It was allocated before the measurement began.
         }
         if (watching && found->second.during == operators) {
             given.now -= found->second.bytes;
@@ -62,7 +62,7 @@ struct Watch final {
         pieces.erase(found);
     }
 
-    // Which of the two there are from now on.
+    // Set which measurements are active.
     void set(bool watches, bool tallies) {
         watching = watches;
         tallying = tallies;
@@ -76,12 +76,14 @@ private:
     }
 };
 
-// Never destroyed: memory may be freed while the process ends.
+// Return the one tracker. It is never destroyed: memory may be freed while the process ends.
 Watch& the_watch() noexcept {
     static auto& made = immortal<Watch>();
     return made;
 }
 
+// public c10::Allocator {: Allocator that wraps the CPU allocator found at start and counts what it
+// gives out.
 class Counting final : public c10::Allocator {
 public:
     explicit Counting(c10::Allocator& counted) : counted_(counted) {}
@@ -99,8 +101,9 @@ public:
         return piece;
     }
 
-    // Of all that is allocated while nobody watches and no arena was open. Libraries such as
-    // oneDNN, which allocate without a tensor (`raw_allocate`), ask for it when they free that.
+    // PyTorch uses this deleter for allocations made while nothing is measured and no arena was
+    // open. Libraries such as oneDNN, which allocate without a tensor (`raw_allocate`), also ask
+    // for it when they free.
     c10::DeleterFnPtr raw_deleter() const override {
         const bool watched = the_watch().on.load(std::memory_order_relaxed);
         return watched || the_arena().was_open() ? &give_back : own();
@@ -127,7 +130,7 @@ private:
     c10::Allocator& counted_;
 };
 
-// Never destroyed: tensors keep its deleter.
+// Return the wrapper. It is never destroyed: tensors keep its deleter.
 Counting*& the_counting() {
     static Counting* made = nullptr;
     return made;
@@ -150,7 +153,8 @@ void count_allocations() {
         return;
     }
     the_counting() = &immortal<Counting>(*there);
-    c10::SetCPUAllocator(the_counting(), 1);  // nothing happens if another has a higher priority
+    // Has no effect if another allocator has a higher priority.
+    c10::SetCPUAllocator(the_counting(), 1);
 }
 
 bool allocations_are_counted() noexcept {

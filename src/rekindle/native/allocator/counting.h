@@ -1,6 +1,7 @@
-// Counts what PyTorch's allocator gives out on the CPU while an operator runs, to whomever: a
-// wrapper around the one that was there, for all threads and for good. Costs nothing while nobody
-// watches. Within a budget on the CPU the memory comes from the arena.
+// Measures the workspaces of operators on the CPU: a wrapper around PyTorch's CPU allocator counts
+// what is allocated while an operator runs, in any thread. The wrapper is installed once and for
+// good. It costs nothing while nothing is measured. While a budget is active on the CPU, it
+// allocates from the arena.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -9,27 +10,27 @@
 
 namespace rekindle {
 
-// Of what was given out since somebody watches, in bytes as they were asked for.
+// Bytes allocated during a measurement, as requested.
 struct GivenOutInside final {
-    Bytes now = 0;   // not returned yet
-    Bytes most = 0;  // at once
+    Bytes now = 0;   // Not freed yet.
+    Bytes most = 0;  // Largest value of `now`.
 };
 
-// From now on somebody may watch. Not where somebody else's allocator insists on being the one.
+// Install the wrapper. Has no effect if another allocator was registered with a higher priority.
 void count_allocations();
-// Whether that is so.
+// Return true if the wrapper is the current allocator.
 bool allocations_are_counted() noexcept;
-// How memory goes that came from the allocator for the CPU which was there, and what was given out
-// while somebody watched.
+// Return the deleter of the wrapped CPU allocator, and that of the wrapper. The wrapper's own
+// deleter is on memory allocated during a measurement or from the arena.
 c10::DeleterFnPtr allocators_own() noexcept;
 c10::DeleterFnPtr counting_ones_own() noexcept;
-// An operator begins to run; one at a time.
+// Begin to measure an operator. One at a time.
 void watch_allocations();
-// It ended. What it was given.
+// End the measurement and return it.
 GivenOutInside watched_allocations() noexcept;
-// For tests: from now on somebody adds up all that is given out, also while operators are watched.
+// For tests: begin or end a tally of all allocations, also while operators are measured.
 void tally_allocations(bool tallies);
-// So far; the most at once since this was last asked.
+// Return the tally so far. Its `most` restarts at each call.
 GivenOutInside tallied_allocations() noexcept;
 
 }  // namespace rekindle

@@ -1,5 +1,6 @@
-// Finds things by an address: open addressing, linear probing, removal by shifting back (Knuth, The
-// Art of Computer Programming 6.4, algorithm R).
+// Hash map from addresses to values of type `T`. It uses open addressing, linear probing, and
+// removal by backward shift (Knuth, The Art of Computer Programming 6.4, algorithm R). It is not
+// thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,8 @@ namespace rekindle {
 template <class T>
 class Addresses final {
 public:
-    // What stands at `key`; null: nothing does. Good until the next change.
+    // Return the entry at `key`, or null if there is none. Valid until the next insertion or
+    // removal.
     T* find(const void* key) noexcept {
         for (std::size_t i = ideal(key);; i = (i + 1) & mask()) {
             if (slots_[i].key == key) {
@@ -24,7 +26,7 @@ public:
         }
     }
 
-    // Likewise; if nothing did, a thing without content does from now on.
+    // Return the entry at `key`. Insert a default entry if there is none.
     T& at(const void* key) {
         if (T* found = find(key)) {
             return *found;
@@ -58,7 +60,7 @@ public:
 
     std::size_t size() const noexcept { return n_; }
 
-    // In no order that means anything.
+    // Call `visit(key, entry)` for each entry, in unspecified order.
     template <class F>
     void each(F&& visit) {
         for (const Slot& slot : slots_) {

@@ -1,5 +1,4 @@
-// Invariants that a release build does not look at: compile with REKINDLE_CHECKED to have them
-// asked.
+// Internal checks. They are compiled in only with REKINDLE_CHECKED; release builds skip them.
 #pragma once
 
 #ifdef REKINDLE_CHECKED

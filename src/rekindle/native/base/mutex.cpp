@@ -9,7 +9,7 @@ namespace rekindle {
 
 namespace {
 
-// Whether `about_to_fork` took the mutex; who has that may ask.
+// True if `about_to_fork` locked the mutex. Guarded by the mutex.
 bool taken_to_fork = false;
 
 void take_leaves() noexcept {
@@ -51,7 +51,7 @@ void Mutex::Opening::close() noexcept {
     *at = next_;
 }
 
-// Tells those who let others have it that somebody has.
+// Record a visit in each opening of other code, because this thread now holds the mutex.
 void Mutex::visit() noexcept {
     for (Opening* each = first_opening_; each != nullptr; each = each->next_) {
         if (each->thread_ == pthread_self() && each->closing_) {

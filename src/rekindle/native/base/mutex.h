@@ -1,5 +1,32 @@
-// The session's mutex, and the leaf locks. Order: the mutex, then one leaf lock; Python's own lock
-// (GIL) before both or not at all.
+// The session's mutex and the leaf locks.
+//
+// NOTE [Lock discipline]
+//
+// | lock             | guards                           | while a thread holds it               |
+// |------------------|----------------------------------|---------------------------------------|
+// | GIL              | Python objects                   | It may take the session mutex or one  |
+// |                  |                                  | leaf lock.                            |
+// | session mutex    | engine, records, storage tables  | It may take one leaf lock, and the    |
+// | (`the_mutex`)    |                                  | GIL (rule 2). It runs no user code.   |
+// | a leaf lock      | one small structure each         | It takes no other lock and runs no    |
+// | (`leaf`)         |                                  | user code.                            |
+//
+// 1. The order is the session mutex, then at most one leaf lock.
+//
+// 2. A thread that waits for the session mutex first gives the GIL up (`Mutex::wait`). So the
+// holder of the mutex can take the GIL without a deadlock. Two places rely on it: `Mutex::wait`,
+// which takes the GIL back with the mutex held, and the host copies of `memory/copies.h`.
+//
+// 3. User code never runs with the session mutex held: kernels, recomputed operators, policies,
+// Python callbacks, finalizers. Such code may start threads and wait for them, and those threads
+// may need the mutex. `Unlocked` and `Mutex::Opening` release the mutex around it.
+//
+// 4. Destructors that can run in any thread and under any lock only enqueue: deleters of storages
+// (`torch/deaths.h`), saved-tensor handles (`dispatch/handle.h`), the last reference to a session
+// (`memory/parked.h`).
+//
+// 5. fork() takes every lock first, so that no other thread holds one in the child
+// (`about_to_fork`, `leaf`).
 #pragma once
 
 #include <pthread.h>
@@ -14,7 +41,7 @@
 
 namespace rekindle {
 
-// A leaf lock: a thread holds it for moments, and takes no other lock meanwhile.
+// Leaf lock. Hold it for a few instructions, and take no other lock meanwhile.
 class SpinLock final {
 public:
     void lock() noexcept {
@@ -31,26 +58,27 @@ private:
     std::atomic_flag flag_;
 };
 
-// Every leaf lock there is, by what it guards.
+// All leaf locks, by the structure that each guards.
 enum class Leaf : std::uint8_t { active, allocations, arena, deaths, parked };
 
 inline constexpr std::size_t LEAVES = 5;
 
-// The table of them. A child process has only the thread that forked, and would wait for ever for a
-// lock that another thread held. So fork() first takes each of these, in this order, and gives it
-// back in both processes. The session's mutex comes before them: `about_to_fork`.
+// Return the leaf lock `which`. A forked child has only the thread that called fork(), so a lock
+// held by another thread would never be released there. fork() therefore takes each lock of this
+// table, in this order, and releases it in both processes. The session mutex is taken before them
+// (`about_to_fork`).
 inline SpinLock& leaf(Leaf which) noexcept {
     static constinit std::array<SpinLock, LEAVES> made;
     return made[static_cast<std::size_t>(which)];
 }
 
-// Not recursive: it is who has it. Who has to wait for it does so without the GIL: an operator that
-// is run again may be written in Python.
+// Mutex that stores its owner's thread id. It is not recursive. A thread gives the GIL up while it
+// waits, because the owner may be about to run an operator that is written in Python.
 class Mutex final {
 public:
-    // Amid something of ours, the thread that has the mutex lets others have it, because code that
-    // is not ours runs now: an operator that is recomputed, a policy. Afterwards the thread has it
-    // again.
+    // Scope in the middle of an event during which the owner releases the mutex, because foreign
+    // code runs: a recomputed operator or a policy. The owner holds the mutex again afterwards. The
+    // scope records whether any thread took the mutex meanwhile.
     class Opening {
     public:
         Opening(const Opening&) = delete;
@@ -59,7 +87,7 @@ public:
         Opening& operator=(Opening&&) = delete;
         virtual ~Opening() = default;
 
-        // Whether anybody had the mutex meanwhile, this thread included.
+        // Return true if any thread, this one included, took the mutex meanwhile.
         bool visited() const noexcept { return visited_; }
 
     protected:
@@ -67,7 +95,8 @@ public:
 
         void open() noexcept;
         void close() noexcept;
-        // The first visitor has the mutex now, and has done nothing yet.
+        // Called once, by the first visitor, right after it took the mutex and before it does
+        // anything.
         virtual void is_visited() noexcept = 0;
 
     private:
@@ -76,7 +105,7 @@ public:
         Mutex& mutex_;
         const pthread_t thread_;
         Opening* next_ = nullptr;
-        bool closing_ = false;  // only its own thread looks
+        bool closing_ = false;  // Read by its own thread only.
         bool visited_ = false;
     };
 
@@ -92,7 +121,7 @@ public:
         }
     }
 
-    // This thread gave it back, and takes it again.
+    // Take the mutex again after a temporary release by this thread. Does not check for recursion.
     void lock_again() noexcept {
         pthread_t other{};
         if (!taken(other)) {
@@ -101,11 +130,13 @@ public:
     }
 
     void unlock() noexcept {
-        owner_.exchange({});  // a store might come after the look for those who wait
+        // A plain store could be reordered after the check for waiting threads in notify_one().
+        owner_.exchange({});
         owner_.notify_one();
     }
 
-    // To read what it guards, or to change what no event hangs on: nobody is told of a visit.
+    // Lock in order to read, or to change state that no event depends on. Openings do not count it
+    // as a visit.
     void lock_to_look() noexcept {
         pthread_t other{};
         if (!taken(other, false)) {
@@ -113,17 +144,18 @@ public:
         }
     }
 
-    // Not if this thread has it, or another one.
+    // Lock if the mutex is free. Return false if any thread, this one included, holds it.
     bool try_lock() noexcept {
         pthread_t other{};
         return taken(other);
     }
 
-    // Whether this thread has it: of another one's coming and going nothing else is read.
+    // Return true if this thread holds the mutex. A relaxed load suffices: the value equals this
+    // thread's id only if this thread stored it.
     bool mine() const noexcept { return owner_.load(std::memory_order_relaxed) == pthread_self(); }
 
 private:
-    // Whether this thread has it from now on; else `other` has it.
+    // Try to lock. Return true on success; otherwise set `other` to the owner.
     bool taken(pthread_t& other, bool visits = true) noexcept {
         other = {};
         if (!owner_.compare_exchange_strong(other, pthread_self())) {
@@ -139,23 +171,24 @@ private:
     void visit() noexcept;
 
     std::atomic<pthread_t> owner_;
-    Opening* first_opening_ = nullptr;  // who has the mutex may look
+    Opening* first_opening_ = nullptr;  // Guarded by the mutex.
 };
 
-// Of the whole core: contexts do not nest, and what is left of earlier ones has little to do.
+// Return the one mutex of the process. One is enough: budgets do not nest, and finished ones have
+// little left to do.
 inline Mutex& the_mutex() noexcept {
     static constinit Mutex made;
     return made;
 }
 
-// This thread is about to fork. No other may be amid something then, for nobody would finish it in
-// the child process: takes the mutex, unless this thread has it.
+// Prepare for fork() by taking the mutex, unless this thread holds it. Otherwise another thread
+// could be in the middle of an event, which would stay unfinished in the child process.
 void about_to_fork();
-// Gives back what `about_to_fork` took. In the child, if fork() came without that, nobody has the
-// mutex from now on.
+// Release the mutex that `about_to_fork` took. If fork() ran without `about_to_fork`, reset the
+// mutex in the child, where its owner does not exist.
 void forked(bool in_child) noexcept;
 
-// For who may be called with it as well as without.
+// Lock the mutex unless this thread holds it already. For functions that are called in both states.
 inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
     if (the_mutex().mine()) {
         return {};
@@ -164,7 +197,8 @@ inline std::unique_lock<Mutex> locked_if_not_mine() noexcept {
     return {the_mutex(), std::adopt_lock};
 }
 
-// A look at what the mutex guards, or at nothing that an event hangs on, from whichever thread.
+// Scope that holds the mutex for a look (`Mutex::lock_to_look`), unless this thread holds it
+// already.
 class Looking final {
 public:
     Looking() noexcept : mine_(the_mutex().mine()) {
@@ -188,6 +222,7 @@ private:
     const bool mine_;
 };
 
+// Scope that holds the mutex. It can release and take the mutex in between.
 class Locked final {
 public:
     Locked() { the_mutex().lock(); }
@@ -226,7 +261,8 @@ private:
     bool held_ = true;
 };
 
-// While it lives other threads may have the mutex. However that ends, it is held again.
+// Scope that releases the mutex of a `Locked`. However the scope ends, the mutex is held
+// afterwards.
 class Unlocked final {
 public:
     explicit Unlocked(Locked& lock) : lock_(lock) { lock_.unlock(); }

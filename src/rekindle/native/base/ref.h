@@ -1,9 +1,9 @@
-// Counted pointers for what one engine's events make and lets die. The counts are plain integers:
-// whoever guards the engine guards them.
+// Counted pointers for the storages and calls of one engine. The counts are plain integers: the
+// lock that guards the engine guards them.
 //
-// What nobody refers to any more is not destroyed at once but put into a graveyard, a list through
-// the dead themselves, so that chains of thousands die without recursion and plain pointers stay
-// good until the graveyard is emptied (at the end of an event).
+// An object whose count drops to zero is not destroyed at once. It is linked into a `Graveyard`,
+// which the ledger empties at the end of an event. So chains of thousands of objects are freed
+// without recursion, and plain pointers stay valid during an event.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace rekindle {
 template <class T>
 class Graveyard;
 
-// The base of what is counted. Begins with no reference, which is not yet death.
+// Base class of counted objects. A new object has count 0 and is not dead.
 template <class T>
 struct Counted {
     explicit Counted(Graveyard<T>& home) : graveyard(&home) {}
@@ -27,8 +27,8 @@ struct Counted {
     Counted& operator=(Counted&&) = delete;
 
     union {
-        Graveyard<T>* graveyard;  // while it lives
-        T* next_dead;             // afterwards
+        Graveyard<T>* graveyard;  // While the object is alive.
+        T* next_dead;             // Once it is dead.
     };
 
     std::uint32_t count = 0;
@@ -38,6 +38,7 @@ protected:
 };
 
 template <class T>
+// List of dead objects, linked through the objects.
 class Graveyard {
 public:
     void bury(T& dead) noexcept {
@@ -45,7 +46,7 @@ public:
         first_ = &dead;
     }
 
-    // Some dead one; null: none is left.
+    // Remove one dead object from the list and return it; null if the list is empty.
     T* take() noexcept {
         T* found = first_;
         if (found != nullptr) {
@@ -58,7 +59,7 @@ private:
     T* first_ = nullptr;
 };
 
-// One reference more, one less; `Ref` pairs them.
+// Increment or decrement the count of `object`. `Ref` pairs the two.
 template <class T>
 void hold(T& object) noexcept {
     ++object.count;
@@ -73,6 +74,7 @@ void let(T& object) noexcept {
 }
 
 template <class T>
+// Owning pointer to a counted object, or null.
 class Ref {
 public:
     Ref() = default;

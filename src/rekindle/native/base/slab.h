@@ -1,5 +1,5 @@
-// Slots for many small things that live and die: memory comes in pages and is used again. The only
-// place, with `immortal`, where memory is taken from the heap by hand.
+// Pooled memory for many small objects of one type. Pages are reused and returned when the pool
+// dies. This file is the only place that calls new and delete directly.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace rekindle {
 
-// Objects of one type, each in a slot that stays where it is.
+// Pool of objects of type `T`. An object never moves.
 template <class T>
 class Slab {
 public:
@@ -23,7 +23,7 @@ public:
     Slab& operator=(const Slab&) = delete;
     Slab(Slab&&) = delete;
     Slab& operator=(Slab&&) = delete;
-    ~Slab() = default;  // what still lives is not destroyed: its owner should have
+    ~Slab() = default;  // Does not destroy live objects: their owner must do so.
 
     template <class... Arguments>
     T& make(Arguments&&... arguments) {
@@ -52,15 +52,16 @@ public:
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(Slot); }
 
 private:
-    static constexpr std::size_t PAGE = 32;  // slots: small programs have books too
-    static constexpr std::size_t LINE = 64;  // bytes that the processor fetches at once
+    // Slots. Small, so that small programs need little memory.
+    static constexpr std::size_t PAGE = 32;
+    static constexpr std::size_t LINE = 64;  // Size of a cache line in bytes.
 
     union Slot {
         Slot* next = nullptr;
         alignas(T) std::array<std::byte, sizeof(T)> memory;
     };
 
-    // The processor has it at hand when the next one is made.
+    // Prefetch a slot, so that it is cached when the next object is made.
     static void fetch(const Slot* slot) noexcept {
         if (slot == nullptr) {
             return;
@@ -84,7 +85,7 @@ private:
     std::size_t alive_ = 0;
 };
 
-// Short arrays of what needs no destructor, by powers of two.
+// Pool of short arrays of trivially copyable elements, one free list per power of two.
 template <class T>
 class Arrays {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) >= sizeof(void*));
@@ -97,7 +98,7 @@ public:
     Arrays& operator=(Arrays&&) = delete;
     ~Arrays() = default;
 
-    // Uninitialized; null for none.
+    // Return uninitialized memory for `length` elements; null if `length` is 0.
     T* take(std::size_t length) {
         if (length == 0) {
             return nullptr;
@@ -130,8 +131,8 @@ public:
     std::size_t nbytes() const noexcept { return pages_.size() * PAGE * sizeof(T); }
 
 private:
-    static constexpr std::size_t KINDS = 7;   // up to 64 elements
-    static constexpr std::size_t PAGE = 128;  // elements
+    static constexpr std::size_t KINDS = 7;   // Pooled sizes: up to 64 elements.
+    static constexpr std::size_t PAGE = 128;  // Elements.
 
     struct Page {
         alignas(T) std::array<std::byte, PAGE * sizeof(T)> memory;
@@ -151,7 +152,7 @@ private:
     std::array<void*, KINDS> free_{};
 };
 
-// What must outlive Python: made once and never destroyed.
+// Make an object that is never destroyed, because it is used while the process ends.
 template <class T, class... Arguments>
 T& immortal(Arguments&&... arguments) {
     return *new T(std::forward<Arguments>(arguments)...);

@@ -1,5 +1,4 @@
-// The units that all parts share, twin of rekindle._types. Integers only, so that equality is
-// exact.
+// Units shared by all rooms; twin of rekindle._types. All are integers, so that equality is exact.
 #pragma once
 
 #include <cstdint>

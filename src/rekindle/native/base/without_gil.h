@@ -1,9 +1,10 @@
-// To wait without Python's own lock.
+// Releases the GIL while a thread waits. Declared apart from torch/gil.h because `base` includes no
+// Python.
 #pragma once
 
 namespace rekindle {
 
-// Gives the GIL up, if this thread has it, until the end.
+// Scope without the GIL. Releases it if this thread holds it, and takes it back at the end.
 class WithoutGil final {
 public:
     WithoutGil();
