@@ -61,7 +61,7 @@ void AdvisedChooser::unready(Storage& storage) noexcept {
     }
 }
 
-// Keeps the list at twice its members, so that it does not grow with every change.
+// Remove the gaps once they outnumber the members, so that the list does not grow with each change.
 void AdvisedChooser::close_gaps() {
     if (ready_.size() < 2 * n_ready_ + 16) {
         return;

@@ -1,5 +1,5 @@
-// Any policy, advised: what a plan has done with goes first, while there is such a thing. Twin of
-// rekindle.policies._advised.
+// Wraps a policy so that a plan is followed first: storages that the plan has marked as unneeded
+// are evicted before the policy is asked. Twin of rekindle.policies._advised.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,20 @@
 
 namespace rekindle {
 
+// public Chooser {: Evicts marked storages in the order in which they became candidates; otherwise
+// asks the wrapped policy.
 class AdvisedChooser final : public Chooser {
 public:
     explicit AdvisedChooser(std::unique_ptr<Chooser> chooser) : chooser_(std::move(chooser)) {}
 
-    // The plan does not need `storage` until it has it computed again.
+    // Mark `storage`: the plan does not need its value until the plan recomputes it.
     void mark(Storage& storage);
-    // The plan needs `storage` from now on.
+    // Remove the mark: the plan needs the value from now on.
     void unmark(Storage& storage);
-    // Nothing is marked any more: the policy decides alone, and catches up.
+    // Remove all marks. The policy, which was not asked meanwhile, processes its pending updates.
     void clear(Nanoseconds now);
-    // Bytes of what may be let go although nothing that `inputs` read may. `mark` is a new one.
+    // Return the bytes of marked candidates, without those that `inputs` read. `mark` is a fresh
+    // mark of the graph.
     Bytes spare_beside(std::span<const Edge> inputs, std::uint64_t mark) const;
 
     void add(Storage& storage) override;
@@ -53,12 +56,12 @@ private:
     void close_gaps();
 
     std::unique_ptr<Chooser> chooser_;
-    std::uint32_t age_ = 1;        // what is marked has this one
-    std::vector<Storage*> ready_;  // what is marked and may be evicted, in that order; null: a gap
-    std::size_t first_ready_ = 0;  // only gaps before
+    std::uint32_t age_ = 1;        // A storage is marked if its `standing.marked` equals this.
+    std::vector<Storage*> ready_;  // Marked candidates, in that order; null is a gap.
+    std::size_t first_ready_ = 0;  // Index before which there are only gaps.
     std::size_t n_ready_ = 0;
-    Bytes spare_ = 0;      // of those
-    bool behind_ = false;  // marks have answered since the policy was asked last
+    Bytes spare_ = 0;      // Bytes of `ready_`.
+    bool behind_ = false;  // True if marks decided since the policy was asked last.
 };
 
 }  // namespace rekindle

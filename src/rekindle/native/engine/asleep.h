@@ -1,12 +1,13 @@
-// Where memory suffices nobody has to choose, so nobody has to prepare for it. Twin of
-// rekindle.engine._asleep.
+// Stands in for the policy until the first eviction. A program that fits into memory then pays
+// nothing for the policy's bookkeeping. Twin of rekindle.engine._asleep.
 #pragma once
 
 #include "chooser.h"
 
 namespace rekindle {
 
-// In the place of a chooser until the first choice; hears nothing, for the graph remembers.
+// Chooser that ignores all events. At the first eviction the ledger builds the policy's state from
+// the graph.
 class Asleep final : public Chooser {
 public:
     void add(Storage& /*storage*/) override {}

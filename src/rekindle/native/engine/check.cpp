@@ -1,5 +1,4 @@
-// The invariants of an engine, for tests: what must hold between events. Twin of
-// rekindle.engine._check.
+// Invariants of an engine between events, for tests. Twin of rekindle.engine._check.
 #include "ledger.h"
 
 namespace rekindle {

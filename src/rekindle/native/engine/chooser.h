@@ -1,4 +1,5 @@
-// What a policy sees and what it must say. Twin of rekindle.policies._base.
+// Interface between the engine and a policy: events that the policy sees, and the choice that it
+// returns. Twin of rekindle.policies._base.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace rekindle {
 
-// The state of a policy during one run. What does not matter to all has an empty body.
+// State of a policy during one run. Events that only some policies need have an empty default.
 class Chooser {
 public:
     Chooser() = default;
@@ -20,64 +21,69 @@ public:
     Chooser& operator=(Chooser&&) = delete;
     virtual ~Chooser() = default;
 
-    // Whether what came and went before the first choice matters to it, not only what is there.
+    // Return true if the policy depends on events before the first choice, and not only on the
+    // current candidates. Such a policy is active from the start.
     virtual bool remembers() const { return false; }
 
-    // `storage` may be evicted from now on.
+    // `storage` became a candidate.
     virtual void add(Storage& storage) = 0;
-    // `storage` may not be evicted any more (it is locked, held, evicted or dead).
+    // `storage` is no candidate any more: it is locked, user-held, evicted or dead.
     virtual void remove(Storage& storage) = 0;
-    // The storage to let go at clock `now`; null if there is no candidate.
+    // Return the storage to evict at clock `now`; null if there is no candidate.
     virtual Storage* choose(Nanoseconds now) = 0;
 
-    // Nobody has asked for a while: what is put off until `choose` is done now.
+    // Process the updates that are deferred until the next `choose`, because no choice was needed
+    // for a while.
     virtual void catch_up(Nanoseconds now) { choose(now); }
 
-    // The time that it would take to compute `storage` again, as far as the policy knows.
+    // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds recompute_ns(Storage& storage) { return storage.cost; }
 
-    // What evicting `storage` at clock `now` would cost, whatever its size.
+    // Return the loss from evicting `storage` at clock `now`, regardless of its size.
     virtual double loss(Storage& storage, Nanoseconds now) { return own_loss(storage, now); }
 
-    // Quirk: a call in progress will make `storage`, which counts as evicted until then.
+    // A call in progress will make `storage`, which counts as evicted until then. Only with
+    // `Rules::quirks`.
     virtual void expected(Storage& /*storage*/) {}
 
-    // `storage` left memory and can be recomputed.
+    // `storage` was evicted and can be recomputed.
     virtual void evicted(Storage& /*storage*/) {}
 
-    // `storage` is in memory again, or as expected.
+    // `storage` is resident again, or was made as `expected` announced.
     virtual void returned(Storage& /*storage*/) {}
 
-    // The evicted `storage` will never be asked for again.
+    // The evicted `storage` will never be needed again.
     virtual void forgotten(Storage& /*storage*/) {}
 
     // The last access of the candidate `storage` changed.
     virtual void touched(Storage& /*storage*/) {}
 
-    // The cost or the parents of `storage` changed (a view of it is made).
+    // The cost or the parents of `storage` changed, because a view of it was made.
     virtual void repriced(Storage& /*storage*/) {}
 
     // `storage` is about to be destroyed.
     virtual void disposed(Storage& /*storage*/) noexcept {}
 
 protected:
-    // Its own cost over its staleness.
+    // Return the storage's own cost divided by its staleness.
     static double own_loss(const Storage& storage, Nanoseconds now) noexcept {
         const auto staleness = std::max<Nanoseconds>(1, now - storage.last_access);
         return static_cast<double>(storage.cost) / static_cast<double>(staleness);
     }
 };
 
-// Which costs count in a score, as in rekindle.policies._neighborhood; `classes` are not there yet.
+// Costs that a score includes, as in rekindle.policies._neighborhood. `classes` is not implemented
+// here.
 enum class Costs : std::uint8_t { nothing, local, classes, exact, ancestors, capped };
 
-// A score, cost / (bytes * staleness) and its ablations, least first.
+// A score, cost / (bytes * staleness), or one of its ablations. The lowest score is evicted.
 struct Policy final {
     Costs costs = Costs::capped;
     bool by_size = true;
     bool by_staleness = true;
-    bool root = true;  // the square root of the staleness counts
+    bool root = true;  // Use the square root of the staleness.
 
+    // Make the state of the policy for one run.
     std::unique_ptr<Chooser> bind(Graph& graph) const;
 };
 

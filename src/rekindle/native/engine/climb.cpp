@@ -1,4 +1,19 @@
-// The half of `Engine` that runs calls, for the first time and again.
+// The part of `Engine` that runs calls, for the first time and again.
+//
+// NOTE [Recomputation without recursion]
+//
+// To recompute a value, its evicted inputs are recomputed first, and so on. Chains are thousands of
+// calls long, so `climb` uses explicit stacks instead of recursion: `frames_` holds the calls in
+// progress, `pending_` their missing inputs, `locked_` the inputs that must stay resident.
+//
+// `Performer::compute` may release the session's mutex. Other threads can then run events that
+// evict, overwrite or free anything that is not locked. `visits_` counts them. If it changed, the
+// climb restarts from the value that was asked for, because its plan may be stale. `MOST_BEGUN`
+// bounds the restarts.
+//
+// The first attempt locks resident inputs early (`Locks::early`). If no room is left, those locks
+// may be the reason. The second attempt (`Locks::late`) then evicts everything that it can and
+// locks each input only when its turn comes.
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -9,13 +24,15 @@ namespace rekindle {
 
 namespace {
 
-// How often a climb begins anew for each call that there is: far more than any that gets on.
+// Restarts of a climb per call in the graph. A climb that makes progress never needs as many.
 constexpr std::size_t MOST_BEGUN = 100;
 
 }  // namespace
 
 // -- first runs -----------------------------------------------------------------------------------
 
+// Visit the outputs of `call`, with `wanted` (or the first output) last, so that it becomes a
+// candidate last.
 template <class F>
 void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     if (call.n_outputs == 0) {
@@ -82,7 +99,7 @@ void Engine::link(Call& call) {
             value->storage->replayable = call.replayable;
         }
     }
-    if (call.views()) {  // they are part of what was there before
+    if (call.views()) {  // Views are part of a storage that existed before.
         const std::uint64_t mark = graph.new_mark();
         for (Value* value : call.outputs()) {
             Storage& storage = *value->storage;
@@ -151,7 +168,8 @@ void Engine::Interlude::give_back(const Call& call) {
     }
 }
 
-// Nobody else can ask for what `call` overwrites. Who needs it meanwhile has to compute it again.
+// Treat the storages that `call` overwrites as evicted. Only this call needs them; an event that
+// does in the meantime must recompute them.
 void Engine::lend(const Call& call) {
     for (const Overwrite& pair : call.overwrites()) {
         Storage& storage = *pair.source->storage;
@@ -161,7 +179,7 @@ void Engine::lend(const Call& call) {
     }
 }
 
-// -- bringing back --------------------------------------------------------------------------------
+// -- recomputation --------------------------------------------------------------------------------
 
 void Engine::require_quietly(Value& value) {
     touch(*value.storage);
@@ -185,7 +203,7 @@ void Engine::require_quietly(Value& value) {
     } while (!value.defined && visits != visits_);
 }
 
-// Whether `value` is not there, and can be computed. Others may have seen to it that neither holds.
+// Return true if `value` is not defined and can be recomputed. Other threads may have changed both.
 bool Engine::is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
@@ -203,17 +221,18 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
         climb(call, wanted, held, Locks::early);
         return;
     } catch (const NoRoom&) {
-        if (rules.quirks) {  // the authors give up here
+        if (rules.quirks) {  // The authors' prototype gives up here.
             throw;
         }
     }
-    shrink(-1);  // what is locked may be in the way: once more, empty-handed
+    shrink(-1);  // Locked storages may be in the way: evict everything and retry with late locks.
     if (wanted == nullptr || is_missing(*wanted)) {
         climb(call, wanted, held, Locks::late);
     }
 }
 
-// The calls in progress of one climb; closes those that are left, however it ends.
+// The calls in progress of one climb. The destructor closes those that are left, also after an
+// error.
 class Engine::Climb final {
 public:
     explicit Climb(Engine& engine) : engine_(engine), base_(engine.frames_.size()) {}
@@ -231,7 +250,7 @@ public:
         }
     }
 
-    // Lets go of all inputs, some of which nobody may need any more.
+    // Unlock all inputs, and free those that are not needed any more.
     void undo_and_prune() {
         std::vector<Ref<Storage>> had;
         had.reserve(engine_.locked_.size());
@@ -245,8 +264,8 @@ public:
         }
     }
 
-    // Begins again: others had the lock, and what is there, and how to make what is not, may be
-    // others now. False: nobody needs `wanted` made any more.
+    // Restart after visits: other events may have changed which values are resident, and how the
+    // others are computed. Return false if `wanted` need not be recomputed any more.
     bool begin_again(Call& call, Value* wanted, Locks locks) {
         undo_and_prune();
         if (wanted == nullptr || !is_missing(*wanted)) {
@@ -275,7 +294,7 @@ private:
     std::size_t begun_ = 1;
 };
 
-// Depth first over the inputs, in their order; a stack instead of recursion.
+// Visit the inputs depth first and in their order, with a stack instead of recursion.
 void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     Climb progress(*this);
     open(call, wanted, locks);
@@ -318,7 +337,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
 }
 
 void Engine::open(Call& call, Value* wanted, Locks locks) {
-    if (frames_.size() > graph.n_calls()) {  // the first may not be linked yet
+    if (frames_.size() > graph.n_calls()) {  // The first call may not be linked yet.
         throw Cyclic();
     }
     frames_.push_back({&call, wanted, pending_.size(), locked_.size()});
@@ -337,7 +356,7 @@ void Engine::open(Call& call, Value* wanted, Locks locks) {
     std::reverse(first, pending_.end());
 }
 
-// Locks the inputs that are there, in order, up to the first that is not.
+// Lock the resident inputs in order. Return the first that is missing; null if there is none.
 Value* Engine::next_missing() {
     const std::size_t first = frames_.back().pending;
     while (pending_.size() > first) {
@@ -352,9 +371,10 @@ Value* Engine::next_missing() {
     return nullptr;
 }
 
-// Unlocks, in the order of the inputs if all are locked: they become candidates so.
+// Unlock the inputs of a finished call. If all are locked, use the order of the inputs, because
+// they become candidates in that order.
 void Engine::close(const Frame& frame) {
-    // A call that others took out of the graph meanwhile has no inputs any more.
+    // A call that another event removed from the graph meanwhile has no inputs any more.
     if (pending_.size() == frame.pending && frame.call->n_inputs == locked_.size() - frame.locked) {
         for (const Edge& edge : frame.call->inputs()) {
             unlock_quietly(*edge.value->storage);
@@ -368,7 +388,7 @@ void Engine::close(const Frame& frame) {
     locked_.resize(frame.locked);
 }
 
-// Whether nobody but this call can ask for the inputs that it overwrites.
+// Return true if only this call needs the inputs that it overwrites.
 bool Engine::may_consume(const Frame& frame) const {
     for (const Overwrite& pair : frame.call->overwrites()) {  // NOLINT(readability-use-anyofallof)
         const Storage& storage = *pair.source->storage;
@@ -382,7 +402,7 @@ bool Engine::may_consume(const Frame& frame) const {
     return true;
 }
 
-// What `call` takes while it runs, beside what is in memory.
+// Return the bytes that `call` needs in addition to `memory` while it runs.
 Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     Bytes taken_over = 0;
     if (in_place) {
@@ -393,8 +413,8 @@ Bytes Engine::bytes_beside(const Call& call, bool in_place) const {
     return call.nbytes - taken_over + workspace_of(call);
 }
 
-// Whether the call, which ran before, is still to be run, and its inputs are there. Others may have
-// come since they were gathered.
+// Return true if the call, which ran before, must still run, and its inputs are resident. Visitors
+// may have changed either.
 bool Engine::can_run(const Frame& frame) {
     const Call& call = *frame.call;
     const bool wanted = frame.wanted == nullptr || is_missing(*frame.wanted);
@@ -409,7 +429,8 @@ void Engine::run(const Frame& frame, bool held) {
     const std::uint64_t visits = visits_;
     make_room(bytes_beside(call, in_place), &call);
     if (visits != visits_ && call.ran) {
-        if (in_place && !may_consume(frame)) {  // others may ask for what it would overwrite
+        // Visitors may need the input that it would overwrite.
+        if (in_place && !may_consume(frame)) {
             in_place = false;
             make_room(bytes_beside(call, in_place), &call);
         }
@@ -426,12 +447,14 @@ void Engine::run(const Frame& frame, bool held) {
         free_all();
         return;
     }
-    if (visits != visits_ && !(call.replayable && call.linked)) {  // nobody knows what it read
+    // A visitor overwrote an input, so the contents that the call read are unknown.
+    if (visits != visits_ && !(call.replayable && call.linked)) {
         clock += call.cost;
         recompute_ns += call.cost;
         return;
     }
-    std::vector<Storage*> copied;  // what comes beside what is wanted, while its copy stays
+    // Sibling outputs that still have a copy on the host: they need not stay resident.
+    std::vector<Storage*> copied;
     for (const Value* value : call.outputs()) {
         Storage& storage = *value->storage;
         const bool wanted = frame.wanted != nullptr && frame.wanted->storage == &storage;
@@ -467,7 +490,7 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
             continue;
         }
         Storage& storage = *value->storage;
-        if (storage.resident) {  // the second copy is given back at once
+        if (storage.resident) {  // It was resident already, so the second copy is freed at once.
             memory -= storage.nbytes;
         } else {
             storage.resident = true;
@@ -486,7 +509,7 @@ void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     });
 }
 
-// What was brought back with its siblings, and nobody can ask for.
+// Free the outputs that were recomputed as siblings and that left the graph.
 void Engine::drop_unasked(Call& call) {
     for (Value* value : call.outputs()) {
         if (is_root(*value) && !value->storage->listed) {
@@ -498,11 +521,11 @@ void Engine::drop_unasked(Call& call) {
     free_all();
 }
 
-// The memory of the source now holds the output. Returns its size.
+// Move the memory of the source to the output. Return its size.
 Bytes Engine::take_over(const Overwrite& overwrite) {
     Storage& old = *overwrite.source->storage;
     Storage& made = *overwrite.output->storage;
-    made.held = made.held || old.held;  // it may be held already, and let go
+    made.held = made.held || old.held;  // `made` may already be held by the program, and evicted.
     old.held = false;
     made.pinned = old.pinned;
     old.pinned = false;

@@ -9,7 +9,7 @@ namespace rekindle {
 
 namespace {
 
-// Which of its storage's values it is; the root is 0.
+// Return the index of `value` in its storage; the root is 0.
 std::int64_t index_of(const Value& value) {
     std::int64_t index = 0;
     for (const Value* at = &value.storage->root; at != &value; at = at->next) {
@@ -61,7 +61,7 @@ void Engine::use(Value& value) {
     }
     if (value.defined) {
         hold_by_program(*value.storage);
-    }  // else it left the graph, and nobody can ask for it
+    }  // Otherwise it left the graph, and no event can need it.
 }
 
 void Engine::pin(Value& value) {
@@ -109,7 +109,7 @@ void Engine::gone(Storage& storage) {
     note_event(Entry::Kind::gone, storage.id);
     const Event event(*this);
     storage.held = false;
-    if (!storage.resident || !storage.consumed()) {  // it may have been let go before
+    if (!storage.resident || !storage.consumed()) {  // The engine may have evicted it before.
         prune(storage);
     } else {
         memory -= storage.nbytes;
@@ -126,7 +126,7 @@ void Engine::forget(Storage& storage) {
     forget_quietly(storage);
 }
 
-// Unlocks what was saved, however that ends.
+// Locks the values that were saved. The destructor unlocks them, also after an error.
 class Engine::Saved final {
 public:
     explicit Saved(Engine& engine) : engine_(engine) {}
@@ -155,7 +155,7 @@ private:
 void Engine::save_from(Storage& storage, Saved& saved) {
     std::vector<Storage*> needy;
     graph.made_through(storage, needy);
-    for (Storage* made : needy) {  // these must not make way for the others
+    for (Storage* made : needy) {  // Otherwise restoring one could evict another.
         if (made->resident) {
             saved.save(*made);
         }
@@ -174,7 +174,7 @@ void Engine::forget_quietly(Storage& storage) {
     {
         Saved saved(*this);
         std::uint64_t visits = 0;
-        do {  // others may have made more from it meanwhile
+        do {  // Visitors may have computed more values from it meanwhile.
             visits = visits_;
             save_from(storage, saved);
         } while (visits != visits_);
@@ -216,7 +216,7 @@ void Engine::spoil(Storage& storage) {
     note_event(Entry::Kind::spoil, storage.id);
     const Event event(*this);
     if (lent_) {
-        if (!storage.resident) {  // else somebody has computed it again meanwhile
+        if (!storage.resident) {  // Otherwise a visitor has recomputed it.
             free(storage);
         }
         prune(storage);

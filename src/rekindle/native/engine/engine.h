@@ -1,9 +1,10 @@
-// Dynamic Tensor Rematerialization: decides online what to let go and what to compute again. Twin
-// of rekindle.engine._engine, action by action, where what differs from the paper is explained.
+// Dynamic Tensor Rematerialization (DTR): decides online which storages to evict and which to
+// recompute. Twin of rekindle.engine._engine, action by action; differences from the paper are
+// explained there.
 //
-// Events come in as calls of the methods below, actions go out to a `Performer`. No torch, no
-// clock, no lock: the engine's clock is the sum of the costs of what ran, and the driver's lock
-// guards it.
+// Events are calls of the methods below; actions are calls of a `Performer`. The engine has no
+// torch, no clock and no lock of its own. Its time is the sum of the costs of the calls that ran,
+// and the session's mutex guards it.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,16 @@
 
 namespace rekindle {
 
-// Keeps `memory` within `budget` bytes. Events, and bringing back; a `Ledger` lets go. Every event
-// may throw what the performer throws, `NoRoom` and `Thrashed`; the invariants hold afterwards.
+// Keeps `memory` within `budget` bytes. This class handles events and recomputation; its base
+// `Ledger` evicts. Each event may throw the performer's errors, `NoRoom` or `Thrashed`. The
+// invariants hold afterwards.
 class Engine final : public Ledger {
 public:
-    // `advised`: the policy follows advice first, as that of a `Follower`. `own`: chooses in the
-    // place of `policy`. The performer, and the slabs that it keeps storages and calls in, must
-    // outlive the engine; no `Ref` may.
+    // Make an engine with a budget of `most` bytes.
+    //
+    // `advised`: the policy can be overruled by marks, as a `Follower` needs. `own`: chooser that
+    // replaces `policy`. The performer, and the slabs in which it keeps storages and calls, must
+    // outlive the engine. No `Ref` may outlive it.
     Engine(
         Bytes most,
         Performer& performer,
@@ -35,13 +39,14 @@ public:
     Engine& operator=(Engine&&) = delete;
     ~Engine() = default;
 
-    // Amid `compute`: while it lives the engine may hear of other events, of other threads or of
-    // what the call itself does. What the call takes is in flight, and what it overwrites is gone.
-    // The event in progress gathers again what it has lost, if anybody came.
+    // Scope inside `Performer::compute` in which the engine accepts other events, of other threads
+    // or of the running call. Meanwhile the memory of the call counts as in flight, and storages
+    // that it overwrites in place count as evicted. If there were visitors, the interrupted event
+    // collects again what it lost.
     class Interlude final {
     public:
         Interlude(Engine& engine, const Call& call, bool in_place);
-        // Not amid `compute`, but where the policy is asked: nothing is in flight or overwritten.
+        // Scope around a call of a user's policy: nothing is in flight or overwritten.
         explicit Interlude(Engine& engine);
         Interlude(const Interlude&) = delete;
         Interlude& operator=(const Interlude&) = delete;
@@ -49,10 +54,11 @@ public:
         Interlude& operator=(Interlude&&) = delete;
         ~Interlude();
 
-        // Somebody came.
+        // Report that another event ran in this scope.
         void visited() noexcept { ++engine_.visits_; }
 
-        // The call failed before it wrote anything, and nobody came: what it overwrites is there.
+        // Report that the call failed before it wrote anything and without visitors. The storages
+        // to be overwritten are resident again.
         void give_back(const Call& call);
 
     private:
@@ -67,51 +73,54 @@ public:
 
     // -- events ---------------------------------------------------------------------------------
 
-    // The program runs `call` for the first time; its inputs are brought back if need be.
+    // The program runs `call` for the first time. Restores its evicted inputs.
     void call(Call& call, bool held);
-    // `call` ran for the first time, and room was made for it before. Links its outputs.
+    // `call` ran for the first time, and the caller had made room for it. Links its outputs.
     void admit(Call& call, bool held);
-    // The program reads `value`: it is brought back if need be, and is held from now on.
+    // The program reads `value`. Restores it if it is evicted; it counts as user-held from now on.
     void use(Value& value);
-    // `value` is brought back if need be, and stays until nobody needs it.
+    // Restore `value` and pin it.
     void pin(Value& value);
-    // One more reference that permits eviction.
+    // Add a reference that permits eviction.
     void retain(Storage& storage);
-    // One reference less.
+    // Remove such a reference.
     void release(Storage& storage);
-    // The program's own variables hold the storage no longer.
+    // The program's variables do not hold `storage` any more.
     void drop(Storage& storage);
-    // The program has dropped `storage`, to which nobody else refers: its memory is free. Frees it
-    // all the same, and what it alone needed.
+    // The program freed `storage`, which no handle refers to: its memory is freed already. Free it
+    // in the engine too, together with the calls that it alone needed.
     void gone(Storage& storage);
-    // The source `storage` is about to be overwritten: what still needs it is saved first.
+    // The source `storage` is about to be overwritten. Recomputes and pins the evicted values that
+    // depend on its contents (R4, sources).
     void forget(Storage& storage);
-    // Nobody knows how the content of `storage`, which is resident, came about: it is kept.
+    // Drop the recipe of the resident `storage`, because its contents were written in an unknown
+    // way. It is a source from now on.
     void seal(Storage& storage);
-    // A call that was to overwrite `storage`, which is dead, failed half way: it is gone. Amid
-    // `compute`, or as an event.
+    // A call failed halfway while it overwrote the dead `storage`: its contents are lost. Called
+    // inside `Performer::compute`, or as an event.
     void spoil(Storage& storage);
-    // An operator ran that made nothing, or `nbytes` that are only counted; negative: less.
+    // An operator ran without recorded results. `nbytes` changes the memory that is only counted;
+    // it may be negative.
     void account(Nanoseconds cost, Bytes nbytes = 0, Bytes workspace = 0);
-    // The program itself changed the size of `storage`, which it holds.
+    // The program resized `storage`, which it holds.
     void resize(Storage& storage, Bytes nbytes);
-    // `value` is brought back if need be, for whoever will ask for it.
+    // Restore `value` if it is evicted, for the caller to read.
     void require(Value& value);
 
-    // -- copies on the host, where there is one -------------------------------------------------
+    // -- copies on the host ---------------------------------------------------------------------
 
-    // The performer could not do the `swap_in` of `storage` that it just got: its copy is
-    // forgotten. Returns whether it will be computed again; else it is lost, and the performer
-    // should throw.
+    // Report from inside `Performer::swap_in` that the copy of `storage` could not be read. The
+    // copy is forgotten. Return true if `storage` can be recomputed. Otherwise the value is lost,
+    // and the performer should throw.
     bool swap_in_failed(Storage& storage);
-    // A copy that the performer had reported as made never arrived. Between any two actions. What
-    // is not in memory has to be computed again. As after `swap_out_failed`, as much as is on the
-    // host now is all that may be there from now on.
+    // A copy that the performer had reported as started never arrived. Called between any two
+    // actions. A storage that is not resident must be recomputed. The current usage of the host
+    // becomes its limit, as after `swap_out_failed`.
     void copy_lost(Storage& storage);
-    // Brings back what is on the host while there is room for it, what was used last first. After
-    // an operator of a backward pass: what was saved last is wanted first. Takes no more than
-    // `room` bytes, nothing has to go for it, and some room is left for what comes next. What came
-    // stays until it is used, unless nothing else is left to let go.
+    // Swap in values ahead of use, the most recently used first, while the budget has room. Called
+    // after an operator of a backward pass, which needs the values in that order. Takes at most
+    // `room` bytes, evicts nothing for it, and leaves some room for the next operators. A
+    // prefetched value is locked until it is used, unless nothing else can be evicted.
     void prefetch(Bytes room = UNLIMITED);
 
 private:
@@ -150,10 +159,10 @@ private:
     template <class F>
     void outputs_but_last(Call& call, const Value* wanted, F&& visit);
 
-    std::vector<Frame> frames_;     // calls in progress
-    std::vector<Value*> pending_;   // their inputs still to be had
-    std::vector<Storage*> locked_;  // what is locked for them
-    bool lent_ = false;             // the last interlude: what the call overwrites was gone
+    std::vector<Frame> frames_;     // Calls in progress.
+    std::vector<Value*> pending_;   // Their inputs that are not resident yet.
+    std::vector<Storage*> locked_;  // Storages locked for them.
+    bool lent_ = false;  // True if the last interlude treated the overwritten storages as evicted.
 };
 
 }  // namespace rekindle

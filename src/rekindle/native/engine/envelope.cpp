@@ -9,8 +9,8 @@ namespace rekindle {
 
 namespace {
 
-// Twice the worst relative error of a benefit, a product and a quotient of integers: a line that
-// can be said to stay on top stays there, also among lines that are equal but for rounding.
+// Twice the worst relative error of a benefit, which is a product and a quotient of integers. A
+// line predicted to stay on top then really does, even among lines that are equal but for rounding.
 constexpr double ERROR = 4 * std::numeric_limits<double>::epsilon();
 
 constexpr double NEVER = std::numeric_limits<double>::infinity();

@@ -1,10 +1,11 @@
-// The greatest of many lines at a time that only moves forward, without a look at all of them. Twin
-// of rekindle.policies._envelope; it chooses the same, by rows that are narrower.
+// Finds the greatest of many lines at a time that only increases, without evaluating all of them.
+// Twin of rekindle.policies._envelope; it finds the same line with narrower rows.
 //
-// The benefit of letting go, bytes * (now - last) / cost, is a line in time. Lines stand in rows of
-// equal width. Of each row is known which line is on top, and until when: as in a kinetic heap, the
-// time at which the first steeper line of the row can overtake it. A search looks at the tops of
-// all rows, and into those rows only that changed or whose time is up.
+// The benefit of an eviction, bytes * (now - last) / cost, is a line in time. Lines are grouped
+// into rows of equal width. Each row stores its top line and the time until which that line surely
+// stays on top. As in a kinetic heap, that is the first time at which a steeper line of the row can
+// overtake it. A search evaluates the top of each row. It rescans only rows that changed or whose
+// time is over.
 #pragma once
 
 #include <cstddef>
@@ -20,24 +21,24 @@ class Envelope final {
 public:
     using Slot = std::int32_t;
 
-    // Without `moving` the benefit is bytes / cost.
+    // If not `moving`, the benefit is bytes / cost.
     explicit Envelope(bool moving) : moving_(moving) {}
 
-    // The slot of a new line, which counts once it is renewed.
+    // Add a line and return its slot. The line takes part after the first `renew`.
     Slot add(double cost);
     void remove(Slot slot);
-    // All but the cost of a line.
+    // Set all of a line but its cost.
     void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order);
     void reprice(Slot slot, double cost);
-    // The slot of the line that is greatest at `now_ns`; there must be one.
+    // Return the slot of the greatest line at `now_ns`. There must be at least one line.
     Slot best(Nanoseconds now_ns);
 
 private:
-    static constexpr std::size_t WIDTH = 64;  // near the square root of some thousand lines
+    static constexpr std::size_t WIDTH = 64;  // About the square root of a few thousand lines.
 
     struct Row final {
         Slot top = 0;
-        double until = 0;  // it stays on top
+        double until = 0;  // Time until which `top` surely stays on top.
         bool dirty = false;
     };
 
@@ -53,7 +54,7 @@ private:
     const bool moving_;
     std::vector<Slot> vacant_;
     std::size_t used_ = 0;
-    std::vector<double> nbytes_;  // negative: no line in this slot
+    std::vector<double> nbytes_;  // Negative for an empty slot.
     std::vector<double> cost_;
     std::vector<double> last_;
     std::vector<std::int64_t> order_;

@@ -5,7 +5,7 @@
 namespace rekindle {
 
 Exact::~Exact() {
-    // The storages may outlive this: none refers to what is about to go.
+    // The storages may outlive this object, so drop the references that it counts first.
     back_.clear();
     back_parents_.clear();
     lost_.clear();
@@ -31,7 +31,7 @@ void Exact::disposed(Storage& storage) noexcept {
     }
 }
 
-// -- walks through what is evicted ----------------------------------------------------------------
+// -- walks over evicted storages ------------------------------------------------------------------
 
 void Exact::begin_walk() {
     mark_ = graph_.new_mark();
@@ -54,7 +54,8 @@ void Exact::walk_children(Storage& storage) {
     each_child(storage, [&](const Storage& child) { walk_from(child); });
 }
 
-// Finds all that can be reached. Returns their cost, or stops where that is `most` or more.
+// Find all storages that can be reached. Return the sum of their costs; stop once it reaches
+// `most`.
 Nanoseconds Exact::walk(Way way, Nanoseconds most) {
     Nanoseconds total = 0;
     for (std::size_t i = 0; i < found_.size() && total < most; ++i) {
@@ -102,7 +103,7 @@ Nanoseconds Exact::cost_below(Storage& storage) {
     return total;
 }
 
-// -- what the engine tells ------------------------------------------------------------------------
+// -- events ---------------------------------------------------------------------------------------
 
 void Exact::expected(Storage& storage) {
     Neighbor& own = neighbor(storage);
@@ -111,7 +112,7 @@ void Exact::expected(Storage& storage) {
     evicted(storage);
 }
 
-// All that reach `storage` going down look at what is below them.
+// Make all storages that reach `storage` downwards include the expected storages below them.
 void Exact::notice(Storage& storage) {
     neighbor(storage).noticed = age_;
     begin_walk();
@@ -164,12 +165,13 @@ void Exact::returned(Storage& storage) {
     if (own.expected) {
         own.expected = false;
         if (--n_expected_ == 0) {
-            ++age_;  // nobody noticed anything
+            ++age_;  // Invalidates all `noticed`.
         }
     } else if (n_expected_ != 0) {
         notice(storage);
     }
-    if (own.evicted && remove(own) < asked_) {  // else nobody saw it evicted
+    // Otherwise no cost was computed while it was evicted.
+    if (own.evicted && remove(own) < asked_) {
         add_back(own);
     }
 }
@@ -177,7 +179,8 @@ void Exact::returned(Storage& storage) {
 void Exact::forgotten(Storage& storage) {
     Neighbor& own = neighbor(storage);
     double lost = static_cast<double>(storage.cost) + remove_lost(own);
-    if (own.down != nullptr) {  // taken out of the middle: no matter how much was behind it
+    // It connected other storages, so the cost behind it is lost as well, whatever it was.
+    if (own.down != nullptr) {
         lost = std::numeric_limits<double>::infinity();
         for (const Link* link = own.down; link != nullptr; link = link->next_down) {
             add_back(*link->lower);
@@ -233,7 +236,7 @@ std::int64_t Exact::remove(Neighbor& gone) noexcept {
     return gone.since;
 }
 
-// -- what may have become cheaper -----------------------------------------------------------------
+// -- cost decreases -------------------------------------------------------------------------------
 
 void Exact::add_back(Neighbor& back) {
     const std::size_t first = back_parents_.size();

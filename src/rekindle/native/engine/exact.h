@@ -1,7 +1,7 @@
-// c0 plus the cost of the evicted neighborhood, in full. Twin of `Exact` in
-// rekindle.policies._neighborhood.
+// Cost of evicting a storage: its own cost c0 plus the exact cost of its evicted neighborhood. Twin
+// of `Exact` in rekindle.policies._neighborhood.
 //
-// Nothing here depends on an order: neighborhoods are sets, and sums of integers.
+// The result does not depend on any order: neighborhoods are sets, and costs are sums of integers.
 #pragma once
 
 #include <cstddef>
@@ -14,35 +14,37 @@
 
 namespace rekindle {
 
-// `lower` is evicted and needs `upper`, which is evicted as well.
+// Edge of the graph of evicted storages: `lower` needs `upper` to be recomputed.
 struct Link final {
     Neighbor* lower;
     Neighbor* upper;
-    Link* previous_up = nullptr;  // among those of `lower`
+    Link* previous_up = nullptr;  // In the list of `lower`.
     Link* next_up = nullptr;
-    Link* previous_down = nullptr;  // among those of `upper`
+    Link* previous_down = nullptr;  // In the list of `upper`.
     Link* next_down = nullptr;
 };
 
-// What is known of a storage that was evicted once, or is next to one.
+// State of a storage that was evicted once, or has such a neighbor.
 struct Neighbor final {
     Storage* storage = nullptr;
-    Link* up = nullptr;         // to its evicted parents
-    Link* down = nullptr;       // to its evicted children
-    std::int64_t since = 0;     // how often a cost had been asked for when it was evicted
-    double lost = 0;            // what it and all above it lost at most since `fallen`
-    std::uint64_t noticed = 0;  // the age in which it noticed those that are expected
-    std::uint32_t lost_at = 0;  // where it is among those that lost, from 1
-    std::uint32_t back_at = 0;  // where it is among those that returned, from 1
+    Link* up = nullptr;      // Links to its evicted parents.
+    Link* down = nullptr;    // Links to its evicted children.
+    std::int64_t since = 0;  // Value of `asked_` when it was evicted.
+    // Upper bound of the cost that it and all storages above it lost since the last `fallen`.
+    double lost = 0;
+    std::uint64_t noticed = 0;  // Value of `age_` when it last included the expected storages.
+    std::uint32_t lost_at = 0;  // Position in `lost_`, from 1; 0 if it is not there.
+    std::uint32_t back_at = 0;  // Position in `back_`, from 1; 0 if it is not there.
     bool evicted = false;
     bool expected = false;
 };
 
-// Keeps the graph of what is evicted. When storages return, everything that reached them through
-// that graph may have become cheaper, by no more than the cost of what lies on their other side.
+// Keeps the graph of evicted storages. When a storage is recomputed, each storage that reached it
+// through this graph may have become cheaper. The decrease is at most the cost of the part of the
+// graph on the other side.
 class Exact final : public Neighborhood {
 public:
-    // `costs`: with all descendants, none (`ancestors`), or `capped`.
+    // `costs`: `exact` counts all descendants, `ancestors` none, `capped` up to a limit.
     Exact(Costs costs, Graph& graph) : descendants_(costs), graph_(graph) {}
 
     Exact(const Exact&) = delete;
@@ -66,11 +68,11 @@ public:
 private:
     enum class Way : std::uint8_t { up, down };
 
-    // What returned since `fallen`, or what was behind something that is gone for good, and its
-    // parents then: it may have left the graph meanwhile.
+    // A storage that returned since the last `fallen`, or that was behind one that left the graph.
+    // Its parents are stored, because it may leave the graph before the next `fallen`.
     struct Back final {
         Ref<Storage> storage;
-        std::size_t first;  // of its parents in `back_parents_`
+        std::size_t first;  // Range of its parents in `back_parents_`.
         std::size_t last;
     };
 
@@ -106,10 +108,10 @@ private:
     std::vector<Ref<Storage>> back_parents_;
     std::vector<Ref<Storage>> lost_;
     std::size_t n_expected_ = 0;
-    std::uint64_t age_ = 1;         // of what was noticed
-    std::int64_t asked_ = 0;        // how often a cost was
-    std::uint64_t mark_ = 0;        // of the walk in progress
-    std::vector<Neighbor*> found_;  // by that walk
+    std::uint64_t age_ = 1;         // Incremented when no storage is expected any more.
+    std::int64_t asked_ = 0;        // Number of costs computed so far.
+    std::uint64_t mark_ = 0;        // Mark of the walk in progress.
+    std::vector<Neighbor*> found_;  // Storages found by that walk.
 };
 
 }  // namespace rekindle

@@ -1,5 +1,4 @@
-// The half of `Ledger` that sends to the host what has to go, where there is one. Twin of
-// rekindle.engine._exchange.
+// The part of `Ledger` that swaps values out to the host. Twin of rekindle.engine._exchange.
 #include <algorithm>
 #include <cstddef>
 #include <utility>
@@ -20,13 +19,13 @@ void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s)
     host->ways.measured(out_bytes_per_s, in_bytes_per_s);
 }
 
-// -- out ------------------------------------------------------------------------------------------
+// -- swapping out ---------------------------------------------------------------------------------
 
 void Ledger::send_until(Bytes nbytes) {
     while (memory > nbytes) {
         if (Storage* victim = choose(); victim != nullptr) {
             send(*victim);
-        } else if (!host->saving.empty() || !host->coming.empty()) {  // all the rest is in use
+        } else if (!host->saving.empty() || !host->coming.empty()) {  // Everything else is in use.
             land(true);
             arrived(true);
         } else {
@@ -35,7 +34,7 @@ void Ledger::send_until(Bytes nbytes) {
     }
 }
 
-// Lets go of `victim` by the cheaper way, or by the only one that there is.
+// Evict `victim` in the cheaper way, or in the only possible one.
 void Ledger::send(Storage& victim) {
     if (!victim.on_host && pays(victim)) {
         make_host_room(victim.nbytes);
@@ -51,7 +50,7 @@ void Ledger::send(Storage& victim) {
     }
 }
 
-// Whether swapping `victim` out is better than computing it again.
+// Return true if swapping `victim` out is cheaper than recomputing it.
 bool Ledger::pays(Storage& victim) {
     if (host->only || !victim.replayable) {
         return true;
@@ -59,7 +58,7 @@ bool Ledger::pays(Storage& victim) {
     return host->waiting(victim, clock) < chooser_->recompute_ns(victim);
 }
 
-// Discards what is on the host in vain, if then `nbytes` more fit there.
+// Discard useless copies on the host, if `nbytes` more fit there afterwards.
 void Ledger::make_host_room(Bytes nbytes) {
     discard_all();
     std::vector<Storage*> spare;
@@ -90,7 +89,7 @@ void Ledger::copy(Storage& storage, bool keep) {
 
 bool Ledger::swap_out_failed(Storage& storage) {
     note(Entry::Kind::swap_out_failed, storage.id, 0, amid_ != 0 ? Entry::AMID : 0);
-    if (storage.resident) {  // it was not to go yet
+    if (storage.resident) {  // It was only copied ahead.
         host->saving.take(storage);
         host->failed(storage);
         reprice(storage);
@@ -110,7 +109,8 @@ bool Ledger::swap_out_failed(Storage& storage) {
     return true;
 }
 
-// `storage` can only be swapped, and cannot be until there is more room on the host.
+// `storage` can only be swapped, and the host has no room. Exclude it from the candidates until
+// there is room.
 void Ledger::refuse(Storage& storage) {
     if (!host->refuses(storage)) {
         host->refused.push_back(&storage);
@@ -118,7 +118,7 @@ void Ledger::refuse(Storage& storage) {
     classify(storage);
 }
 
-// -- ahead ----------------------------------------------------------------------------------------
+// -- copying ahead of eviction --------------------------------------------------------------------
 
 void Ledger::ahead() {
     if (host == nullptr) {
@@ -146,7 +146,8 @@ void Ledger::ahead() {
     host->turn = clock;
 }
 
-// What a copy on the host saves most of, for its bytes: what is dearest to compute.
+// Return the storage for which a copy on the host saves most per byte: the most expensive one to
+// recompute.
 Storage* Ledger::worthiest() const noexcept {
     const auto worth = [](const Storage& storage) {
         return static_cast<double>(storage.cost) / static_cast<double>(storage.nbytes);
@@ -163,7 +164,7 @@ Storage* Ledger::worthiest() const noexcept {
     return found;
 }
 
-// What copies were made of ahead may be let go once these have ended.
+// Unlock the storages whose copies are complete, or all of them.
 void Ledger::land(bool all_of_them) {
     std::vector<Storage*> landed;
     for (const auto& [storage, end] : host->saving) {
@@ -180,7 +181,7 @@ void Ledger::land(bool all_of_them) {
     }
 }
 
-// What came ahead and was used may be let go like everything else.
+// Unlock the prefetched storages that were used, or all of them, so that they can be evicted.
 void Ledger::arrived(bool all_of_them) {
     std::vector<Storage*> used;
     for (const auto& [storage, since] : host->coming) {
@@ -197,7 +198,7 @@ void Ledger::arrived(bool all_of_them) {
     }
 }
 
-// -- copies that nobody needs ---------------------------------------------------------------------
+// -- discarding copies ----------------------------------------------------------------------------
 
 void Ledger::discards() {
     if (host != nullptr && !host->discarded.empty()) {
@@ -227,7 +228,8 @@ void Ledger::discard(Storage& storage) {
     performer_.discard(storage);
 }
 
-// The cost of `storage` is that of its copy if there is one, or nothing else.
+// Update the cost of `storage`: of the transfer if it has a copy or no recipe, otherwise of its
+// calls.
 void Ledger::reprice(Storage& storage) {
     const bool copied = storage.on_host || !storage.replayable;
     storage.cost = copied ? host->cost(storage) : recipe_ns(storage);
@@ -236,7 +238,7 @@ void Ledger::reprice(Storage& storage) {
     }
 }
 
-// All that `storage` held is in memory again.
+// All values of `storage` are resident again.
 void Ledger::appear(Storage& storage) {
     storage.resident = true;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
@@ -244,9 +246,9 @@ void Ledger::appear(Storage& storage) {
     }
 }
 
-// -- asked by the rest of the ledger --------------------------------------------------------------
+// -- for the rest of the ledger -------------------------------------------------------------------
 
-// Unlocks `storage` if a copy in progress locks it. Returns whether nothing else does.
+// Unlock `storage` if a copy in progress locks it. Return true if nothing else does.
 bool Ledger::abandon_copy(Storage& storage) {
     if (host == nullptr) {
         return false;
@@ -259,7 +261,7 @@ bool Ledger::abandon_copy(Storage& storage) {
     return storage.locks == 0;
 }
 
-// `storage` is out of the graph.
+// `storage` left the graph: its copy is not needed any more.
 void Ledger::left(Storage& storage) const {
     if (host != nullptr) {
         std::erase(host->refused, &storage);
@@ -269,7 +271,7 @@ void Ledger::left(Storage& storage) const {
     }
 }
 
-// Its cost may have fallen: the policy sees it anew.
+// Its cost may have decreased, so remove it from the policy and add it again.
 void Ledger::renew(Storage& storage) {
     if (host != nullptr) {
         reprice(storage);

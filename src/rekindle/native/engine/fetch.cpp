@@ -1,4 +1,4 @@
-// The half of `Engine` that brings back what is on the host.
+// The part of `Engine` that swaps values in from the host.
 #include <algorithm>
 #include <cstddef>
 
@@ -8,11 +8,12 @@ namespace rekindle {
 
 namespace {
 
-constexpr double LEFT_FREE = 1.0 / 16;  // of the budget, beside what is brought back ahead
+constexpr double LEFT_FREE = 1.0 / 16;  // Part of the budget that prefetching leaves free.
 
 }  // namespace
 
-// Whether `value`, which is missing, comes back by a copy: not if computing is quicker.
+// Return true if the missing `value` is restored from its copy. Recomputation is used if it is
+// faster.
 bool Engine::copies(const Value& value) const {
     const Storage& storage = *value.storage;
     if (host == nullptr || !storage.on_host || storage.resident) {
@@ -25,7 +26,8 @@ bool Engine::copies(const Value& value) const {
     return waiting <= climb_ns(value, waiting);
 }
 
-// What it takes to compute `value`, and at least copies of what that reads; not beyond `limit`.
+// Return a lower bound of the time to recompute `value`, including transfers of its inputs. Stops
+// at `limit`.
 Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     Nanoseconds total = value.call->cost;
     std::vector<const Call*> calls{value.call};
@@ -50,12 +52,12 @@ Nanoseconds Engine::climb_ns(const Value& value, Nanoseconds limit) const {
     return total;
 }
 
-// Brings `storage` back from the host; if the driver cannot, it is as good as evicted.
+// Swap `storage` in. If the driver fails, it counts as evicted.
 void Engine::swap_in(Storage& storage) {
     const std::uint64_t visits = visits_;
     make_room(storage.nbytes, storage.root.call);
     const bool comes = storage.on_host && !storage.resident && !storage.dissolved;
-    if (visits != visits_ && !comes) {  // others saw to that
+    if (visits != visits_ && !comes) {  // A visitor restored or freed it.
         return;
     }
     note(Entry::Kind::swap_in, storage.id);
@@ -77,7 +79,7 @@ bool Engine::swap_in_failed(Storage& storage) {
     return forget_copy(storage);
 }
 
-// Returns whether it will be computed again.
+// Forget the copy. Return true if `storage` can be recomputed.
 bool Engine::forget_copy(Storage& storage) {
     chooser_->returned(storage);
     host->drop(storage);
@@ -130,7 +132,7 @@ void Engine::prefetch(Bytes room) {
                 return;
             }
             room -= storage->nbytes;
-        } else if (room != UNLIMITED) {  // of no budget there is no part to leave free
+        } else if (room != UNLIMITED) {  // An unlimited budget has no fraction to leave free.
             return;
         }
         touch(*storage);
@@ -142,8 +144,8 @@ void Engine::prefetch(Bytes room) {
     }
 }
 
-// The call in progress at `at`, which is not the last, has yet to gather all its inputs. Returns
-// what it had locked.
+// Reset the call in progress at `at`, which is not the last, so that it collects all its inputs
+// again. Return the storages that it had locked.
 std::vector<Storage*> Engine::open_anew(std::size_t at) {
     const auto place = [](auto& stack, std::size_t index) {
         return stack.begin() + static_cast<std::ptrdiff_t>(index);
@@ -166,9 +168,9 @@ std::vector<Storage*> Engine::open_anew(std::size_t at) {
     return locked;
 }
 
-// What calls in progress wait with goes to the host, to make room for what they wait for: those
-// from `first` on, but for the last. Each does so once: when it is its turn again it gathers its
-// inputs for good. Returns whether there was such a call.
+// Swap out the locked inputs of the calls in progress from `first` on, except for the last. That
+// makes room for the input they wait for. Each call does so once, and then keeps its inputs. Return
+// true if there was such a call.
 bool Engine::give_up(std::size_t first) {
     std::vector<std::size_t> outer;
     for (std::size_t i = first; i + 1 < frames_.size(); ++i) {
@@ -182,7 +184,8 @@ bool Engine::give_up(std::size_t first) {
         for (Storage* storage : locked) {
             unlock_quietly(*storage);
         }
-        for (Storage* storage : locked) {  // one that comes twice is no candidate any more
+        // A storage that is listed twice is no candidate the second time.
+        for (Storage* storage : locked) {
             if (storage->order >= 0 && !storage->on_host && host->lacks(storage->nbytes) <= 0) {
                 swap_out(*storage);
             }

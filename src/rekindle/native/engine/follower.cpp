@@ -127,7 +127,8 @@ void Follower::give_up(std::int64_t number) {
     }
 }
 
-// Whether it can come back at once, without anything going that the route still needs.
+// Return true if `storage` can be recomputed at once, without evicting anything that the plan still
+// needs.
 bool Follower::fits(Storage& storage) {
     if (storage.dissolved || !storage.replayable) {
         return false;

@@ -1,5 +1,6 @@
-// Follows a route while the program agrees with it, by advice to the engine and nothing else. Twin
-// of rekindle.engine._follower and ._route, where it is explained.
+// Follows a plan while the program agrees with it. It only gives advice to the engine, so a wrong
+// plan costs time but never changes results. Twin of rekindle.engine._follower and ._route, which
+// explain it.
 #pragma once
 
 #include <cstddef>
@@ -11,19 +12,20 @@
 
 namespace rekindle {
 
-// A schedule, made ready to be followed: `moves[stops[i - 1]:stops[i]]` comes between the first
-// runs of operators i - 1 and i. A move is ~s where storage s is not needed until it is brought
-// back, or the number of the storages that are to be brought back by one operator: those are
-// `restored[restores[move]:restores[move + 1]]`.
+// A schedule in a form that is fast to follow. `moves[stops[i - 1]:stops[i]]` are the moves between
+// the first runs of operators i - 1 and i. A negative move ~s says that storage s is not needed
+// until it is restored. A move m >= 0 restores the storages `restored[restores[m]:restores[m + 1]]`
+// with one operator.
 struct Route final {
     std::vector<std::int64_t> stops;
     std::vector<std::int64_t> moves;
-    std::vector<std::int64_t> restores;  // one more than there are such numbers
+    std::vector<std::int64_t> restores;  // One entry more than there are groups.
     std::vector<std::int64_t> restored;
-    std::vector<std::int64_t> kept;  // not let go when it is dead
+    // Storages to keep after they are dead, because the plan reuses them.
+    std::vector<std::int64_t> kept;
 };
 
-// What a follower asks of whoever owns the memory.
+// Owner of the memory, as a follower needs it.
 class Host {
 public:
     Host() = default;
@@ -32,20 +34,21 @@ public:
     Host(Host&&) = delete;
     Host& operator=(Host&&) = delete;
 
-    // Something is to be brought back: the program may have dropped what can be let go.
+    // Refresh which storages the program still holds, because the follower is about to restore
+    // values and needs room.
     virtual void poll() = 0;
-    // Where references to `storage` went, if something took its place.
+    // Return the storage that replaced `storage`, or `storage`.
     virtual Storage& current(Storage& storage) = 0;
-    // The memory of `storage` stays although the program drops it.
+    // Keep the memory of `storage` although the program drops it.
     virtual void own(Storage& storage) = 0;
-    // And now it need not, unless others refer to it.
+    // Undo `own`.
     virtual void disown(Storage& storage) = 0;
 
 protected:
     ~Host() = default;
 };
 
-// One run along `route`. The engine must be advised, and outlive it.
+// One run along `route`. The engine must be advised and must outlive the follower.
 class Follower final {
 public:
     Follower(Engine& engine, const Route& route, Host& host);
@@ -55,27 +58,28 @@ public:
     Follower& operator=(Follower&&) = delete;
     ~Follower() = default;
 
-    // Moves taken so far.
+    // Return the number of moves taken.
     std::int64_t position() const noexcept { return position_; }
 
-    // The program made `storage`, which is `number` on the route.
+    // The program made `storage`, which has `number` in the route.
     void made(std::int64_t number, Storage& storage);
-    // As if all moves before `op` had been taken, and room been made for none of them.
+    // Advance past all moves before `op` without making room for any of them.
     void skip(std::int64_t op);
-    // Takes the moves that come before the first run of `op`.
+    // Take the moves that come before the first run of `op`.
     void before(std::int64_t op);
-    // The program asks for `storage` before `op`: takes the moves until it is there.
+    // The program needs `storage` before `op`. Takes moves until it is resident.
     void wanting(const Storage& storage, std::int64_t op);
-    // The route ends, or the program left it: the policy decides alone from now on.
+    // Stop following: the route ended, or the program left it. The policy decides alone from now
+    // on.
     void end();
 
 private:
-    // What the route says of one number, and the storage that has it.
+    // State of one storage number of the route.
     struct Stop final {
         Ref<Storage> storage;
         bool named = false;
         bool to_keep = false;
-        bool kept = false;  // one reference to it is ours
+        bool kept = false;  // True if the follower holds a reference to it.
     };
 
     Stop& stop(std::int64_t number) { return stops_[static_cast<std::size_t>(number)]; }
@@ -92,8 +96,8 @@ private:
     const Route& route_;
     Host& host_;
     std::int64_t position_ = 0;
-    std::vector<Stop> stops_;         // by number
-    std::vector<std::int64_t> kept_;  // numbers that were kept, in that order
+    std::vector<Stop> stops_;         // Indexed by storage number.
+    std::vector<std::int64_t> kept_;  // Numbers that were kept, in that order.
 };
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// A call in progress, and how a call in progress can end. Twin of rekindle.engine._frame.
+// State of a call in progress, and the errors that can end one. Twin of rekindle.engine._frame.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace rekindle {
 
-// Everything that may be let go has been, and `needed` bytes do not fit.
+// All candidates are evicted, and `needed` more bytes do not fit.
 struct NoRoom final : std::exception {
     NoRoom(Bytes more, Bytes there, Bytes most, Ref<Call> whose)
         : needed(more), memory(there), budget(most), call(std::move(whose)) {}
@@ -20,10 +20,10 @@ struct NoRoom final : std::exception {
     Bytes needed;
     Bytes memory;
     Bytes budget;
-    Ref<Call> call;  // null: no call needs them
+    Ref<Call> call;  // Call that needs the bytes; null if there is none.
 };
 
-// Recomputation took longer than `Rules::recompute_limit`.
+// Recomputation exceeded `Rules::recompute_limit`.
 struct Thrashed final : std::exception {
     Thrashed(Nanoseconds spent, Nanoseconds most) : recompute_ns(spent), limit(most) {}
 
@@ -33,14 +33,14 @@ struct Thrashed final : std::exception {
     Nanoseconds limit;
 };
 
-// A value is an input of the calls that make it, directly or not: the graph is damaged.
+// A value depends on itself: the graph is damaged.
 struct Cyclic final : std::exception {
     const char* what() const noexcept override {
         return "a value would have to be there before it can be computed; please report this";
     }
 };
 
-// What a call in progress waits with is taken away again and again, whatever it does.
+// Other threads keep invalidating the inputs of a recomputation, so that it makes no progress.
 struct Starved final : std::exception {
     const char* what() const noexcept override {
         return "while a value is recomputed, what it is computed from is taken away again and "
@@ -51,21 +51,22 @@ struct Starved final : std::exception {
     }
 };
 
-// Another thread took the last way to compute a value that this one waits for.
+// While this thread waited for a value, another thread removed the last way to recompute it.
 struct Lost final : std::exception {
     const char* what() const noexcept override {
         return "a value that was being recomputed cannot be any more; please report this";
     }
 };
 
-// A call in progress: its inputs still to be had (last first), and those locked for it, are the
-// ends of the engine's stacks from here on.
+// A call in progress. Its missing inputs (in reverse order) and its locked inputs are the tops of
+// the engine's stacks, from these positions on.
 struct Frame final {
     Call* call;
-    Value* wanted;  // null: all outputs, for the first time
+    Value* wanted;  // Value to recompute; null for a first run, which makes all outputs.
     std::size_t pending;
     std::size_t locked;
-    bool gave_up = false;  // what it had locked, to make room for an input, in vain or not
+    // True if it has unlocked its inputs once, to make room for a missing one.
+    bool gave_up = false;
 };
 
 }  // namespace rekindle

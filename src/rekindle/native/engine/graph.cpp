@@ -65,7 +65,7 @@ void Graph::add_output(Call& call, Value& value) {
     const std::uint32_t n = call.n_outputs;
     if (n == 0) {
         call.output = &value;
-    } else if (n == 1 || std::has_single_bit(n)) {  // full
+    } else if (n == 1 || std::has_single_bit(n)) {  // The array is full.
         Value** longer = outputs_.take(std::size_t{2} * n);
         const std::span<Value* const> old = call.outputs();
         std::ranges::copy(old, longer);
@@ -101,7 +101,7 @@ void Graph::consume(Call& call) {
             continue;
         }
         if (storage.last_consumer != nullptr && storage.last_consumer->call == &call) {
-            continue;  // by another of its values
+            continue;  // The call is listed for another value of this storage.
         }
         edge.previous = storage.last_consumer;
         (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = &edge;
@@ -113,7 +113,7 @@ void Graph::consume(Call& call) {
 void Graph::unlink(Edge& edge) noexcept {
     Storage& storage = *edge.value->storage;
     if (edge.previous == nullptr && storage.first_consumer != &edge) {
-        return;  // not listed
+        return;  // It is not listed.
     }
     (edge.previous != nullptr ? edge.previous->next : storage.first_consumer) = edge.next;
     (edge.next != nullptr ? edge.next->previous : storage.last_consumer) = edge.previous;
@@ -163,7 +163,7 @@ void Graph::dissolve(Storage& storage) noexcept {
 }
 
 void Graph::clean(Storage& storage) noexcept {
-    if (!storage.dissolved && storage.root.call != nullptr) {  // never linked
+    if (!storage.dissolved && storage.root.call != nullptr) {  // It was never linked.
         dissolve(storage);
     }
     Value* view = storage.root.next;
@@ -175,7 +175,7 @@ void Graph::clean(Storage& storage) noexcept {
 }
 
 void Graph::clean(Call& call) noexcept {
-    call.count = 1;  // it takes itself apart: not to be buried again
+    call.count = 1;  // Keeps the call out of the graveyard while it is taken apart.
     dissolve(call);
 }
 

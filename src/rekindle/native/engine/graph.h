@@ -1,10 +1,10 @@
-// The engine's picture of the program: storages, values in them, and the calls that made them.
-// Twin of rekindle.engine._graph.
+// The engine's graph of the program: storages, values in them, and the calls that made them. Twin
+// of rekindle.engine._graph.
 //
-// A storage knows the calls that read it (`consumers`), a call the values it reads: once a call is
-// linked the graph holds itself together by counted references in both directions, and `Ledger`
-// takes it apart when nobody can ask for a storage any more. Drivers derive once from `Storage` and
-// from `Call`, keep those in slabs of their own, and refer to them by `Ref`.
+// A storage lists the calls that read it (`consumers`), and a call lists the values that it reads.
+// A linked call is held by counted references in both directions. `Ledger` takes the graph apart
+// once a storage cannot be needed any more. A driver derives one class each from `Storage` and
+// `Call`, keeps the objects in slabs of its own, and refers to them by `Ref`.
 #pragma once
 
 #include <cstddef>
@@ -20,39 +20,41 @@ namespace rekindle {
 
 struct Call;
 struct Storage;
-struct Neighbor;  // what a neighborhood knows of a storage
+struct Neighbor;  // State of a storage in a `Neighborhood`.
 class Graph;
 
-// What one call wrote into a storage. Lives as long as that does.
+// Contents that one call wrote into a storage. It lives as long as the storage.
 struct Value final {
     Storage* storage = nullptr;
-    Call* call = nullptr;   // counted until the storage leaves the graph
-    Value* next = nullptr;  // in the storage: the view that was made next
+    Call* call = nullptr;   // Counted until the storage leaves the graph.
+    Value* next = nullptr;  // Next view of the same storage.
     bool defined = false;
 };
 
-// One input of a call. The first of those in the same storage may be listed among its consumers.
+// One input of a call. Only the first edge to each storage is listed among the storage's consumers.
 struct Edge final {
-    Value* value;  // its storage is counted
+    Value* value;  // Counts a reference to its storage.
     Call* call;
     Edge* previous;
     Edge* next;
 };
 
+// An output that takes over the memory of an input.
 struct Overwrite final {
     Value* output;
-    Value* source;  // the input whose memory it takes over; its storage is counted
+    Value* source;  // The input; counts a reference to its storage.
 };
 
-// What choosers note about a storage; nobody else looks at it.
+// Data of the choosers about a storage. Other code does not read it.
 struct Standing final {
     enum class News : std::uint8_t { none, candidate, removed };
 
     Neighbor* neighbor = nullptr;
-    std::int32_t slot = -1;      // of its line; negative: none
-    std::uint32_t news_at = 0;   // where it is among the news
-    std::uint32_t ready_at = 0;  // where it is among what is advised and ready, from 1
-    std::uint32_t marked = 0;    // the age of the advice that has done with it
+    std::int32_t slot = -1;     // Slot of its line in the envelope; negative if it has none.
+    std::uint32_t news_at = 0;  // Position among the pending updates.
+    // Position in `AdvisedChooser::ready_`, from 1; 0 if it is not there.
+    std::uint32_t ready_at = 0;
+    std::uint32_t marked = 0;  // Value of `AdvisedChooser::age_` if the plan marked it.
     News news = News::none;
 };
 
@@ -60,68 +62,72 @@ struct Standing final {
 struct Storage : Counted<Storage> {
     Storage(Graph& graph, StorageId storage_id, Bytes size);
 
-    std::int32_t locks = 0;  // calls in progress that read it
+    std::int32_t locks = 0;  // Number of calls in progress that read it.
     StorageId id;
     Bytes nbytes;
-    Nanoseconds cost = 0;  // of all calls that made it, views included, or of a copy
+    // Cost of all calls that made it, views included; with a copy on the host, cost of the
+    // transfer.
+    Nanoseconds cost = 0;
     Nanoseconds last_access = 0;
-    std::int64_t order = -1;      // when it became a candidate; negative: it is none
-    std::int32_t references = 0;  // references that permit eviction
-    bool held = false;            // the program's own variables keep the memory
-    bool returns = false;         // let go though they do: brought back when the program asks
-    bool reserved = false;        // not even then, unless nothing else is left to let go
-    bool pinned = false;          // must stay as long as anybody needs it
+    std::int64_t order = -1;  // Sequence number since it is a candidate; negative if it is none.
+    std::int32_t references = 0;  // References that permit eviction.
+    bool held = false;            // True if variables of the program hold it.
+    bool returns = false;         // It may be evicted while it is held; an access restores it.
+    bool reserved = false;        // Like `returns`, but only if nothing else can be evicted.
+    bool pinned = false;          // It must stay resident while it is referenced.
     bool resident = false;
-    bool on_host = false;            // a copy is there, from which it can be had without its calls
-    bool replayable = true;          // every call that made it can be run again
-    bool listed = false;             // in the graph
-    bool dissolved = false;          // it was, and never will be again
-    Value root;                      // its first value; views of it are linked to it
-    Edge* first_consumer = nullptr;  // replayable calls that read it, but those that only view it
+    // It has a copy on the host, so that it can be restored without its calls.
+    bool on_host = false;
+    bool replayable = true;  // All calls that made it can run again.
+    bool listed = false;     // It is in the graph.
+    bool dissolved = false;  // It was in the graph and never will be again.
+    Value root;              // First value. Views are linked to it.
+    // Replayable calls that read it, without those that only view it.
+    Edge* first_consumer = nullptr;
     Edge* last_consumer = nullptr;
-    Storage* previous = nullptr;  // in the graph
+    Storage* previous = nullptr;  // In the list of the graph's storages.
     Storage* next = nullptr;
-    std::uint64_t mark = 0;  // of the walk that saw it last
+    std::uint64_t mark = 0;  // Mark of the last walk that visited it.
     Standing standing;
 
-    // Root first, then views; none once it is out of the graph.
+    // Return the root, which views follow in the list; null if it left the graph.
     Value* first_value() noexcept { return dissolved ? nullptr : &root; }
 
     bool consumed() const noexcept { return first_consumer != nullptr; }
 
-    // It can be had again once it is let go.
+    // Return true if it can be restored after an eviction.
     bool restorable() const noexcept { return replayable || on_host; }
 
-    // Nobody can ask for it any more; it may still be needed to recompute others.
+    // Return true if no reference is left. It may still be needed to recompute others.
     bool dead() const noexcept { return references == 0 && !held; }
 
 protected:
     ~Storage() = default;
 };
 
-// One execution of an operator: what it reads and what it makes.
+// One execution of an operator: its inputs and outputs.
 struct Call : Counted<Call> {
     Call(Graph& graph, OpId call_id, Nanoseconds call_cost, bool can_run_again);
 
     std::uint32_t n_inputs = 0;
     OpId id;
     Nanoseconds cost;
-    Bytes nbytes = 0;  // of the storages whose root is an output
+    Bytes nbytes = 0;  // Bytes of the storages whose root is an output.
     Edge* edges = nullptr;
 
     union {
-        Value* output = nullptr;  // if there is one at most
+        Value* output = nullptr;  // If there is at most one.
         Value** several;
     };
 
     Overwrite* overwritten = nullptr;
     std::uint32_t n_outputs = 0;
-    std::uint32_t n_made = 0;  // outputs that are the root of their storage
+    std::uint32_t n_made = 0;  // Outputs that are the root of their storage.
     std::uint16_t n_overwrites = 0;
     bool replayable;
     bool ran = false;
-    bool linked = false;         // its outputs are counted
-    bool has_workspace = false;  // it takes more while it runs: the performer knows how much
+    bool linked = false;         // Its outputs hold it by counted references.
+    bool has_workspace = false;  // It needs workspace. The performer knows the size.
 
     std::span<Edge> inputs() const noexcept { return {edges, n_inputs}; }
 
@@ -137,11 +143,12 @@ protected:
     ~Call() = default;
 };
 
+// Return true if `value` is the first value of its storage, not a view.
 inline bool is_root(const Value& value) noexcept {
     return &value.storage->root == &value;
 }
 
-// Builds calls and takes them apart; owns what hangs on them.
+// Builds and dissolves calls. Owns their edges, outputs and views.
 class Graph final {
 public:
     Graph() = default;
@@ -156,46 +163,49 @@ public:
 
     // -- a call, before it is linked ------------------------------------------------------------
 
-    // `call` reads `inputs`, in this order; once.
+    // Set the inputs of `call`, in this order. Called once.
     void reads(Call& call, std::span<Value* const> inputs);
-    // Adds an output in the new `storage`, of its own.
+    // Add an output in the new `storage`.
     Value& makes(Call& call, Storage& storage);
-    // Adds an output that is a view of `storage`.
+    // Add an output that is a view of `storage`.
     Value& views(Call& call, Storage& storage);
-    // The outputs that take over memory of inputs; once.
+    // Set the outputs that take over memory of inputs. Called once.
     void overwrites(Call& call, std::span<const Overwrite> pairs);
 
     // -- for the ledger -------------------------------------------------------------------------
 
-    // From now on what `call` makes is held by it.
+    // Make the outputs of `call` hold it.
     void link(Call& call);
-    // Tells the inputs that they are needed to run this again; not for views of themselves.
+    // List `call` among the consumers of its inputs. A call that only views an input is not listed
+    // there.
     void consume(Call& call);
-    // The inputs are not needed for `call` any more.
+    // Remove `call` from the consumers of its inputs.
     void unconsume(Call& call) noexcept;
-    // Nobody needs `call` any more: lets go of what it refers to.
+    // Release all references of `call`, which is not needed any more.
     void dissolve(Call& call) noexcept;
-    // `storage` is out of the graph: its calls are let go.
+    // Release the calls of `storage`, which left the graph.
     void dissolve(Storage& storage) noexcept;
-    // It is about to be destroyed.
+    // Release the remaining memory of an object that is about to be destroyed.
     void clean(Storage& storage) noexcept;
     void clean(Call& call) noexcept;
 
-    // What cannot be recomputed without `storage` unless a resident helps; oldest first.
+    // Add the storages that cannot be recomputed without `storage`, unless a resident value helps,
+    // to `found`; oldest first.
     void made_through(Storage& storage, std::vector<Storage*>& found);
-    // What is asked for and could be computed again from the source `storage`, if all of it is
-    // there and in the hands of the program alone: added to `found`.
+    // Add to `found` the referenced storages that can be recomputed from the source `storage`. They
+    // are added only if all of them are resident and only the program holds them.
     void ends(Storage& storage, std::vector<Ref<Storage>>& found);
-    // Whether it is a dead source from which only what the program keeps anyway could be computed.
+    // Return true if `storage` is a dead source, and only values that the program holds anyway can
+    // be recomputed from it.
     bool useless(Storage& storage);
 
-    // A mark that no storage has: a walk gives it to what it saw.
+    // Return a mark that no storage has yet. A walk marks each storage that it visits.
     std::uint64_t new_mark() noexcept { return ++marks_; }
 
-    // Calls that are linked.
+    // Return the number of linked calls.
     std::size_t n_calls() const noexcept { return n_calls_; }
 
-    // Bytes of what hangs on storages and calls.
+    // Return the bytes of bookkeeping for storages and calls.
     std::size_t nbytes() const noexcept;
 
 private:
@@ -208,32 +218,33 @@ private:
     Arrays<Overwrite> overwrites_;
     std::uint64_t marks_ = 0;
     std::size_t n_calls_ = 0;
-    std::vector<Storage*> stack_;  // of a walk; empty between them
+    std::vector<Storage*> stack_;  // Stack of a walk; empty between walks.
 };
 
 // -- walks over the graph -------------------------------------------------------------------------
 
-// Each maker of `storage`, once.
+// Call `visit` for each call that made a value of `storage`.
 template <class F>
 void each_maker(Storage& storage, F&& visit) {
     const Call* last = nullptr;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
-        if (value->call != last) {  // a call makes all its values in one go
+        // A call makes its values consecutively, so this skips duplicates.
+        if (value->call != last) {
             last = value->call;
             visit(*value->call);
         }
     }
 }
 
-// The cost of the calls of `storage`, whether or not there is a copy of it.
+// Return the cost of all calls that made `storage`, even if it has a copy.
 inline Nanoseconds recipe_ns(Storage& storage) {
     Nanoseconds total = 0;
     each_maker(storage, [&](const Call& call) { total += call.cost; });
     return total;
 }
 
-// What must be resident to compute `storage` again, nothing if there is a copy of it; one of them
-// may come more than once.
+// Visit the storages that must be resident to recompute `storage`; none if it has a copy on the
+// host. A storage may be visited more than once.
 template <class F>
 void each_parent(Storage& storage, F&& visit) {
     if (storage.on_host) {
@@ -248,7 +259,7 @@ void each_parent(Storage& storage, F&& visit) {
     });
 }
 
-// What `storage` is a parent of; one of them may come more than once.
+// Visit the storages that have `storage` as a parent. A storage may be visited more than once.
 template <class F>
 void each_child(Storage& storage, F&& visit) {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {

@@ -7,10 +7,11 @@ namespace rekindle {
 
 namespace {
 
-// A copy is made ahead if it pays even when no more than this part of the way back is hidden.
+// Largest part of a transfer in that is assumed to overlap with computation. A copy is made ahead
+// only if it pays under this assumption.
 constexpr double MOST_HIDDEN = 0.9;
 
-// A backward pass takes so many times its forward pass: two products for each one.
+// Duration of a backward pass relative to its forward pass: two products for each one.
 constexpr Nanoseconds BACKWARD = 2;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What has a copy on the host, and what it would cost to have one more. Twin of
+// Copies of values in host memory, and the cost of making another one. Twin of
 // rekindle.engine._host.
 #pragma once
 
@@ -11,15 +11,15 @@
 
 namespace rekindle {
 
-// Storages in the order in which they came, and one time for each. There are few: what is copied is
-// large.
+// Storages in insertion order, with a time each. Linear search suffices: only large storages are
+// copied, so there are few.
 class Moves final {
 public:
     using Move = std::pair<Storage*, Nanoseconds>;
 
     void put(Storage& storage, Nanoseconds time) { moves_.emplace_back(&storage, time); }
 
-    // Whether it was among them.
+    // Remove `storage`. Return true if it was there.
     bool take(const Storage& storage) noexcept;
     bool has(const Storage& storage) const noexcept;
 
@@ -33,7 +33,7 @@ private:
     std::vector<Move> moves_;
 };
 
-// Counts the copies on the host. A `Ledger` makes them and lets go of them.
+// Accounts for the copies on the host. A `Ledger` makes and discards them.
 class HostMemory final {
 public:
     explicit HostMemory(const Swap& swap) noexcept
@@ -46,41 +46,43 @@ public:
     ~HostMemory() = default;
 
     Bytes limit;
-    const bool only;  // what there is room for is always swapped, never recomputed
+    const bool only;  // Always swap, never recompute, while there is room on the host.
     Bytes nbytes = 0;
     Bytes peak = 0;
-    Bytes swapped_out = 0;  // in all
-    Bytes swapped_in = 0;   // in all
+    Bytes swapped_out = 0;  // Total bytes swapped out.
+    Bytes swapped_in = 0;   // Total bytes swapped in.
     Ways ways;
-    Nanoseconds turn = 0;  // when a forward pass was last seen
+    Nanoseconds turn = 0;  // Clock when a forward pass was last seen.
     std::vector<Storage*> copies;
-    Moves saving;                         // copies made ahead, and when they end
-    Moves coming;                         // brought back ahead, not used since then
-    std::vector<Storage*> refused;        // no recipe, and no room for a copy
-    std::vector<Ref<Storage>> discarded;  // nobody needs their copies any more
+    // Copies that are being written ahead of eviction, with the time at which each ends.
+    Moves saving;
+    Moves coming;                         // Storages that were prefetched and not used since.
+    std::vector<Storage*> refused;        // Storages without a recipe, for which there was no room.
+    std::vector<Ref<Storage>> discarded;  // Storages whose copies are not needed any more.
 
     void take(Storage& storage);
     void drop(Storage& storage) noexcept;
-    // There was no room for the copy that was just taken, so there is none for more.
+    // Undo the last `take`, because the copy failed. The current usage becomes the limit.
     void failed(Storage& storage) noexcept;
     bool refuses(const Storage& storage) const noexcept;
 
-    // How much must go before `more` bytes fit; not above 0: they do.
+    // Return the bytes to free on the host before `more` bytes fit; zero or less if they fit.
     Bytes lacks(Bytes more) const noexcept {
         return limit == UNLIMITED ? 0 : nbytes + more - limit;
     }
 
-    // Copies of residents, oldest first, without which `more` bytes fit: into `found`; none if
-    // never.
+    // Add the copies of resident storages that must be discarded for `more` bytes to `found`,
+    // oldest first. Adds none if that does not suffice.
     void spare(Bytes more, std::vector<Storage*>& found) const;
-    // What is away and wanted first, of what can be back before it is wanted; null: nothing.
+    // Return the swapped-out storage to prefetch next, among those that can arrive before their
+    // use; null if there is none.
     Storage* next_back(Nanoseconds now) const noexcept;
-    // Of having back what has a copy, or of a copy and having it back.
+    // Return the cost (ns) of swapping `storage` in, or out and in if it has no copy.
     Nanoseconds cost(Storage& storage) const noexcept;
-    // Whether a candidate has been unused for so long that it may stay so, and is dear enough for
-    // its bytes.
+    // Return true if the candidate `storage` has been unused for long enough to expect that it
+    // stays unused, and its recomputation is expensive for its size.
     bool worth_copying(const Storage& storage, Nanoseconds now) const noexcept;
-    // What swapping `storage` out now would keep the program waiting for.
+    // Return the time (ns) that the program would wait if `storage` were swapped out now.
     Nanoseconds waiting(const Storage& storage, Nanoseconds now) const noexcept;
 };
 

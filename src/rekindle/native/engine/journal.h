@@ -1,5 +1,5 @@
-// What came in and what went out, one after the other, for tests, explanations and learners: plain
-// records, all of them or a ring that forgets the oldest. Off, and free, unless it is opened.
+// Log of events and actions, for tests, explanations and learned plans. It keeps all entries, or
+// the most recent ones in a ring. It costs nothing unless it is opened.
 #pragma once
 
 #include <algorithm>
@@ -14,20 +14,20 @@
 
 namespace rekindle {
 
-// One event or action. A call with inputs, outputs and pairs is told by several: what `reads`,
-// `makes`, `views`, `overwrites` and `takes` say belongs to the `call` or `admit` that follows.
+// One event or action. Several entries describe a call: its `reads`, `makes`, `views`, `overwrites`
+// and `takes` come before the `call` or `admit` that they belong to.
 struct Entry final {
     enum class Kind : std::int64_t {
-        // events: `id` is a storage but for calls; `number` as said
-        reads,       // number: which value of the storage, the root is 0
+        // Events. `id` is a storage, unless noted.
+        reads,       // number: index of the value in the storage; the root is 0
         makes,       // number: bytes
-        views,       //
-        overwrites,  // number: the storage whose memory it takes over
-        takes,       // id: the operator; number: bytes of its workspace, if it has any
-        call,        // id: the operator; number: cost; flags
-        admit,       // likewise
-        use,         // number: which value
-        pin,         // number: which value
+        views,       // number: index of the value
+        overwrites,  // number: storage whose memory it takes over
+        takes,       // id: operator; number: bytes of its workspace, if it has one
+        call,        // id: operator; number: cost; flags
+        admit,       // as `call`
+        use,         // number: index of the value
+        pin,         // number: index of the value
         retain,
         release,
         drop,
@@ -39,28 +39,28 @@ struct Entry final {
         resize,      // number: bytes
         require,     // number: which value
         make_room,   // id: none; number: bytes
-        shrink,      // likewise
-        evict,       // just this one
+        shrink,      // as `make_room`
+        evict,       // exactly this storage
         let_return,  // flags: 0 no, 1 yes, 2 last
         lock,
         unlock,
-        mark,    // what advice has done with
+        mark,    // the plan does not need it for now
         unmark,  //
-        clear,   // of all marks
+        clear,   // all marks
         listen,
-        uncounted,  // memory in no storage, of a driver that is written down; number: bytes
-        // events of copies on the host; what has flags may come amid another event
+        uncounted,  // memory outside any storage, of a driver whose run is recorded; number: bytes
+        // Events of copies on the host. Entries with flags may be part of another event.
         ahead,
         prefetch,         // number: bytes
         discards,         //
-        measured,         // id, number: bytes in a second out and in; 0: nothing new; flags
+        measured,         // id, number: bytes per second out and in; 0: unchanged; flags
         swap_out_failed,  // flags
         swap_in_failed,   // flags
         copy_lost,        // flags
-        // actions
-        compute,  // id: the operator; flags: in place
+        // Actions.
+        compute,  // id: operator; flags: in place
         free,
-        swap_out,  // flags: whether it also stays
+        swap_out,  // flags: whether it also stays resident
         swap_in,
         discard,
     };
@@ -68,7 +68,7 @@ struct Entry final {
     static constexpr std::int64_t REPLAYABLE = 1;
     static constexpr std::int64_t HELD = 2;
     static constexpr std::int64_t KEPT = 1;
-    static constexpr std::int64_t AMID = 1;  // another event
+    static constexpr std::int64_t AMID = 1;  // Part of another event.
 
     Kind kind;
     std::int64_t id;
@@ -80,7 +80,7 @@ struct Entry final {
 
 class Journal final {
 public:
-    // Keeps the last `length` entries from now on; 0: none.
+    // Keep the last `length` entries from now on; 0 closes the journal.
     void open(std::size_t length) {
         entries_.clear();
         entries_.reserve(length);
@@ -88,7 +88,7 @@ public:
         written_ = 0;
     }
 
-    // Keeps all entries from now on.
+    // Keep all entries from now on.
     void open_whole() {
         open(0);
         length_ = ALL;
@@ -99,7 +99,7 @@ public:
         entries_ = {};
     }
 
-    // All that was written since `open_whole`; nothing if memory was too short for that.
+    // Return all entries since `open_whole`; none if memory ran out.
     std::span<const Entry> whole() const noexcept {
         return written_ == entries_.size() ? entries_ : std::span<const Entry>();
     }
@@ -111,16 +111,16 @@ public:
     void write(const Entry& entry) noexcept {
         const std::size_t place = written_++;
         if (length_ == ALL && entries_.size() == entries_.capacity() && !grow()) {
-            return;  // there is no memory for it: `take` will tell
+            return;  // Out of memory. `whole` notices that entries are missing.
         }
         if (entries_.size() < length_) {
-            entries_.push_back(entry);  // within what was reserved
+            entries_.push_back(entry);  // Within the reserved capacity, so this does not throw.
         } else {
             entries_[place % length_] = entry;
         }
     }
 
-    // Those that are left, oldest first.
+    // Visit the kept entries, oldest first.
     template <class F>
     void each(F&& visit) const {
         const std::size_t first = written_ > entries_.size() ? written_ % length_ : 0;

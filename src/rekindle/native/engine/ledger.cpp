@@ -68,7 +68,7 @@ void Ledger::dispose() noexcept {
     }
 }
 
-// -- what drivers may ask for ---------------------------------------------------------------------
+// -- for drivers ----------------------------------------------------------------------------------
 
 bool Ledger::has_room(Bytes nbytes) const noexcept {
     Bytes least = memory - budget_beside(nbytes);
@@ -85,7 +85,7 @@ void Ledger::make_room(Bytes nbytes, Call* call) {
         const std::uint64_t visits = visits_;
         shrink(budget_beside(nbytes));
         if (memory <= budget_beside(nbytes) || visits != visits_) {
-            continue;  // others may have taken, or given back, while the policy was asked
+            continue;  // Visitors may have taken or freed memory while the policy ran.
         }
         if (reserve_.empty()) {
             throw NoRoom(nbytes + in_flight, memory, budget, Ref<Call>(call));
@@ -213,7 +213,7 @@ void Ledger::unlock(Storage& storage) {
     }
 }
 
-// -- advice, for an engine that is advised --------------------------------------------------------
+// -- advice, if the engine is advised -------------------------------------------------------------
 
 void Ledger::mark(Storage& storage) {
     note_event(Entry::Kind::mark, storage.id);
@@ -234,7 +234,7 @@ Bytes Ledger::spare_beside(std::span<const Edge> inputs) {
     return advice_->spare_beside(inputs, graph.new_mark());
 }
 
-// -- letting go -----------------------------------------------------------------------------------
+// -- eviction -------------------------------------------------------------------------------------
 
 void Ledger::evict(Storage& storage) {
     memory -= storage.nbytes;
@@ -284,7 +284,7 @@ void Ledger::prune(Storage& start) {
         return;
     }
     if (rules.quirks) {
-        return;  // the authors' graph only grows
+        return;  // The graph of the authors' prototype only grows.
     }
     std::vector<Storage*>& unneeded = unneeded_;
     unneeded.push_back(&start);
@@ -323,7 +323,7 @@ void Ledger::leave_graph(Storage& storage, std::vector<Storage*>& unneeded) {
         if (call.n_made > 1) {
             for (const Value* value : call.outputs()) {
                 if (is_root(*value) && value->storage->listed) {
-                    return;  // a sibling may still need the call
+                    return;  // A sibling output may still need the call.
                 }
             }
         }
@@ -389,7 +389,7 @@ void Ledger::banish(Storage& start) {
         const std::size_t known = unneeded.size();
         leave_graph(storage, unneeded);
         if (rules.quirks) {
-            unneeded.resize(known);  // the authors forget to look at those
+            unneeded.resize(known);  // The authors' prototype does not check those.
         }
     }
 }
@@ -440,7 +440,8 @@ void Ledger::touch(Storage& storage) {
         return;
     }
     storage.last_access = clock;
-    if (storage.order >= 0) {  // it may stay a candidate: its view is gone, or locks come late
+    // It may still be a candidate: it is a view whose value is evicted, or locks come late.
+    if (storage.order >= 0) {
         chooser_->touched(storage);
     }
 }
@@ -469,7 +470,8 @@ void Ledger::hold_by_program(Storage& storage) {
 bool Ledger::is_candidate(const Storage& storage) const noexcept {
     return storage.resident && (storage.replayable || swappable(storage)) && storage.locks == 0 &&
            (!storage.held || (storage.returns && !storage.reserved)) && !storage.pinned &&
-           (storage.nbytes > 0 || rules.quirks);  // the authors' let go nothing, too
+           // The authors' prototype evicts empty storages, too.
+           (storage.nbytes > 0 || rules.quirks);
 }
 
 void Ledger::classify(Storage& storage) {

@@ -1,4 +1,4 @@
-// What is in memory, what may be let go, and what leaves the graph for good. Twin of
+// Accounts for memory, evicts, and frees storages that left the graph. Twin of
 // rekindle.engine._ledger and ._exchange.
 #pragma once
 
@@ -22,17 +22,17 @@ namespace rekindle {
 
 class AdvisedChooser;
 
-// An invariant that does not hold.
+// A violated invariant.
 struct Fault final {
     const char* what;
-    StorageId storage;  // negative: none in particular
+    StorageId storage;  // Negative if it is not about one storage.
 };
 
-// Counts memory, and lets go of it or sends it to the host. `Engine` is the other half, which
-// brings back.
+// Accounts for memory and evicts, or swaps values out to the host. `Engine` is the other half,
+// which restores values.
 //
-// Whoever calls must keep other threads away. Nothing here runs twice at a time, but performing may
-// ask for room again (`shrink`).
+// The caller keeps other threads away. Events do not nest, but performing an action may ask for
+// room again (`shrink`).
 class Ledger {
 public:
     Ledger(const Ledger&) = delete;
@@ -43,92 +43,95 @@ public:
     const Rules rules;
     Bytes budget;
     Bytes memory = 0;
-    Bytes unlisted = 0;   // of `memory`: what is counted, and in no storage of the graph
-    Bytes in_flight = 0;  // beside `memory`: what calls in progress take, of whichever thread
+    Bytes unlisted = 0;   // Part of `memory` that is in no storage of the graph.
+    Bytes in_flight = 0;  // Bytes outside `memory` that calls in progress take, in all threads.
     Bytes peak = 0;
     Nanoseconds clock = 0;
-    Nanoseconds compute_ns = 0;    // first executions
-    Nanoseconds recompute_ns = 0;  // all others
+    Nanoseconds compute_ns = 0;    // Time of first executions.
+    Nanoseconds recompute_ns = 0;  // Time of all other executions.
     Graph graph;
-    std::unique_ptr<HostMemory> host;  // null: nothing is swapped
-    std::vector<Ref<Storage>> idle;    // held, but nothing that was made from them remains
+    std::unique_ptr<HostMemory> host;  // Null if swapping is off.
+    // User-held storages that no other storage in the graph depends on.
+    std::vector<Ref<Storage>> idle;
     Journal journal;
 
-    // Every storage that is resident or may be recomputed, from here by `Storage::next`.
+    // Return the first storage that is resident or may be recomputed. `Storage::next` leads to the
+    // others.
     Storage* first_storage() const noexcept { return first_; }
 
     std::size_t n_storages() const noexcept { return n_storages_; }
 
-    // The first invariant that does not hold; between events, not during one.
+    // Return the first violated invariant. Call it between events.
     std::optional<Fault> check();
 
-    // -- what drivers may ask for ---------------------------------------------------------------
+    // -- for drivers ----------------------------------------------------------------------------
 
-    // How often others came amid an event, and may have changed what it goes by.
+    // Return how often other events ran within an event, and may have changed the graph.
     std::uint64_t visits() const noexcept { return visits_; }
 
-    // What `call` takes beside its outputs while it runs, and gives back.
+    // Return the bytes that `call` needs in addition to its outputs while it runs.
     Bytes workspace_of(const Call& call) const noexcept {
         return call.has_workspace ? performer_.workspace(call) : 0;
     }
 
-    // Whether `nbytes` more would fit if all that may be let go went; nothing does.
+    // Return true if `nbytes` more would fit after evicting all candidates. Evicts nothing.
     bool has_room(Bytes nbytes) const noexcept;
-    // Lets go until `nbytes` more fit. Throws `NoRoom` when nothing is left to let go.
+    // Evict until `nbytes` more fit. Throw `NoRoom` if no candidate is left.
     void make_room(Bytes nbytes, Call* call = nullptr);
-    // Lets go until no more than `nbytes` are in use, or nothing is left to let go.
+    // Evict until at most `nbytes` are in use, or no candidate is left.
     void shrink(Bytes nbytes);
-    // Evicts just these, for a driver to whom it matters where memory is free. What may not be
-    // evicted, or went with one before it, is left alone.
+    // Evict these storages, for a driver that needs free memory at certain addresses. Skips those
+    // that are no candidates or were evicted together with an earlier one.
     void evict_these(std::span<const Ref<Storage>> storages);
-    // What evicting `storage`, a candidate, would cost now, whatever its size, in the policy's own
-    // terms.
+    // Return the policy's loss from evicting the candidate `storage` now, regardless of its size.
     double loss(Storage& storage);
-    // From now on the policy hears what becomes a candidate, though nothing has to go yet.
+    // Activate the policy now, before the first eviction needs it.
     void listen();
-    // What became a source since this was last asked, and others are made from: into `found`.
+    // Move the storages that lost their recipe since the last call, and that others depend on, to
+    // `found`.
     void take_bereft(std::vector<Storage*>& found);
-    // Whether `storage` may be let go while the program holds it.
+    // Set whether `storage` may be evicted while the program holds it.
     void let_return(Storage& storage, bool returns);
-    // Likewise, but only if nothing else is left to let go.
+    // Permit it only if nothing else can be evicted.
     void let_return_last(Storage& storage);
-    // Nothing is let go only last any more.
+    // Undo all calls of `let_return_last`.
     void clear_reserve() noexcept;
-    // The program reads `storage`, which is resident: it stays until `unlock`.
+    // Keep the resident `storage`, which the program reads, until `unlock`.
     void lock(Storage& storage);
-    // The inverse of `lock`; what died meanwhile is let go.
+    // Undo `lock`. Frees `storage` if it died meanwhile.
     void unlock(Storage& storage);
 
-    // -- copies on the host, where there is one -------------------------------------------------
+    // -- copies on the host ---------------------------------------------------------------------
 
-    // From now on what has to go may go to the host; before anything is there.
+    // Enable swapping. Call it before the first event that could swap.
     void swap_with(const Swap& swap);
-    // What copies really take, as the driver measured it; 0: nothing new is known.
+    // Set the measured bandwidths; 0 leaves one unchanged.
     void measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s);
-    // Copies what will have to go next to the host while the way there is idle. After an operator:
-    // what is let go later then need not wait for its copy. While less than half of the budget is
-    // in use nothing happens: nothing may ever have to go.
+    // Copy the likely next victims to the host while the outgoing link is idle, so that their
+    // eviction need not wait for the copy. Called after an operator. Does nothing while less than
+    // half of the budget is in use, when perhaps no eviction will ever be needed.
     void ahead();
-    // Lets go of copies that nobody needs; before a copy needs the room it happens anyway.
+    // Discard copies that are not needed any more. Otherwise this happens when a new copy needs the
+    // room.
     void discards();
-    // The performer could not do a `swap_out` of `storage`, where it said that it would (a full
-    // disk). Returns whether its memory must stay: it cannot be computed again, or was not to go
-    // yet. As much as is on the host now is all that may be there from now on.
+    // The performer had started a `swap_out` of `storage` that failed later (for example because
+    // the disk is full). The current usage of the host becomes its limit. Return true if the memory
+    // must stay, because the value cannot be recomputed or was not to be evicted yet.
     bool swap_out_failed(Storage& storage);
 
-    // -- advice, for an engine that is advised --------------------------------------------------
+    // -- advice, if the engine is advised -------------------------------------------------------
 
-    // The plan does not need `storage` until it has it computed again.
+    // Mark `storage`: the plan does not need its value until the plan recomputes it.
     void mark(Storage& storage);
-    // The plan needs `storage` from now on.
+    // Remove the mark: the plan needs the value from now on.
     void unmark(Storage& storage);
-    // Nothing is marked any more: the policy decides alone.
+    // Remove all marks: the policy decides alone.
     void clear_marks();
-    // Bytes of what is marked and may be let go although none of what `inputs` read may.
+    // Return the bytes of marked candidates, without those that `inputs` read.
     Bytes spare_beside(std::span<const Edge> inputs);
 
 protected:
-    // An event in progress. When the outermost ends, what nobody refers to any more is disposed of.
+    // Scope of an event. When the outermost one ends, unreferenced objects are destroyed.
     class Event final {
     public:
         explicit Event(Ledger& ledger) noexcept : ledger_(ledger) {
@@ -162,20 +165,20 @@ protected:
     );
     ~Ledger();
 
-    // -- letting go -----------------------------------------------------------------------------
+    // -- eviction -------------------------------------------------------------------------------
 
     void evict(Storage& storage);
     void swap_out(Storage& storage);
     void free(Storage& storage);
-    // Frees what `prune` and its like put into `freed_`.
+    // Free the storages in `freed_`.
     void free_all();
     void vanish(Storage& storage);
-    // `storage` is dead: evicted if it may still be needed, else out of the graph.
+    // Evict the dead `storage` if it may still be needed, otherwise remove it from the graph.
     void let_go(Storage& storage);
-    // Takes `start` out of the graph if it will never be needed, and what it alone needed. Puts
-    // those that were resident into `freed_`.
+    // Remove `start` from the graph if it will never be needed, together with what it alone needed.
+    // Adds the resident ones to `freed_`.
     void prune(Storage& start);
-    // `start` can never run again, nor what can only be had through it.
+    // Mark `start`, and all calls that depend on it, as not replayable.
     void lose_recipe(Call& start);
     void touch(Storage& storage);
     void enter_graph(Storage& storage);
@@ -186,7 +189,7 @@ protected:
     void unlock_quietly(Storage& storage);
     void hold_by_program(Storage& storage);
     bool is_candidate(const Storage& storage) const noexcept;
-    // Brings the policy's view of `storage` up to date.
+    // Update whether `storage` is a candidate.
     void classify(Storage& storage);
     void renew(Storage& storage);
     void reprice(Storage& storage);
@@ -201,7 +204,7 @@ protected:
         }
     }
 
-    // Likewise, unless it is part of another event.
+    // Note an event, unless it is part of another one.
     void note_event(
         Entry::Kind kind, std::int64_t id, std::int64_t number = 0, std::int64_t flags = 0
     ) noexcept {
@@ -210,7 +213,7 @@ protected:
         }
     }
 
-    // What may be in use when `nbytes` more are to come.
+    // Return the bytes that may be in use when `nbytes` more are needed.
     Bytes budget_beside(Bytes nbytes) const noexcept {
         return budget == UNLIMITED ? UNLIMITED : budget - nbytes - in_flight;
     }
@@ -219,11 +222,12 @@ protected:
 
     Performer& performer_;
     Chooser* chooser_;
-    std::vector<Ref<Storage>> bereft_;  // in memory or on the host, and their recipe is lost
+    // Storages that lost their recipe while they were resident or on the host.
+    std::vector<Ref<Storage>> bereft_;
     std::vector<Storage*> freed_;
-    int depth_ = 0;             // of events in progress, of all threads
-    int amid_ = 0;              // of those that the event that comes next is part of
-    std::uint64_t visits_ = 0;  // interludes in which somebody came
+    int depth_ = 0;             // Events in progress in all threads.
+    int amid_ = 0;              // Events in progress that the next event is part of.
+    std::uint64_t visits_ = 0;  // Interludes with visitors.
 
 private:
     Storage* choose();
@@ -240,7 +244,7 @@ private:
     bool abandon_copy(Storage& storage);
     void left(Storage& storage) const;
 
-    // Whether `storage`, which has no recipe, can be had again.
+    // Return true if `storage`, which has no recipe, can be swapped.
     bool swappable(const Storage& storage) const noexcept {
         return host != nullptr && (storage.on_host || !host->refuses(storage));
     }
@@ -248,9 +252,9 @@ private:
     void give_up_reserve();
     void banish(Storage& start);
     bool needed_by_evicted(Storage& storage) const noexcept;
-    // Puts what one thing less needs into `unneeded`.
+    // Remove `storage` from the graph and add storages that may now be unneeded to `unneeded`.
     void leave_graph(Storage& storage, std::vector<Storage*>& unneeded);
-    // This cannot run again. Returns the storages of its outputs, if in the graph.
+    // Mark `call` as not replayable. Return the storages of its outputs that are in the graph.
     std::vector<Storage*> disown(Call& call);
     void unlist(Storage& storage) noexcept;
     void dispose() noexcept;
@@ -258,10 +262,11 @@ private:
     std::optional<Fault> fault_of_host() const;
 
     std::unique_ptr<Chooser> policy_;
-    std::unique_ptr<Chooser> asleep_;  // hears nothing, until the first choice
+    std::unique_ptr<Chooser> asleep_;  // Stand-in until the first choice.
     AdvisedChooser* advice_ = nullptr;
-    std::vector<Storage*> reserve_;   // let go while held when nothing else is left
-    std::vector<Storage*> unneeded_;  // the stack of `prune`, empty between prunes
+    // Storages that may be evicted while held if nothing else can be.
+    std::vector<Storage*> reserve_;
+    std::vector<Storage*> unneeded_;  // Stack of `prune`, empty between calls.
     std::int64_t order_ = 0;
     Storage* first_ = nullptr;
     Storage* last_ = nullptr;

@@ -1,5 +1,5 @@
-// What letting go of a storage would cost: its own cost, and that of its evicted neighborhood. Twin
-// of rekindle.policies._neighborhood, where it is explained.
+// Cost of evicting a storage: its own cost and the cost of its evicted neighborhood. Twin of
+// rekindle.policies._neighborhood, which explains it.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace rekindle {
 
-// Whose cost may have fallen, and how far at most.
+// A storage whose cost may have decreased, and by how much at most.
 struct Fallen final {
     Storage* storage;
     double fall;
 };
 
-// The cost in a score, and whose costs may have fallen since it was last asked.
+// Computes the cost in a score, and reports the storages whose cost may have decreased.
 class Neighborhood {
 public:
     Neighborhood() = default;
@@ -30,19 +30,19 @@ public:
 
     virtual bool remembers() const { return false; }
 
-    // The cost (ns) of letting go the resident `storage` now.
+    // Return the cost (ns) of evicting the resident `storage` now.
     virtual Nanoseconds cost(Storage& storage) = 0;
 
-    // The time (ns) that it would take to have `storage` again, as far as is known.
+    // Return the estimated time (ns) to recompute `storage`.
     virtual Nanoseconds again(Storage& storage) { return storage.cost; }
 
-    // A quick lower bound of `cost(storage)`.
+    // Return a lower bound of `cost(storage)` that is fast to compute.
     virtual Nanoseconds least(const Storage& storage) const { return storage.cost; }
 
-    // Whose costs may have fallen since this was last asked: added to `found`.
+    // Add the storages whose cost may have decreased since the last call to `found`.
     virtual void fallen(std::vector<Fallen>& /*found*/) {}
 
-    // How many changes `fallen` has not told of yet; they keep storages alive.
+    // Return the number of changes that `fallen` has not reported yet. They keep storages alive.
     virtual std::size_t put_off() const { return 0; }
 
     virtual void expected(Storage& /*storage*/) {}
@@ -58,7 +58,7 @@ public:
     virtual void disposed(Storage& /*storage*/) noexcept {}
 };
 
-// Every storage costs the same.
+// Gives every storage the same cost.
 class Nothing final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& /*storage*/) override { return 1; }
@@ -66,7 +66,7 @@ public:
     Nanoseconds least(const Storage& /*storage*/) const override { return 1; }
 };
 
-// The storage's own cost c0.
+// Uses only the storage's own cost c0.
 class Local final : public Neighborhood {
 public:
     Nanoseconds cost(Storage& storage) override { return storage.cost; }

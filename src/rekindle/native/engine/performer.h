@@ -1,5 +1,5 @@
-// Who does what the engine decides: the driver. The Python engine yields its actions, this one
-// calls these; each is performed before the next is decided.
+// Interface through which the engine acts. The driver implements it. The Python engine yields its
+// actions; this one calls them. Each action is performed before the next is decided.
 #pragma once
 
 #include "../base/types.h"
@@ -17,30 +17,30 @@ public:
     Performer(Performer&&) = delete;
     Performer& operator=(Performer&&) = delete;
 
-    // Runs `call`: the first time for an engine that calls, again for one that admits. With
-    // `in_place` the storages that it overwrites lend their memory. May throw: then nothing has
-    // happened, but for a storage that was to be overwritten (tell the engine by `spoil`, first).
-    // Other threads may come meanwhile, within an `Engine::Interlude`.
+    // Run `call`, for the first time or again. If `in_place`, storages that it overwrites lend it
+    // their memory. An error must leave no trace. The exception is a storage that was to be
+    // overwritten: the performer first calls `spoil` for it. Other threads may act meanwhile,
+    // within an `Engine::Interlude`.
     virtual void compute(Call& call, bool in_place) = 0;
 
-    // The memory of `storage` goes. It may be gone already, and no longer be in the graph. Asks
-    // nothing of the engine.
+    // Free the memory of `storage`, which may be freed already or out of the graph. Must not call
+    // the engine.
     virtual void free(Storage& storage) = 0;
 
-    // Begins to copy `storage` to the host; its memory goes, unless it is to `keep` it. Returns
-    // whether it did.
+    // Begin to copy `storage` to the host, and free its memory unless `keep`. Return true on
+    // success.
     virtual bool swap_out(Storage& storage, bool keep) = 0;
 
-    // Brings `storage` back from its copy, or tells the engine that this failed.
+    // Restore `storage` from its copy, or report the failure to the engine.
     virtual void swap_in(Storage& storage) = 0;
 
-    // Nobody needs the copy of `storage` any more. Asks nothing of the engine.
+    // Discard the copy of `storage`. Must not call the engine.
     virtual void discard(Storage& storage) = 0;
 
-    // What `call`, which has a workspace, takes beside its outputs while it runs, and gives back.
+    // Return the bytes that `call` needs in addition to its outputs while it runs.
     virtual Bytes workspace(const Call& call) const noexcept = 0;
 
-    // Nobody refers to it any more: destroy it. Not during an event but at its end.
+    // Destroy an unreferenced object. Called at the end of an event, never during one.
     virtual void dispose(Storage& storage) noexcept = 0;
     virtual void dispose(Call& call) noexcept = 0;
 

@@ -1,5 +1,5 @@
-// How the engine treats dead storages, when it gives up, and whose mistakes it makes. Twin of
-// rekindle.engine._rules, where each of them is explained.
+// Options of the engine: how it treats dead storages, when it gives up, and whether it imitates
+// quirks of the authors' prototype. Twin of rekindle.engine._rules, which explains each.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Memory and time lost by the engine's clock, noted now and then until somebody takes them. How far
-// apart they are is decided elsewhere (rekindle.pytorch.online._steps).
+// Samples of memory and recomputation time over the engine's clock, buffered until Python takes
+// them. rekindle.pytorch.online._steps chooses their distance.
 #pragma once
 
 #include <array>
@@ -12,12 +12,12 @@
 
 namespace rekindle {
 
-// Clock (ns), memory (bytes) and what recomputation took so far (ns).
+// Clock (ns), memory (bytes), recomputation time so far (ns).
 using Sample = std::array<std::int64_t, 3>;
 
 class Samples final {
 public:
-    // A look at the clock after an operator. Notes a sample if one is due.
+    // Record a sample if one is due. Called after each operator.
     void look(const Ledger& ledger) {
         if (ledger.clock >= next_) {
             taken_.push_back({ledger.clock, ledger.memory, ledger.recompute_ns});
@@ -25,12 +25,12 @@ public:
         }
     }
 
-    // Whether it is time that somebody took them.
+    // Return true if the buffer should be taken.
     bool full() const noexcept { return taken_.size() >= MOST; }
 
     std::vector<Sample> take() { return std::exchange(taken_, {}); }
 
-    // The next one is due at `next`, and others come `every` so often.
+    // Set the time of the next sample and the distance of the following ones.
     void space(Nanoseconds next, Nanoseconds every) noexcept {
         next_ = next;
         every_ = every;

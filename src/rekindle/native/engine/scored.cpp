@@ -9,10 +9,11 @@ namespace rekindle {
 
 namespace {
 
-// A cost of nothing makes the benefit as good as infinite, but keeps the order by size.
+// Stands for a cost of 0: the benefit is nearly infinite, but the order by size is kept.
 constexpr double LEAST = 1e-9;
 
-// More is not put off until the next choice, which may never come. That changes no choice.
+// Limit for deferred updates, because the next choice may never come. Processing them early changes
+// no choice.
 constexpr std::size_t MOST_PUT_OFF = 1 << 16;
 
 double or_least(Nanoseconds cost) {
@@ -32,7 +33,7 @@ std::unique_ptr<Chooser> Policy::bind(Graph& graph) const {
     return std::make_unique<ScoredChooser>(rekindle::bind(costs, graph), *this);
 }
 
-// -- what the engine tells ------------------------------------------------------------------------
+// -- events ---------------------------------------------------------------------------------------
 
 void ScoredChooser::hear(Storage& storage, Standing::News news) {
     if (storage.standing.news == Standing::News::none) {
@@ -42,7 +43,7 @@ void ScoredChooser::hear(Storage& storage, Standing::News news) {
     storage.standing.news = news;
 }
 
-// Their order does not matter: the last one takes the free place.
+// Remove a pending update. Their order does not matter, so the last one moves into the gap.
 void ScoredChooser::unhear(Storage& storage) noexcept {
     if (storage.standing.news != Standing::News::none) {
         news_.back()->standing.news_at = storage.standing.news_at;
@@ -67,7 +68,7 @@ void ScoredChooser::expected(Storage& storage) {
 
 void ScoredChooser::evicted(Storage& storage) {
     neighborhood_->evicted(storage);
-    if (storage.standing.slot >= 0) {  // it will be another matter when it is back
+    if (storage.standing.slot >= 0) {  // Its line will have other values when it is resident again.
         take_out(storage);
         unhear(storage);
     }
@@ -94,7 +95,7 @@ void ScoredChooser::catch_up() {
 
 void ScoredChooser::repriced(Storage& storage) {
     neighborhood_->repriced(storage);
-    if (storage.standing.slot >= 0) {  // its cost may have fallen as well
+    if (storage.standing.slot >= 0) {  // Its cost may have decreased, too.
         reprice(member(storage), least(storage));
     }
     ++changes_;
@@ -117,7 +118,7 @@ double ScoredChooser::loss(Storage& storage, Nanoseconds now) {
     return cost / (root_ ? std::sqrt(staleness) : staleness);
 }
 
-// -- choosing -------------------------------------------------------------------------------------
+// -- choices --------------------------------------------------------------------------------------
 
 Storage* ScoredChooser::choose(Nanoseconds now) {
     listen();
@@ -139,7 +140,7 @@ Storage* ScoredChooser::choose(Nanoseconds now) {
     }
 }
 
-// Brings the lines up to date.
+// Apply the pending updates to the lines.
 void ScoredChooser::listen() {
     for (Storage* storage : news_) {
         Standing& standing = storage->standing;
@@ -180,7 +181,7 @@ void ScoredChooser::reprice(Member& member, double price) {
     lines_.reprice(member.storage->standing.slot, power(price));
 }
 
-// Makes every cost a lower bound again.
+// Turn each cost that may have decreased into a lower bound again.
 void ScoredChooser::lower() {
     fallen_.clear();
     neighborhood_->fallen(fallen_);

@@ -1,5 +1,5 @@
-// Least score first, for scores of the form cost / (bytes * staleness) and its ablations. Twin of
-// rekindle.policies._scored, where the lazy pricing is explained.
+// Chooses the candidate with the lowest score of the form cost / (bytes * staleness), or an
+// ablation of it. Twin of rekindle.policies._scored, which explains the lazy cost updates.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace rekindle {
 
-// Follows candidates; ties go to the storage that last became a candidate.
+// Tracks candidates. Ties go to the storage that became a candidate last.
 class ScoredChooser final : public Chooser {
 public:
     ScoredChooser(std::unique_ptr<Neighborhood> neighborhood, const Policy& policy);
@@ -38,11 +38,12 @@ public:
     void disposed(Storage& storage) noexcept override;
 
 private:
-    // What is known of the line in one slot.
+    // State of the line in one slot.
     struct Member final {
         Storage* storage = nullptr;
         double price = 0;
-        std::int64_t priced = -1;  // when, in changes; negative: only a lower bound
+        // Value of `changes_` when the cost was computed; negative if it is only a lower bound.
+        std::int64_t priced = -1;
     };
 
     Member& member(const Storage& storage) {
@@ -68,8 +69,9 @@ private:
     std::size_t n_lines_ = 0;
     std::vector<Member> members_;
     std::int64_t changes_ = 0;
-    // What became a candidate or was touched since the last choice, or is none any more. Most of
-    // what is locked for an operator is back before anybody chooses: it keeps its price.
+    // Updates deferred until the next choice: storages that became candidates, were touched, or are
+    // no candidates any more. Most storages that an operator locks are candidates again before the
+    // next choice. Their costs stay valid.
     std::vector<Storage*> news_;
     std::vector<Fallen> fallen_;
 };

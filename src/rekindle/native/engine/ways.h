@@ -1,5 +1,5 @@
-// How fast values go to the host and come back, and until when the ways are busy. Twin of `Swap`
-// and `Ways` in rekindle.policies.swap, where what they decide is explained.
+// Bandwidths of the transfers to and from the host, and the times until which each direction is
+// busy. Twin of `Swap` and `Ways` in rekindle.policies.swap, which explain the decisions.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace rekindle {
 
-// Values may go to the host's memory (or a disk) and come back, beside being recomputed.
+// Configuration of swapping: values may be copied to host memory (or a disk) instead of being
+// recomputed.
 struct Swap final {
     Bytes host = UNLIMITED;
     std::int64_t out_bytes_per_s = 1;
@@ -17,55 +18,57 @@ struct Swap final {
     bool only = false;
 };
 
-// The ways to the host and back during one run, by the clock of the engine.
+// Both transfer directions during one run, in the engine's time.
 class Ways final {
 public:
     explicit Ways(const Swap& swap) noexcept
         : out_rate_(swap.out_bytes_per_s), in_rate_(swap.in_bytes_per_s) {}
 
-    // What copies really took; 0: nothing new is known.
+    // Set the measured bandwidths; 0 leaves one unchanged.
     void measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s) noexcept {
         out_rate_ = std::max<std::int64_t>(1, out_bytes_per_s != 0 ? out_bytes_per_s : out_rate_);
         in_rate_ = std::max<std::int64_t>(1, in_bytes_per_s != 0 ? in_bytes_per_s : in_rate_);
     }
 
-    // Time of one copy to the host, alone.
+    // Return the time of one transfer out, without waiting.
     Nanoseconds out_ns(Bytes nbytes) const noexcept { return takes(nbytes, out_rate_); }
 
-    // Time of one copy back, alone.
+    // Return the time of one transfer in, without waiting.
     Nanoseconds in_ns(Bytes nbytes) const noexcept { return takes(nbytes, in_rate_); }
 
-    // Whether the way to the host will be idle soon, judged by how often that is asked.
+    // Return true if the outgoing direction will be idle before the next call of this, judged by
+    // the time since the last one.
     bool idle_out(Nanoseconds now) const noexcept { return busy_out_ - now <= now - asked_; }
 
-    // Whether a copy back would begin at once.
+    // Return true if a transfer in would begin at once.
     bool idle_in(Nanoseconds now) const noexcept { return busy_in_ <= now; }
 
-    // The next time is now.
+    // Record that `idle_out` was asked now.
     void asked(Nanoseconds now) noexcept { asked_ = now; }
 
-    // A copy to the host begins as soon as it can. Returns when it ends.
+    // Queue a transfer out and return the time at which it ends.
     Nanoseconds send(Bytes nbytes, Nanoseconds now) noexcept {
         busy_out_ = std::max(busy_out_, now) + out_ns(nbytes);
         return busy_out_;
     }
 
-    // A copy back begins as soon as it can.
+    // Queue a transfer in.
     void fetch(Bytes nbytes, Nanoseconds now) noexcept {
         busy_in_ = std::max(busy_in_, now) + in_ns(nbytes);
     }
 
-    // What a copy back keeps the program waiting for that wants it at once.
+    // Return how long the program waits for a transfer in that it needs at once.
     Nanoseconds waiting_now(Bytes nbytes, Nanoseconds now) const noexcept {
         return std::max<Nanoseconds>(0, busy_in_ - now) + in_ns(nbytes);
     }
 
-    // out(s) for a storage of `nbytes`.
+    // Return out(s), how long the program waits for a transfer out, for a storage of `nbytes`.
     Nanoseconds waiting_out(Bytes nbytes, Nanoseconds now) const noexcept {
         return std::max<Nanoseconds>(0, busy_out_ - now) + out_ns(nbytes);
     }
 
-    // in(s) for a storage of `nbytes` that was used `unused` ns ago.
+    // Return in(s), how long the program waits for a transfer in, for a storage of `nbytes` last
+    // used `unused` ns ago.
     Nanoseconds waiting_in(Bytes nbytes, Bytes before, Nanoseconds unused) const noexcept {
         return std::max<Nanoseconds>(0, in_ns(nbytes + before) - unused);
     }
@@ -74,7 +77,8 @@ private:
     __extension__ using Wide = __int128;
 
     static constexpr std::int64_t SECOND = 1'000'000'000;
-    static constexpr Nanoseconds MOST = std::int64_t{1} << 60;  // so that times can be added
+    // Leaves room to add times without overflow.
+    static constexpr Nanoseconds MOST = std::int64_t{1} << 60;
 
     static Nanoseconds takes(Bytes nbytes, std::int64_t rate) noexcept {
         const Wide ns = (static_cast<Wide>(nbytes) * SECOND + rate - 1) / rate;
@@ -83,7 +87,7 @@ private:
 
     std::int64_t out_rate_;
     std::int64_t in_rate_;
-    Nanoseconds busy_out_ = 0;  // until then
+    Nanoseconds busy_out_ = 0;  // Time until which the direction is busy.
     Nanoseconds busy_in_ = 0;
     Nanoseconds asked_ = 0;
 };
