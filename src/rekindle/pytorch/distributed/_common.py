@@ -51,8 +51,8 @@ def common_budget(
     All ranks call it before training. It takes two collectives of a few bytes.
 
     Args:
-        amount: The most that this rank can give, in bytes or as text. "auto" asks the device; ranks on one
-            device share it evenly.
+        amount: The most that this rank can give, in bytes or as text. "auto" asks the
+            device; ranks on one device share it evenly.
         estimate: The `rekindle.estimate(...)` of this rank, to compare the neediest rank with the
             budget.
         device: The device of this rank. Default: CUDA if the program uses it, else the CPU.

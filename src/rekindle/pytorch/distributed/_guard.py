@@ -2,8 +2,8 @@
 
 The rank that fails writes the reason into the store of the process group. A thread of each other
 rank polls the store every half second. It must, because an NCCL collective does not return, and one
-of gloo fails with an error that does not name the reason. A process then gets a few seconds to end, and is
-ended if it does not: exit handlers of process groups may wait for ranks that have ended.
+of gloo fails with an error that does not name the reason. A process then gets a few seconds to end,
+and is ended if it does not: exit handlers of process groups may wait for ranks that have ended.
 """
 
 from __future__ import annotations

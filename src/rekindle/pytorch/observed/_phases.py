@@ -66,7 +66,8 @@ class Phases:
     MARGIN: Final = 0.05
     """Fraction added to the simulated budget.
 
-    The simulator knows one part at a time, and cannot evict memory that an earlier part left behind.
+    The simulator knows one part at a time, and cannot evict memory that an earlier part left
+    behind.
     """
 
     def __init__(self, run: Run) -> None:
