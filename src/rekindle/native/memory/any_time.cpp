@@ -1,3 +1,4 @@
+// Evicts user-held values like all others; see the note in any_time.h.
 #include "any_time.h"
 
 #include <c10/core/GradMode.h>
@@ -16,8 +17,8 @@
 
 namespace rekindle {
 
-// What has lengths and indices stays: functions that are composed of operators (`tensor_split`,
-// `pad_packed_sequence`) read it before any of them runs.
+// Integers may be lengths or indices, which composite functions (`tensor_split`,
+// `pad_packed_sequence`) read before any of their operators runs.
 bool AnyTime::is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;
@@ -39,7 +40,8 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
         about_to_let_go(lock);
         keep_what_is_left();
     }
-    for (const bool missing : {false, true}) {  // what is there must not make way for the others
+    // First lock the resident ones, so that they are not evicted for the others.
+    for (const bool missing : {false, true}) {
         for (const c10::StorageImpl* home : homes) {
             const auto* found = driver_.resident_at(*home);
             if (found == nullptr || found->record == nullptr || !found->record->replayable ||
@@ -51,8 +53,8 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
             if (std::ranges::any_of(kept, same)) {
                 continue;
             }
-            if (!storage->resident) {  // else it came back on the way to another
-                driver_.settle();      // garbage collection may have come by
+            if (!storage->resident) {  // otherwise it was restored with another one
+                driver_.settle();      // garbage collection may have freed something
                 driver_.use(record_of(*storage));
             }
             driver_.engine.lock(*storage);
@@ -64,7 +66,7 @@ void AnyTime::bring(const Homes& homes, Kept& kept, Locked& lock) {
 void AnyTime::done(Driver& driver, Kept& kept) {
     while (!kept.empty()) {
         const Ref<Storage> storage = std::move(kept.front());
-        kept.erase(kept.begin());  // whatever comes of it, it is unlocked once
+        kept.erase(kept.begin());  // unlock it once, even if `perform` throws
         driver.perform([&] { driver.engine.unlock(*storage); });
     }
 }
@@ -106,7 +108,7 @@ void Touched::end() {
 }
 
 Touched::~Touched() {
-    if (!kept_.empty()) {  // something failed, and may have given the lock back
+    if (!kept_.empty()) {  // after an exception, maybe without the lock
         without_throwing([&] {
             const auto lock = locked_if_not_mine();
             AnyTime::done(driver_, kept_);
@@ -114,8 +116,8 @@ Touched::~Touched() {
     }
 }
 
-// Gradients only if nothing else is left: to have one again takes what the backward pass is about
-// to do without, and those before it.
+// A result with grad mode off in a backward pass is a gradient: evict those last. To recompute one
+// needs inputs that the backward pass is about to free.
 void AnyTime::made(Record& record) {
     if (!open) {
         return;
@@ -146,7 +148,7 @@ void AnyTime::stays(Record& record) {
     }
 }
 
-// What this thread's autograd unpacked for another node than that it is at can be let go again.
+// Make values evictable again that this thread's autograd unpacked for a node that is over.
 void AnyTime::node_changes() {
     if (unpacked_.empty()) {
         return;
@@ -167,7 +169,7 @@ void AnyTime::node_changes() {
     }
 }
 
-// Whether it may be, and autograd does not work with it now.
+// Return true if `record` may be evicted and no autograd node uses it now.
 bool AnyTime::may_go_now(const Record& record) const noexcept {
     return may_return(record) && std::ranges::none_of(unpacked_, [&](const Unpacked& each) {
                return each.storage.get() == &record;
@@ -178,8 +180,8 @@ void AnyTime::work_with(Record& record) {
     worked_with_.push_back({std::this_thread::get_id(), Ref<Storage>(&record)});
 }
 
-// Whether the backward pass is over that this thread, or autograd's thread of a device, worked for:
-// passes of other threads may go on.
+// Return true if the backward pass is over for which this thread, or autograd's thread of a device,
+// made or used the value. Backward passes of other threads may still run.
 bool AnyTime::is_over(const Worked& worked) {
     return !in_backward_pass() &&
            (worked.thread == std::this_thread::get_id() || !is_any_backward_pass());
@@ -189,8 +191,8 @@ bool AnyTime::is_any_over() const {
     return std::ranges::any_of(worked_with_, &AnyTime::is_over);
 }
 
-// After a backward pass what is left of it stays: a gradient, or a state that goes on to the next
-// batch, would keep all that it could be computed again from, batch after batch.
+// Pin values that survive a backward pass, and drop their recipes. A gradient, or a state that is
+// carried to the next batch, would otherwise keep the sources of every batch so far.
 void AnyTime::keep_what_is_left() {
     std::vector<Worked> worked;
     std::ranges::copy_if(worked_with_, std::back_inserter(worked), &AnyTime::is_over);
@@ -208,14 +210,14 @@ void AnyTime::keep_what_is_left() {
         }
     }
     driver_.engine.clear_reserve();
-    for (const Worked& each : worked_with_) {  // of passes that go on
+    for (const Worked& each : worked_with_) {  // of backward passes that still run
         if (each.storage->returns && each.storage->listed) {
             driver_.engine.let_return_last(*each.storage);
         }
     }
     for (const Ref<Storage>& each : left) {
         const bool may = each->listed && each->replayable && driver_.may_forget(record_of(*each));
-        if (may && !driver_.recorded) {  // a trace cannot say until when it could be had again
+        if (may && !driver_.recorded) {  // a trace cannot say when a recipe ends
             driver_.seal(record_of(*each));
         }
     }
@@ -236,7 +238,7 @@ void AnyTime::about_to_let_go(Locked& lock) {
     }
 }
 
-// A thread that nothing is known of may be reading anything that the program holds.
+// Exclude user-held values from eviction, or readmit them. An unknown thread may read any of them.
 void AnyTime::pause(bool pause) {
     if (pause == std::exchange(paused_, pause)) {
         return;
@@ -249,12 +251,13 @@ void AnyTime::pause(bool pause) {
     }
 }
 
-// With grad mode off nothing ends a chain: neither a graph nor an optimizer's step.
+// Return true if `record` needs too long a chain of recipes. With grad mode off nothing else ends a
+// chain, neither a graph nor an optimizer step.
 bool AnyTime::hangs_on_too_much(Record& record) const {
     constexpr int most = std::numeric_limits<std::uint16_t>::max();
     int chain = 0;
     each_parent(record, [&](Storage& parent) {
-        if (parent.replayable) {  // else it stays: nothing is computed again to have it
+        if (parent.replayable) {  // otherwise it is pinned, and ends the chain
             chain = std::max<int>(chain, record_of(parent).chain);
         }
     });
@@ -263,7 +266,7 @@ bool AnyTime::hangs_on_too_much(Record& record) const {
 }
 
 bool AnyTime::give_up_sources() {
-    if (driver_.recorded) {  // a trace cannot say until when something could be computed again
+    if (driver_.recorded) {  // a trace cannot say when a recipe ends
         return false;
     }
     const Bytes before = driver_.engine.memory;
@@ -282,7 +285,7 @@ bool AnyTime::give_up_sources() {
     return driver_.engine.memory < before;
 }
 
-// What the program has dropped, and cannot be recomputed, but others from it.
+// Return the sources that the program has freed and that recipes still need.
 std::vector<Ref<Storage>> AnyTime::dead_sources() {
     std::vector<Ref<Storage>> found;
     for (Storage* each = driver_.engine.first_storage(); each != nullptr; each = each->next) {
@@ -294,9 +297,9 @@ std::vector<Ref<Storage>> AnyTime::dead_sources() {
     return found;
 }
 
-// With grad mode off: whether batches that the program has dropped take a quarter of the budget,
-// for they are kept only to recompute from. Too late, there would be no room to bring back what was
-// made from them.
+// With grad mode off, release sources that the program has freed once they take a quarter of the
+// budget, because only recipes need them. Later there would be no room to recompute the values that
+// depend on them.
 void AnyTime::look_at_sources(Locked& lock) {
     const Engine& engine = driver_.engine;
     if (!open || c10::GradMode::is_enabled() || in_backward_pass() || --until_look_ > 0) {
@@ -330,7 +333,7 @@ void AnyTime::close() {
     driver_.engine.clear_reserve();
 }
 
-// What was made with grad mode off stays from now on: how to make it is of no use.
+// Drop the recipes of values made with grad mode off, and keep those values: the budget is over.
 void AnyTime::forget_recipes() {
     Engine& engine = driver_.engine;
     std::vector<Ref<Storage>> all;

@@ -8,8 +8,8 @@ namespace rekindle {
 
 namespace {
 
-// Calls `visit` with each output that is in memory, and a checksum of that. What `empty` gives
-// differs each time, and is no output of interest.
+// Call `visit(record, checksum)` for each resident output of `call`. Outputs without contents, as
+// those of `empty`, are skipped, because they differ each time.
 template <class F>
 void each_checksum(const Recipe& call, Device& device, F&& visit) {
     for (const Value* value : call.outputs()) {

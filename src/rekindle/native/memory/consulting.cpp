@@ -13,7 +13,8 @@ Consulting::Consulting(Driver& driver)
 Consulting::~Consulting() {
     close();
     driver_.collect();
-    const bool dropped = driver_.any_gone();  // by the program, and this may have looked it up
+    // The program freed something that the interrupted event may have looked up.
+    const bool dropped = driver_.any_gone();
     if (dropped) {
         without_throwing([&] { driver_.settle(); });
     }
@@ -25,7 +26,7 @@ Consulting::~Consulting() {
     }
 }
 
-// The lock is the visitor's.
+// Called with the lock held by the thread that enters.
 void Consulting::is_visited() noexcept {
     if (driver_.swapper != nullptr) {
         driver_.swapper->pause();

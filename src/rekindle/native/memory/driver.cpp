@@ -1,3 +1,5 @@
+// The driver's own parts: which driver is active, making room, processing of deaths, and the
+// engine's actions. See driver.h for the other files.
 #include "driver.h"
 
 #include <pthread.h>
@@ -31,7 +33,7 @@ std::vector<Driver*>& drivers() {
 struct Active final {
     SpinLock& flag = leaf(Leaf::active);
     c10::intrusive_ptr<Driver> driver;
-    pthread_t entered_in{};  // the thread that opened the budget
+    pthread_t entered_in{};  // thread that opened the budget
     bool trained_elsewhere = false;
 };
 
@@ -40,8 +42,8 @@ Active& the_active() {
     return made;
 }
 
-// Which driver this thread joined. 0: none, as a thread of autograd's, which works for whoever is
-// active.
+// Sequence number of the driver that this thread joined. 0 for threads that joined none, such as
+// autograd's, which work for the active driver.
 std::uint64_t& joined() noexcept {
     thread_local std::uint64_t which = 0;
     return which;
@@ -52,12 +54,13 @@ std::uint64_t next_ordinal() noexcept {
     return made.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// Whether the program started this thread inside the budget. With the lock, while one is active.
+// Return true if the program started this thread inside the budget. Needs the lock and an active
+// driver.
 bool is_started_inside() noexcept {
     return joined() != 0 && pthread_self() != the_active().entered_in;
 }
 
-// With either lock.
+// Needs the session's lock or the spin lock of `Active`.
 c10::intrusive_ptr<Driver> active_for_this_thread() {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
     const std::uint64_t which = driver ? joined() : 0;
@@ -75,7 +78,8 @@ c10::intrusive_ptr<Driver> active() {
 }
 
 c10::intrusive_ptr<Driver> lock_and_see(c10::DispatchKeySet keys) {
-    // Amid something of ours Python may run what listens to the death of a storage.
+    // This thread has the lock already if Python code runs inside the core, such as a weak
+    // reference callback of a storage.
     if (keys.has_backend(c10::BackendComponent::MetaBit) || the_mutex().mine()) {
         return {};
     }
@@ -106,7 +110,7 @@ void join(const Driver* driver) noexcept {
 }
 
 void set_active(c10::intrusive_ptr<Driver> driver) {
-    const auto lock = locked_if_not_mine();  // whoever has one of the two may read
+    const auto lock = locked_if_not_mine();  // readers have one of the two locks
     const std::scoped_lock guard(the_active().flag);
     std::swap(the_active().driver, driver);
     if (the_active().driver) {
@@ -209,14 +213,14 @@ void Driver::poll() {
     look_at_unheard(device.queues());
     if (device.queues()) {
         settle();
-        if (!ask_allocator()) {  // something died that still counts
+        if (!ask_allocator()) {  // dead storages still count
             look_at_all();
         }
     }
     poll_held();
 }
 
-// About memory whose end nobody tells of, and acts on it.
+// Poll all storages without a deleter hook, and process the dead ones.
 void Driver::look_at_all() {
     look_at_unheard();
     settle();
@@ -233,8 +237,9 @@ void Driver::poll_held() {
     }
 }
 
-// What was freed while another stream may still read it (`record_stream`) is not among it: it comes
-// back by itself. Returns whether it has given out all that is known of.
+// Update the count of device memory that no operator made. Return true if the allocator has given
+// out everything that the engine counts. Memory freed while another stream may read it
+// (`record_stream`) stays allocated until that stream is done.
 bool Driver::ask_allocator() {
     if (!outside_) {
         return true;
@@ -266,22 +271,22 @@ void Driver::not_held(Record& record) noexcept {
     (after == nullptr ? last_held_ : after->held_before) = before;
 }
 
-// Takes what is dead out of the table. The engine hears of it when it is asked for the next time.
+// Only the table is updated here. The engine is told by the next `settle`.
 void Driver::collect() {
     if (!deaths.any()) {
         return;
     }
     deaths.take(dead_addresses_, dead_handles_);
     for (const void* address : dead_addresses_) {
-        if (const Resident* found = table_.find(address)) {  // else it was evicted
+        if (const Resident* found = table_.find(address)) {  // otherwise it was evicted
             forget_address(address, *found);
         }
     }
     dead_addresses_.clear();
 }
 
-// Most of what dies is young: so looking at all of it now and then, and at the youngest where it
-// matters, costs next to nothing.
+// Most storages that die are young. So it suffices to poll the youngest where it matters, and all
+// of them now and then.
 void Driver::look_at_unheard(bool youngest) {
     const std::size_t n = unheard_.size();
     const std::size_t first = youngest && n > YOUNGEST ? n - YOUNGEST : 0;
@@ -296,7 +301,7 @@ void Driver::look_at_unheard(bool youngest) {
             if (found != nullptr && found->home == each.home._unsafe_get_target()) {
                 forget_address(each.address, *found);
                 heard_late_ = true;
-            }  // else it was evicted
+            }  // otherwise it was evicted
             return true;
         }
     );
@@ -306,7 +311,7 @@ void Driver::look_at_unheard(bool youngest) {
     }
 }
 
-// What lived there is dead.
+// Remove `address`, whose memory was freed, from the table.
 void Driver::forget_address(const void* address, Resident resident) {
     if (resident.record == nullptr) {
         note_uncounted(address, resident.nbytes);
@@ -339,7 +344,7 @@ void Driver::settle() {
             hand_back(record_of(*record));
         }
         let_go_of_idle();
-        collect();  // what that let go of
+        collect();  // frees may have queued more
     }
     dead_handles_.clear();
     gone_.clear();
@@ -347,14 +352,16 @@ void Driver::settle() {
         engine.account(0, -std::exchange(uncounted_, 0));
     }
     if (std::exchange(heard_late_, false)) {
-        ask_allocator();  // which did not count them any more when it was asked before
+        // Poll again: the allocator counted them no longer at its last query.
+        ask_allocator();
     }
-    if (has_discarded() && !device.is_capturing()) {  // a graph cannot wait for copies under way
+    // Discarding waits for copies in flight, which is impossible during CUDA graph capture.
+    if (has_discarded() && !device.is_capturing()) {
         perform([&] { engine.discards(); });
     }
 }
 
-// The memory of `record` is free: the program alone held it. Or it is elsewhere now.
+// Process the end of the memory of `record`: the program has freed it, or has moved the value.
 void Driver::gone(Record& record) {
     if (record.address != nullptr) {
         return;
@@ -388,7 +395,8 @@ void Driver::close() {
     bring_all_back();
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
         if (each->references == 0 && !each->consumed()) {
-            record_of(*each).origin = no_tensor();  // which `swap_tensors` would mind
+            // `swap_tensors` refuses tensors with weak references.
+            record_of(*each).origin = no_tensor();
         }
     }
     deaths.late.store(true, std::memory_order_relaxed);
@@ -421,7 +429,7 @@ void Driver::vacate(Record& record) {
         device.in_order([&] { poison(record.owned); });
     }
     if (device.queues()) {
-        if (const Home home = record.at()) {  // else the program let go of it just now
+        if (const Home home = record.at()) {  // otherwise the program has just freed it
             device.keep_until_read(*home, record.order.readers);
         }
     }
@@ -460,7 +468,7 @@ void check_that_it_is_still_there(const Facts& facts) {
     );
 }
 
-// Runs `attempt`, and if the device has no room for it once more, where that is possible.
+// Run `attempt`. After a device OOM, evict and run it once more if the call can be repeated.
 template <class F>
 void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt) {
     try {
@@ -471,7 +479,8 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
         }
         const std::uint64_t visits = driver.engine.visits();
         driver.rescue(recipe.nbytes, error, [&] {
-            if (in_place && visits != driver.engine.visits()) {  // others may read what it writes
+            // Others may read the input that the call writes in place, so it cannot be repeated.
+            if (in_place && visits != driver.engine.visits()) {
                 throw Full(said_by(error));
             }
             attempt();
@@ -481,7 +490,7 @@ void or_rescue(Driver& driver, const Recipe& recipe, bool in_place, F&& attempt)
 
 }  // namespace
 
-// Those that made what it reads come before, on whatever stream they are.
+// Let this stream wait for those that made the inputs. Return the stream of the recomputation.
 StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     const StreamIndex here = device.see();
     if (!device.streams.are_several()) {
@@ -501,7 +510,8 @@ StreamIndex Driver::order_recomputation(const Recipe& recipe, bool in_place) {
     return here;
 }
 
-// Returns who made what is in `homes`.
+// Run `recipe` again, put the memory of its outputs into `homes`, and return its place among the
+// streams.
 Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& homes) {
     const bool now = interrupt_in == 0;
     interrupt_in -= interrupt_in >= 0 ? 1 : 0;
@@ -556,7 +566,8 @@ void Driver::compute_now(Call& call, bool in_place) {
         const Counted counted(replaying);
         order = run(recipe, in_place, homes);
     } catch (std::exception& error) {
-        if (in_place) {  // who knows what is in there now
+        // The kernel may have written a part of it.
+        if (in_place) {
             after(error, [&] {
                 for (const Overwrite& pair : call.overwrites()) {
                     engine.spoil(*pair.source->storage);
@@ -569,7 +580,8 @@ void Driver::compute_now(Call& call, bool in_place) {
     if (count_again) {
         again.push_back(recipe.facts);
     }
-    if (!call.replayable || !call.linked) {  // others saw to that meanwhile: nobody wants it so
+    // Another thread has made the call unnecessary meanwhile.
+    if (!call.replayable || !call.linked) {
         return;
     }
     settle_results(recipe, homes, order);
@@ -578,18 +590,18 @@ void Driver::compute_now(Call& call, bool in_place) {
     }
 }
 
-// A value that a graph would make or read is not there before the graph runs.
+// A value that is recomputed during CUDA graph capture exists only when the graph runs.
 void Driver::refuse_in_a_graph(const char* site) const {
     if (device.is_capturing()) {
         throw InAGraph(site);
     }
 }
 
-// What `recipe` made again is where it was.
+// Bind the outputs of `recipe`, which was recomputed, to their new memory.
 void Driver::settle_results(
     Recipe& recipe, const c10::SmallVector<Home, 2>& homes, const Order& order
 ) {
-    bool is_programs = false;  // which may read it where nobody sees that
+    bool is_programs = false;  // the program may read it where no operator reports it
     std::size_t next = 0;
     for (const Value* value : recipe.outputs()) {
         Record& made = record_of(*value->storage);

@@ -1,11 +1,14 @@
-// Memory that others than PyTorch may write without a word is the input of no recipe (R4).
+// Protects recipes from memory that code other than PyTorch may write (R4, sources).
 //
-// An environment fills its array of observations again, a loader its buffer; what was computed from
-// them would be computed from something else. So an operator that reads such memory has a recipe
-// with a private copy of it, or none: whichever keeps fewer bytes, its results or the copy. A copy
-// serves for as long as what it is of has not changed. Weights are too large for that and seldom
-// written: their checksum is taken when recipes begin to read them, and has to be the same when one
-// runs again.
+// NOTE [External writes]
+//
+// Scenario: an environment refills its array of observations, or a data loader its buffer. A value
+// recomputed from that memory would be wrong.
+//
+// So an operator that reads such memory gets a recipe that reads a private copy, or no recipe at
+// all. Rekindle takes whichever keeps fewer bytes, the copy or the results. A copy is reused while
+// the contents stay the same. Weights are too large to copy and seldom written. Their checksum is
+// noted when recipes begin to read them, and a replay raises if it has changed.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -19,7 +22,7 @@ void Driver::give_away(c10::StorageImpl& home) {
     bring_back(home);
     const Resident* found = resident_at(home);
     if (found == nullptr) {
-        return;  // who reads it first will see whose it is
+        return;  // whichever operator reads it first registers it as foreign
     }
     Record& record = known_at(*found, home);
     const Ref<Storage> kept(&record);
@@ -72,7 +75,7 @@ void Driver::note_checksum(Record& record) {
     }
 }
 
-// -- `torch.utils.swap_tensors` refuses tensors that somebody has weak pointers to ----------------
+// -- `torch.utils.swap_tensors` refuses tensors with weak references ------------------------------
 
 void Driver::step_back(const c10::TensorImpl& tensor) {
     settle();
@@ -88,7 +91,7 @@ void Driver::step_back(const c10::TensorImpl& tensor) {
     }
 }
 
-// The tensors are in each other's place, with all that they are: who followed one still does.
+// The two tensors have exchanged their contents. A record follows the same tensor object as before.
 void Driver::follow_again() {
     for (auto& [storage, tensor] : std::exchange(stepped_back_, {})) {
         record_of(*storage).origin = WeakTensor(

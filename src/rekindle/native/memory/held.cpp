@@ -1,3 +1,4 @@
+// Evicts user-held values as a last resort, and restores them; see the note in held.h.
 #include "held.h"
 
 #include <algorithm>
@@ -8,14 +9,15 @@
 
 namespace rekindle {
 
-// What has lengths and indices stays: functions that are composed of operators read it before any
-// of them runs. So does a single number.
+// Integers may be lengths or indices, which composite functions read before any of their operators
+// runs. The same is true of single numbers.
 bool is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return (c10::isFloatingType(dtype) || c10::isComplexType(dtype)) && tensor.dim() != 0;
 }
 
-// What was made without content, and nobody was seen writing to, may have some all the same (R4).
+// A value made without contents, and not written since by an operator, may have been written unseen
+// (R4, sources).
 bool may_return(const Record& record) noexcept {
     return record.returnable && record.replayable && record.listed && record.flags == 0;
 }
@@ -76,16 +78,17 @@ void Driver::stops_lending() {
     }
 }
 
-// Whether it may be let go while the program holds it: nobody reads it.
+// Return true if `record` may be evicted while the program holds it, because nothing reads it.
 bool Driver::can_be_lent(const Record& record, const Homes& read, bool but_saved) {
-    const bool there = record.resident || record.husk;  // which may come back on the way
+    // A placeholder may be restored together with another value.
+    const bool there = record.resident || record.husk;
     const bool may = may_return(record) && there && !record.pinned && !record.foreign &&
                      record.nbytes != 0 && (!but_saved || record.references == 0);
     const Home home = may ? record.at() : Home();
     return home && std::ranges::find(read, home.get()) == read.end();
 }
 
-// Adds what readers are at. Returns whether they may read all that autograd saved as well.
+// Add the storages that readers use. Return true if a reader may also read all saved values.
 bool Driver::note_all_read(Homes& read) const {
     bool saved = false;
     readers.each([&](const Reader& reader) {
@@ -122,16 +125,16 @@ std::vector<Ref<Storage>> Driver::lend() {
     return lent;
 }
 
-// Whether the program has `record`, which makes way: then it keeps a husk.
+// Evict `record` if the program may hold it, leaving a placeholder. Return false if it does not.
 bool Driver::leave_a_husk(Record& record) {
     if (!record.held || !record.returns) {
         return false;
     }
     const Home home = record.at();
-    if (!home || !record.is_held()) {  // dropped just now, maybe by another thread
+    if (!home || !record.is_held()) {  // freed just now, maybe by another thread
         not_held(record);
         vacate(record);
-        record.husk = true;  // one that nobody has
+        record.husk = true;  // without a storage of the program
         ++husks;
         gone_.emplace_back(&record);
         return true;
@@ -142,7 +145,7 @@ bool Driver::leave_a_husk(Record& record) {
     table_.take(record.address);
     record.owned.reset();
     become_husk(*home);
-    collect();  // what had its address before
+    collect();  // remove the previous entry for its address
     record.home = WeakHome(home);
     record.address = address_of(*home);
     record.husk = true;
@@ -151,7 +154,7 @@ bool Driver::leave_a_husk(Record& record) {
     return true;
 }
 
-// From now on it has none. Returns what it was, if the program still has it.
+// Detach the placeholder of `record`. Return it if the program still has it.
 Home Driver::take_husk(Record& record) {
     if (!record.husk) {
         return {};
@@ -165,15 +168,16 @@ Home Driver::take_husk(Record& record) {
     return record.home.lock();
 }
 
-// `record`, which is in `home` again, goes there where the program has it.
+// Put the value of `record` from `home` into its placeholder `husk`, if the program has that still.
 void Driver::arrive(Record& record, const Home& home, const Home& husk) {
     if (husk) {
         if (record.address != nullptr) {
             table_.take(record.address);
         }
         fill_husk(*husk, *home);
-        record.owned = husk;  // the program may drop it before anybody reads it
-    } else {                  // the program's tensor is elsewhere, if there is any
+        record.owned = husk;  // the program may free it before anything reads it
+    } else {
+        // The program has no placeholder any more: forget its tensor.
         record.version = Version();
         record.unwatched = false;
         record.origin = no_tensor();
@@ -182,7 +186,8 @@ void Driver::arrive(Record& record, const Home& home, const Home& husk) {
     settle_in(record, record.owned);
 }
 
-// What came back for the program is kept by it alone from now on, unless autograd has it as well.
+// Give the sole ownership of a restored value back to the program, unless autograd refers to it
+// too.
 void Driver::hand_back(Record& record) {
     if (record.resident && record.replayable) {
         maybe_held(record);
@@ -214,7 +219,7 @@ void Driver::stays(Record& record) {
     }
 }
 
-// Although it may not fit: the budget is over, and asks no more.
+// Restore values even if they do not fit: the budget is over.
 void Driver::bring_all_back() {
     lends = false;
     settle();
@@ -230,7 +235,7 @@ void Driver::bring_all_back() {
     }
 }
 
-// Returns what went wrong, if anything did.
+// Restore all placeholders. Return the first error, or null.
 std::exception_ptr Driver::fill_all_husks() {
     std::vector<Ref<Storage>> missing;
     for (Storage* each = engine.first_storage(); each != nullptr; each = each->next) {
@@ -244,7 +249,8 @@ std::exception_ptr Driver::fill_all_husks() {
     for (const Ref<Storage>& each : missing) {
         try {
             use_in_any_case(record_of(*each));
-        } catch (const std::exception& error) {  // it stays empty, and raises where it is read
+        } catch (const std::exception& error) {
+            // The value stays evicted, and an access to it raises.
             if (!failure || (!interrupted && ends_the_program(error))) {
                 failure = std::current_exception();
                 interrupted = ends_the_program(error);
@@ -257,10 +263,11 @@ std::exception_ptr Driver::fill_all_husks() {
     return failure;
 }
 
-// The budget grows as far as it must, so that what is only on the way makes way.
+// Restore `record`. Raise the budget as needed, so that temporary values can be evicted.
 void Driver::use_in_any_case(Record& record) {
     while (true) {
-        settle();  // the program may have dropped it since it was found missing
+        // The program may have freed it meanwhile.
+        settle();
         if (!record.husk) {
             return;
         }

@@ -1,9 +1,14 @@
-// How far back recipes reach: what a program carries along does not carry along all it was.
+// Limits how far back recipes reach.
 //
-// An RNN's state goes from batch to batch, a running mean from step to step. Each could be computed
-// again from the one before, and so from everything that ever was. An optimizer's step ends that,
-// for it writes over what recipes read; where none comes, or where they read something else (a mean
-// of losses), it ends here, and the value stays instead.
+// NOTE [Long chains of recipes]
+//
+// Scenario: the state of an RNN is carried from batch to batch, or a running mean from step to
+// step. Each version could be recomputed from the one before, so its recipes would keep every batch
+// alive.
+//
+// An optimizer step ends such a chain, because it overwrites what recipes read. Without optimizer
+// steps, or for values that do not depend on weights (a mean of losses), chains grow without limit.
+// Then a value at the end of a long chain loses its recipe and is kept as a source.
 #include <algorithm>
 #include <vector>
 
@@ -11,8 +16,7 @@
 
 namespace rekindle {
 
-// A trace cannot say until when something could be computed again: in a run that is recorded
-// nothing is forgotten.
+// Recipes are kept in a recorded run, because a trace cannot say when a recipe ends.
 void Driver::forget_history() {
     if (recorded) {
         return;
@@ -56,9 +60,10 @@ bool Driver::forget_sources() {
     return engine.memory < before;
 }
 
-// Whether the program holds it at the end of a long chain of which autograd asks for nothing.
+// Return true if the program holds `record` at the end of a long chain of recipes, of which
+// autograd refers to no value.
 bool Driver::carried_along(Record& record) {
-    bool in_use = false;  // something that it is made from is asked for
+    bool in_use = false;  // autograd refers to an ancestor
     std::int32_t deepest = 0;
     each_parent(record, [&](Storage& parent) {
         if (parent.replayable) {

@@ -19,7 +19,7 @@ double loss_of(const Block& block) noexcept {
     return block.used ? block.loss.value_or(0) : 0;
 }
 
-// No difference of sums, which would drift.
+// Summed from scratch, because differences of running sums would drift.
 double loss_of(std::span<const Block> window) noexcept {
     double total = 0;
     for (const Block& block : window) {
@@ -93,7 +93,8 @@ bool Driver::evict_neighbors(Bytes nbytes) {
     return evict_for_place(nbytes, UNLIMITED, segments_of(*this)) != Way::none;
 }
 
-// What may be evicted on the device, by its address, and in `segments` what that would cost.
+// Write into `segments` the loss of evicting each block. Return the evictable storages on the
+// device by address.
 std::unordered_map<Bytes, Storage*> Driver::price(Segments& segments) {
     if (own_policy != nullptr) {
         own_policy->ask_losses(engine.clock);

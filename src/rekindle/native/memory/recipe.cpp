@@ -16,7 +16,7 @@ namespace rekindle {
 
 namespace {
 
-// The memory of a resident input, after making sure that it still is what it was.
+// Return the memory of a resident input. Throws if its contents are not those of the first run.
 Home input_home(Record& record) {
     Home home = record.at();
     if (!home) {
@@ -36,7 +36,8 @@ Home input_home(Record& record) {
     return home;
 }
 
-// In the place of running statistics: nothing where that is allowed, else a scratch tensor.
+// Return a replacement for running statistics: an undefined tensor if the operator allows that,
+// else a scratch tensor.
 at::Tensor stand_in(const Recipe& recipe, const Geometry& geometry) {
     if (recipe.facts->written == 0) {
         return {};
@@ -50,7 +51,7 @@ bool is_in(std::span<const std::uint32_t> positions, std::uint32_t position) noe
     return std::ranges::find(positions, position) != positions.end();
 }
 
-// The homes of all tensor arguments; null for what is left out.
+// Return the storages of all tensor arguments, null for those that are left out.
 c10::SmallVector<Home, 4> homes_of(const Recipe& recipe) {
     c10::SmallVector<Home, 4> homes;
     const auto inputs = recipe.inputs();
@@ -62,11 +63,12 @@ c10::SmallVector<Home, 4> homes_of(const Recipe& recipe) {
     return homes;
 }
 
+// Replace the storages that the kernel writes by copies, if they are shared with a resident value.
 void make_private(const Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
     for (const std::uint32_t position : recipe.written()) {
         const Home shared = homes[position];
         if (shared.get() != record_of(*recipe.inputs()[position].value->storage).at().get()) {
-            continue;  // a copy already
+            continue;  // copied already
         }
         const Home made = copy_of(shared);
         for (Home& each : homes) {
@@ -77,7 +79,8 @@ void make_private(const Recipe& recipe, c10::SmallVector<Home, 4>& homes) {
     }
 }
 
-// Puts the generators back afterwards, whatever happens.
+// Scope in which the generators stand where they stood on the first run (R5). The destructor
+// restores them.
 class Drawing final {
 public:
     explicit Drawing(std::span<const std::unique_ptr<Position>> random) {
@@ -103,10 +106,11 @@ public:
     }
 
 private:
-    std::optional<Random> now_;  // of the CPU's
+    std::optional<Random> now_;  // state of the CPU's generator
     c10::SmallVector<std::unique_ptr<DrawingFrom>, 1> on_devices_;
 };
 
+// Return the memory of the outputs. Throws if their sizes differ from those of the first run.
 c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack& stack) {
     c10::SmallVector<Home, 2> made;
     // NOLINTNEXTLINE(bugprone-unchecked-optional-access): it has run before

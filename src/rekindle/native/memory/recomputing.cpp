@@ -14,8 +14,9 @@ bool is_of_torch(const Recipe& recipe) {
     return recipe.facts->name.starts_with("aten::");
 }
 
-// A generator stands where it stood the first time, until the kernel has drawn: nobody else may
-// draw from it then. PyTorch's own kernels wait for nobody.
+// Return true if the kernel must run with the lock held. A generator stands where it stood on the
+// first run until the kernel has drawn from it, so no other thread may draw. This cannot deadlock,
+// because PyTorch's own kernels wait for no other thread.
 bool must_be_alone(const Recipe& recipe) {
     return !recipe.random().empty() && is_of_torch(recipe);
 }
@@ -57,7 +58,7 @@ Recomputing::~Recomputing() {
         --driver_.reading_anything;
     }
     driver_.collect();
-    const bool dropped = driver_.any_locked_is_gone();  // by the program, and this needs it
+    const bool dropped = driver_.any_locked_is_gone();  // by the program, but needed here
     if (dropped) {
         without_throwing([&] { driver_.settle(); });
     }
@@ -80,7 +81,7 @@ Recomputing::~Recomputing() {
     }
 }
 
-// The lock is the visitor's.
+// Called with the lock held by the thread that enters.
 void Recomputing::is_visited() noexcept {
     if (reads_anything_) {
         driver_.stops_lending();

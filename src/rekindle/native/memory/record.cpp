@@ -9,11 +9,12 @@ bool Record::is_held() const noexcept {
         return true;
     }
     const c10::impl::PyObjectSlot& python = *owned->pyobj_slot();
-    const std::size_t ours = leaving ? 3 : 1;  // the swapper's, and what it lent to Python
+    // While leaving: two more, the swapper's and Python's.
+    const std::size_t ours = leaving ? 3 : 1;
     if (python.load_pyobj() == nullptr) {
         return owned.use_count() > ours;
     }
-    // The object of Python's refers to it as well, and lives as long as it does.
+    // Its Python object also refers to the storage, and lives as long as the storage does.
     return owned.use_count() > ours + 1 || !python.has_unique_reference();
 }
 
@@ -24,7 +25,8 @@ void Record::find_version_counter(const c10::TensorImpl& reader) {
     unwatched = false;
     if (const auto tensor = origin.lock()) {
         version.counter = tensor->version_counter();
-    } else {  // the reader may have another counter, and later other memory
+    } else {
+        // The reader may have another version counter, and later other memory.
         follow(reader);
     }
 }

@@ -14,14 +14,14 @@ namespace rekindle {
 namespace {
 
 constexpr Bytes MIB = Bytes{1} << 20;
-constexpr Bytes SMALL = MIB;         // up to here a result lives in a segment for small ones
-constexpr Bytes WHOLE = 10 * MIB;    // from here on it has one to itself
-constexpr Bytes SEGMENT = 20 * MIB;  // which the others share
-constexpr Bytes COARSE = 2 * MIB;    // of which segments are multiples
-constexpr int TRUSTED = 32;          // how often what is left of a look is taken for the truth
+constexpr Bytes SMALL = MIB;         // largest result that lives in a segment for small ones
+constexpr Bytes WHOLE = 10 * MIB;    // smallest request that gets a segment of its own
+constexpr Bytes SEGMENT = 20 * MIB;  // segment size for requests in between
+constexpr Bytes COARSE = 2 * MIB;    // larger segments are multiples of this
+constexpr int TRUSTED = 32;          // searches until the allocator is queried again
 
-// What the allocator takes of the device for a request. After `get_allocation_size` in
-// c10/cuda/CUDACachingAllocator.cpp.
+// Return the bytes that the allocator takes from the device for a request. Follows
+// `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp.
 Bytes growth_for(Bytes nbytes) noexcept {
     return nbytes < WHOLE ? SEGMENT : (nbytes + COARSE - 1) / COARSE * COARSE;
 }
@@ -32,11 +32,12 @@ bool by_address(const Block& one, const Block& other) noexcept {
 
 }  // namespace
 
-// What the device would have to have beyond the limit for the allocator to grow by `nbytes`.
+// Return the bytes by which the limit would be exceeded if the allocator grew by `nbytes`; zero or
+// less if it would not be.
 Bytes Reserved::missing(Bytes nbytes) const {
     const Bytes given = is_the_budget ? driver_.engine.budget : UNLIMITED;
     const Bytes limit = std::min(given, found_.value_or(UNLIMITED));
-    const Bytes for_small = std::min<Bytes>(limit / 64, SEGMENT);  // results that come in between
+    const Bytes for_small = std::min<Bytes>(limit / 64, SEGMENT);  // leave room for small results
     return driver_.device.reserved() + growth_for(nbytes) - (limit - for_small);
 }
 
@@ -76,14 +77,14 @@ void Reserved::find_place(Bytes nbytes) {
     take(nbytes);
 }
 
-// What is free in whole segments is the device's again.
+// Return segments that are wholly free to the device.
 void Reserved::give_back() {
     driver_.device.empty_cache();
     ask_allocator();
     count_gaps();
 }
 
-// Nothing helps that lies side by side: as much goes, then four times that.
+// Evict `nbytes`, then four times as much, because neither neighbors nor whole segments help.
 void Reserved::make_by_sum(Bytes nbytes) {
     for (const Bytes less : {nbytes, 4 * nbytes}) {
         driver_.perform([&] { driver_.engine.shrink(driver_.engine.memory - less); });
@@ -95,7 +96,8 @@ void Reserved::make_by_sum(Bytes nbytes) {
     }
 }
 
-// The smallest piece that is large enough is what the allocator takes.
+// Take the smallest free block that is large enough, as the allocator does. Return false if there
+// is none.
 bool Reserved::take(Bytes nbytes) {
     const auto found = gaps_.lower_bound(nbytes);
     if (found == gaps_.end()) {
@@ -105,13 +107,14 @@ bool Reserved::take(Bytes nbytes) {
     if (--found->second == 0) {
         gaps_.erase(found);
     }
-    if (rest > SMALL) {  // less than that stays with what takes it
+    if (rest > SMALL) {  // the allocator does not split off less
         ++gaps_[rest];
     }
     return true;
 }
 
-// What is in use there beside what the driver knows of stays as it is until it is asked again.
+// Query the allocator. Blocks in use that the driver does not know are taken as fixed until the
+// next query.
 void Reserved::ask_allocator() {
     told_ = segments_of(driver_);
     told_reserved_ = driver_.device.reserved();
@@ -125,7 +128,8 @@ void Reserved::ask_allocator() {
     }
 }
 
-// The segments as they are now, by what is there of what the driver knows.
+// Return the segments as they are now: the blocks of the last query, updated by the storages that
+// the driver knows.
 Segments Reserved::now() const {
     std::vector<Block> known;
     driver_.each_on_device([&](Bytes address, Bytes nbytes) {
@@ -158,6 +162,7 @@ Segments Reserved::now() const {
     return found;
 }
 
+// Collect the free blocks by size.
 void Reserved::count_gaps() {
     gaps_.clear();
     for (const std::vector<Block>& segment : now()) {

@@ -14,8 +14,8 @@ namespace rekindle {
 
 namespace {
 
-// Whether a running operator alone has the memory: it made that for itself, such as the workspace
-// of an LSTM, and Python has never seen it.
+// Return true if only a running operator has the memory, such as the workspace of an LSTM. Python
+// has never seen it.
 bool is_internal(const Record& record) {
     const auto origin = record.origin.lock();
     const Home home = record.at();
@@ -66,7 +66,7 @@ void Driver::add_owned(
     }
 }
 
-// Says which allocation is the gradient of a leaf.
+// Note which allocation is the gradient of a leaf.
 void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     const at::Tensor& gradient = leaf.grad();
     if (gradient.defined()) {
@@ -123,7 +123,8 @@ void Driver::take_snapshot(Snapshot& snapshot, ProgramLine line) {
     snapshot.holders.clear();
     snapshot.owned.clear();
     snapshot.has_states = false;
-    if (!gradients_stay()) {  // memory is known by them, and another thread may free one meanwhile
+    // Another thread may free a gradient while it is looked at here.
+    if (!gradients_stay()) {
         return;
     }
     add_tensors_of_modules(snapshot);
@@ -145,7 +146,7 @@ void Driver::take_peak_snapshot(ProgramLine line) {
     peak_snapshot_due = false;
     settle();
     if (engine.memory <= peak_threshold_) {
-        return;  // what made the peak has died meanwhile
+        return;  // the values that made the peak have died meanwhile
     }
     take_snapshot(peak_snapshot, std::move(line));
     if (!device.queues()) {

@@ -1,4 +1,4 @@
-// Storages of a driver: how they become known, what the program does with them, and when they go.
+// Storages of a driver: how they are registered, used and freed.
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -124,7 +124,8 @@ Record* Driver::known(const c10::TensorImpl& tensor) {
     }
     Resident* found = resident_at(home);
     if (found != nullptr && found->record != nullptr && found->record->unheard &&
-        found->record->home.expired()) {  // it died unheard, and this took its place
+        found->record->home.expired()) {
+        // It died without notice, and this storage took its address.
         look_at_unheard();
         settle();
         found = resident_at(home);
@@ -144,7 +145,8 @@ Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
     const void* address = address_of(home);
     const bool on_cpu = home.device_type() == c10::DeviceType::CPU;
     if (address == nullptr || table_.find(address) != nullptr || (on_cpu && !watch(home))) {
-        return 0;  // memory that is not the allocator's becomes a source once somebody reads it
+        // Memory of another allocator becomes a source when an operator reads it.
+        return 0;
     }
     const Bytes nbytes = counted(home);
     settle_at(address, nullptr, nbytes, maker, on_cpu ? nullptr : &home);
@@ -167,7 +169,7 @@ Record& Driver::become_source(const Facts* maker, const Home& home, const c10::T
     return made;
 }
 
-// What was only counted becomes a source.
+// Give a record to a storage that was only counted. It becomes a source.
 Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* tensor) {
     note_uncounted(address_of(*home), counted.nbytes);
     engine.account(0, -counted.nbytes);
@@ -184,7 +186,8 @@ void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
 
 Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
     const Bytes nbytes = counted(home);
-    if (outside_) {  // it was part of that until now
+    // Until now its bytes counted as `outside_`.
+    if (outside_) {
         engine.resize(*outside_, std::max<Bytes>(0, outside_->nbytes - nbytes));
     }
     const bool weight = is_weight(tensor);
@@ -204,14 +207,15 @@ void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
     record.parameter = whole.requires_grad() && whole.is_leaf();
 }
 
-// Not the version counter: autograd takes a new result as it is only if nobody else has that.
+// Note the origin but do not take the version counter. Autograd adopts a new result as it is only
+// if nothing else refers to its counter.
 void Driver::remember(Record& record, const c10::TensorImpl& tensor) {
     record.origin = weak(tensor);
     record.version.expected = Version::told_by(tensor.version_counter());
     record.unwatched = true;
 }
 
-// What is known to live at `address` keeps the number of its allocation.
+// Keep the allocation number of an address that is known already.
 void Driver::settle_at(
     const void* address,
     Record* record,
@@ -225,19 +229,19 @@ void Driver::settle_at(
 }
 
 void Driver::settle_in(Record& record, const Home& home) {
-    collect();  // what lived there before is dead by now, though perhaps nobody knows
+    collect();  // the previous storage at this address is dead
     const bool on_cpu = home->device_type() == c10::DeviceType::CPU;
     record.address = address_of(*home);
     record.home = WeakHome(home);
     record.size = static_cast<Bytes>(home->nbytes());
     record.unheard = !on_cpu || !watch(*home);
     record.order.kept_for = {};
-    // What PyTorch did not allocate cannot be resized, nor what it lent to NumPy.
+    // Memory that PyTorch did not allocate, or that it lent to NumPy, cannot be resized.
     if (((on_cpu && record.unheard) || !home->resizable()) && !record.foreign) {
         record.foreign = std::make_unique<Foreign>();
     }
     if (record.address == nullptr) {
-        return;  // a value of no bytes
+        return;  // a value without bytes
     }
     const c10::StorageImpl* unheard = record.unheard ? home.get() : nullptr;
     settle_at(record.address, &record, record.nbytes, record.maker, unheard);
@@ -287,7 +291,8 @@ Record& Driver::write_over(Call& call, Record& before) {
     after.parameter = before.parameter;
     after.returnable = before.returnable;
     after.strays = before.strays;
-    before.origin = no_tensor();  // nothing asks for it, and `swap_tensors` would mind
+    // Nothing asks for it any more, and `swap_tensors` refuses tensors with weak references.
+    before.origin = no_tensor();
     succeed(before, after);
     hand_over(before, after);
     return after;
@@ -304,7 +309,7 @@ void Driver::use(Record& record) {
     const Ref<Storage> kept(&record);
     const auto asked_for = [&] {
         bring([&] {
-            if (record.listed) {  // else the program has dropped it meanwhile
+            if (record.listed) {  // otherwise the program has freed it meanwhile
                 engine.use(record.root);
             }
         });
@@ -322,7 +327,8 @@ void Driver::use(Record& record) {
     }
     if (record.listed) {
         maybe_held(record);
-        if (swapper != nullptr && !device.is_capturing()) {  // a graph cannot wait for a copy
+        // A copy cannot be waited for during CUDA graph capture.
+        if (swapper != nullptr && !device.is_capturing()) {
             swapper->settle(record);
         }
     }
@@ -402,7 +408,8 @@ void Driver::note_if_it_strays(const c10::TensorImpl& tensor) {
 void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
     Resident* found = resident_at(*tensor.unsafe_storage().unsafeGetStorageImpl());
     Record* record = found == nullptr ? nullptr : found->record;
-    if (record == nullptr || !record->replayable) {  // what is only counted has no recipe
+    // A storage that is only counted has no recipe.
+    if (record == nullptr || !record->replayable) {
         return;
     }
     const Ref<Storage> kept(record);
@@ -411,7 +418,8 @@ void Driver::keep_from_now_on(const c10::TensorImpl& tensor) {
     }
     const bool returned = record->returns;
     perform([&] { engine.let_return(*record, false); });
-    if (may_forget(*record) && !(recorded && returned)) {  // it may have been computed again before
+    // A trace cannot say when a recipe ends, and it may have been recomputed before.
+    if (may_forget(*record) && !(recorded && returned)) {
         seal(*record);
     }
 }
@@ -439,7 +447,7 @@ bool Driver::about_to_resize(c10::StorageImpl& home, Bytes nbytes) {
     } else if (more > engine.budget - engine.memory && counts(home)) {
         make_room(more, "resize_");
     }
-    // What is there can still be computed, for what needs it (R3).
+    // The old contents stay available to recipes that need them (R3, in-place writes).
     const bool written = record.replayable && more != 0;
     resizing_ = Ref<Storage>(written ? &changed_unseen(record) : &record);
     return true;
@@ -456,7 +464,7 @@ void Driver::has_been_resized() {
     }
 }
 
-// Who had memory in `home`, which has none now.
+// Find the record whose storage is `home`, which was resized to no bytes. Null: none.
 Record* Driver::emptied_at(const c10::StorageImpl& home) {
     Record* found = nullptr;
     std::erase_if(emptied_, [&](const Ref<Storage>& each) {
@@ -475,15 +483,16 @@ void Driver::own(Record& record) {
 }
 
 void Driver::disown(Record& record) {
-    const bool stays = record.pinned || !record.replayable;  // while something is made from it
+    // A source stays while recipes read it.
+    const bool stays = record.pinned || !record.replayable;
     const bool needed = record.references != 0 || (record.consumed() && stays);
     if (record.held && !needed) {
-        let_home_go(record);  // the program alone keeps it, or nobody
+        let_home_go(record);  // now only the program keeps it, or nothing
     }
     let_go_of_idle();
 }
 
-// What nobody else keeps is gone; where nobody tells of that, it is known here.
+// Drop our reference. If that was the last one and no deleter hook reports it, note the free here.
 void Driver::let_home_go(Record& record) {
     record.owned.reset();
     if (!record.unheard || record.address == nullptr || !record.home.expired()) {

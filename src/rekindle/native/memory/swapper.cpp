@@ -11,7 +11,7 @@ namespace rekindle {
 
 namespace {
 
-// Begun before they are asked for, at once: one arrives while the one before is computed with.
+// Number of reads in flight ahead of need: one arrives while the previous value is used.
 constexpr std::size_t READS_AHEAD = 2;
 
 }  // namespace
@@ -23,7 +23,7 @@ bool Swapper::has(const Moves& moves, const Record& record) noexcept {
     return std::ranges::any_of(moves, [&](const Moving& each) { return each.record == &record; });
 }
 
-// Its memory; it is not under way any more. It must be.
+// Remove the transfer of `record`, which must be in flight, and return its memory.
 Home Swapper::take(Moves& moves, const Record& record) {
     const auto found =
         std::ranges::find_if(moves, [&](const Moving& each) { return each.record == &record; });
@@ -95,7 +95,7 @@ void Swapper::wait_for_all() {
     }
 }
 
-// Bytes in memory that the engine takes for gone, or for not there yet.
+// Return the bytes in memory that the engine treats as free.
 Bytes Swapper::in_flight() const noexcept {
     Bytes nbytes = 0;
     for (const Moving& each : leaving_) {
@@ -114,8 +114,8 @@ void Swapper::count(Bytes nbytes) {
     }
 }
 
-// The copies come after all that the program has queued, on whatever stream, and what it queues
-// there later after them.
+// Announce new streams of the program. A copy waits for the work queued on all of them, and later
+// work waits for the copy.
 void Swapper::tell_streams() {
     if (!driver_.device.queues()) {
         return;
@@ -127,7 +127,7 @@ void Swapper::tell_streams() {
     }
 }
 
-// Returns why it failed, if it did.
+// Wait for a transfer. Return why it failed, or an empty string.
 std::string Swapper::wait(const Record& record) {
     tell_streams();
     Copies::End end = copies.wait(record.id);
@@ -169,7 +169,7 @@ void Swapper::settle(Record& record) {
     }
 }
 
-// Waits for the write of `record`, which the engine takes for done.
+// Wait for the write of `record`, which the engine treats as finished.
 void Swapper::arrive(Record& record) {
     const auto is_it = [&](const Moving& each) { return each.record == &record; };
     const Home home = std::ranges::find_if(leaving_, is_it)->home;
@@ -178,10 +178,11 @@ void Swapper::arrive(Record& record) {
     }
 }
 
-// There is no copy of what is still in `home`.
+// Handle a failed write of `record`, whose value is still in `home`.
 void Swapper::not_written(Record& record, const Home& home) {
     const bool gone = record.on_host && !record.resident;
-    if (gone && !record.replayable) {  // its recipe was lost meanwhile: it stays after all
+    // Its recipe was dropped meanwhile, so it must stay resident.
+    if (gone && !record.replayable) {
         engine_.swap_out_failed(record);
         driver_.hang(record, home);
     } else {
@@ -189,7 +190,7 @@ void Swapper::not_written(Record& record, const Home& home) {
     }
 }
 
-// Waits for the write of `record`; whether the copy is good.
+// Wait for the write of `record`. Return true if the copy is good.
 bool Swapper::ended(Record& record) {
     const Home home = take(leaving_, record);
     record.leaving = false;
@@ -205,7 +206,7 @@ bool Swapper::ended(Record& record) {
 Home Swapper::fetch(Record& record) {
     leave_away(record);
     wanted_ = record.id;
-    if (record.leaving) {  // it is still here
+    if (record.leaving) {  // its memory is still here
         const auto is_it = [&](const Moving& each) { return each.record == &record; };
         Home home = std::ranges::find_if(leaving_, is_it)->home;
         if (ended(record)) {
@@ -241,12 +242,12 @@ void Swapper::returned(Record& record) {
 
 void Swapper::discard(Record& record) {
     returned(record);
-    if (there_.erase(&record) != 0) {  // else it never arrived
+    if (there_.erase(&record) != 0) {  // otherwise it never arrived
         copies.release(record.id);
     }
 }
 
-// Returns why it could not.
+// Start to read the copy of `record`. Return why that is impossible, or an empty string.
 std::string Swapper::read(Record& record) {
     tell_streams();
     const Home home = new_home(static_cast<std::size_t>(record.size), driver_.device.which());
@@ -258,7 +259,7 @@ std::string Swapper::read(Record& record) {
     return why;
 }
 
-// With all the memory that is on its way, if the device has no more.
+// Start to read the copy, after finishing all other transfers if the device has no room.
 std::string Swapper::read_now(Record& record) {
     try {
         return read(record);
@@ -274,8 +275,8 @@ std::string Swapper::read_now(Record& record) {
     return read(record);
 }
 
-// Begins to read what was saved before what came back last. Half of the room is left to the
-// operators that come first.
+// Start to read the values that were saved just before the one swapped in last. At most half of the
+// free room is used, so that the next operators fit.
 void Swapper::read_ahead() {
     if (!wanted_) {
         return;
@@ -292,22 +293,24 @@ void Swapper::read_ahead() {
             return;
         }
         try {
-            if (!read(record).empty()) {  // who asks for it will be told
+            // The error is reported when the value is asked for.
+            if (!read(record).empty()) {
                 return;
             }
         } catch (const std::exception& error) {
             if (!is_full(error)) {
                 throw;
             }
-            return;  // it was to come early, not to displace anything
+            return;  // an early read must not evict anything
         }
     }
 }
 
-// What was read ahead makes room: it will be read again.
+// Cancel the early read of `record` to make room. It will be read again.
 void Swapper::give_up(Record& record) {
     const Home home = take(coming_, record);
-    wait(record);  // if it failed, so it will then
+    // A failure is reported by the later read.
+    wait(record);
 }
 
 std::vector<Record*>::iterator Swapper::place_of(StorageId number) {
@@ -327,7 +330,7 @@ void Swapper::leave_away(const Record& record) {
 
 // -- what goes wrong ------------------------------------------------------------------------------
 
-// The copy of `record` is not there.
+// Forget the copy of `record`, which could not be written or read.
 void Swapper::forget(Record& record, const std::string& why) {
     leave_away(record);
     there_.erase(&record);

@@ -1,4 +1,4 @@
-// What a driver does where values are swapped.
+// The parts of a driver that swap values to the host and back.
 #include <utility>
 
 #include "driver.h"
@@ -24,8 +24,8 @@ void Driver::act(c10::function_ref<void()> events) const {
     }
 }
 
-// Whether the engine hears that the program has dropped `record`: something still asks for it. What
-// others may write never goes: plain PyTorch computes with what is there then.
+// Return true if the engine should be told that the program no longer holds `record`, because
+// something still needs it. Foreign memory never is: plain PyTorch would read its current contents.
 bool Driver::may_drop(const Record& record) const {
     if (swapper == nullptr) {
         return record.references != 0;
@@ -34,12 +34,11 @@ bool Driver::may_drop(const Record& record) const {
     return (record.references != 0 || wanted) && !record.foreign;
 }
 
-// Lets go until `needed` bytes fit, and waits until they do.
+// Evict until `needed` bytes fit, and wait until the memory is really free.
 void Driver::make_room_and_wait(Bytes needed, const char* who) {
     let_go_for(needed, who);
-    while (!swapper->has_room(
-        needed + engine.in_flight
-    )) {  // a write failed, and something had to stay
+    while (!swapper->has_room(needed + engine.in_flight)) {
+        // A write failed, so its value had to stay.
         let_go_for(needed, who);
     }
     if (swapper->ahead) {
@@ -47,7 +46,7 @@ void Driver::make_room_and_wait(Bytes needed, const char* who) {
     }
 }
 
-// Until nothing is on its way to the host or back: what was let go is really gone.
+// Wait until no transfer is in flight: evicted memory is really free then.
 void Driver::wait_for_copies() const {
     if (swapper != nullptr) {
         swapper->wait_for_all();
@@ -75,14 +74,14 @@ void Driver::swap_in(Storage& storage) {
         hang(record, home);
     } else if (!record.resident && record.on_host && !engine.swap_in_failed(record)) {
         throw CopyLost(record.site());
-    }  // else it never left, or the engine knows that it has to be computed
+    }  // otherwise it was still resident, or the engine recomputes it
 }
 
 void Driver::discard(Storage& storage) {
     swapper->discard(record_of(storage));
 }
 
-// What `call` overwrites is not being copied, and the room that the engine made for it is there.
+// Finish copies of storages that `call` overwrites, and wait for the room that the engine made.
 void Driver::wait_for_room(Call& call, bool in_place) {
     if (in_place) {
         for (const Overwrite& pair : call.overwrites()) {

@@ -51,7 +51,7 @@ void Driver::begin(Transcript& transcript) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
         transcript.counted.push_back({id, nbytes, 0, 1});
     });
-    // Not in the order of addresses, which differs from run to run.
+    // Sort by size, because the order of addresses differs from run to run.
     std::ranges::sort(transcript.counted, std::less(), &Transcript::Present::nbytes);
     transcriber.begin(transcript);
 }
