@@ -1,4 +1,4 @@
-// An operator of the program is called: timed, and called once more if the device is full.
+// Runs the kernel of an operator: measures it, and repeats it after a device OOM.
 #include <ATen/Context.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -26,8 +26,8 @@ Nanoseconds now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-// An operator of the program runs as long as this lives, which gives back what it takes. Both ends
-// with the lock.
+// Scope in which an operator of the program runs and its memory is in flight. Both ends need the
+// lock.
 class Running final {
 public:
     Running(Driver& driver, Bytes nbytes, bool reads_anything)
@@ -63,7 +63,7 @@ private:
 
 }  // namespace
 
-// Tells who knows the program's steps that this comes next.
+// Tell the learner that this operator comes next.
 void Operation::meet() {
     Learner* following = learner_of(driver_);
     if (following == nullptr || !following->watches()) {
@@ -82,13 +82,13 @@ void Operation::meet() {
 }
 
 void Operation::call() {
-    // A kernel may have taken some of them before it finds out that there is no memory.
+    // Copies for a retry: the kernel may have moved some arguments before it fails.
     c10::SmallVector<c10::IValue, 6> arguments;
     if (driver_.device.queues() && facts_.starts_anew) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
         arguments.append(given.begin(), given.end());
     }
-    std::optional<Watched> watched;  // no other may run meanwhile
+    std::optional<Watched> watched;  // only while no other operator runs
     if (!invocation_.signature->priced && driver_.running == 0) {
         watched.emplace(driver_.device);
     }
@@ -120,7 +120,7 @@ void Operation::call() {
     }
 }
 
-// Whether it was out of memory of the device, and went well with less in it.
+// Return true if `error` was a device OOM and a retry after evicting succeeded.
 bool Operation::rescued(const std::exception& error, std::span<const c10::IValue> arguments) {
     if (arguments.empty() || !is_full(error)) {
         return false;
@@ -141,7 +141,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
 void Operation::redispatch() {
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
     std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;
-    if (facts_.has(Traits::CONJUGATING)) {  // as where no mode of the program's is active
+    if (facts_.has(Traits::CONJUGATING)) {  // as without a mode of the program
         const auto keys = c10::impl::tls_local_dispatch_key_set();
         conjugating.emplace(
             keys.included_,
@@ -162,7 +162,7 @@ void Operation::redispatch() {
     signature.sample(now_ns() - started);
 }
 
-// Not with the lock, which who notes the end takes for a moment.
+// Measure the kernel with events of the device. The lock is taken only around the bookkeeping.
 void Operation::priced_by_events() {
     bool wanted = false;
     {
@@ -181,8 +181,8 @@ void Operation::priced_by_events() {
     driver_.prices.add(std::move(pair));
 }
 
-// Whether such a call may give other bits when it runs again, so that it is kept. Twin of
-// rekindle.pytorch.operators._doubtful, where the reasons are.
+// Return true if a replay may give different bits, so that the results must be kept. Twin of
+// rekindle.pytorch.operators._doubtful, which gives the reasons.
 bool Operation::may_differ() const {
     const auto given = torch::jit::last(stack_, facts_.arguments);
     if (facts_.own_state != 0) {
@@ -215,7 +215,7 @@ bool Operation::may_differ() const {
     return true;
 }
 
-// A part of it happened, maybe: what is there is what counts. The program sees `error`.
+// Register partial writes of a failed operator, and release its inputs. The program sees `error`.
 void Operation::interrupted(std::exception& error) {
     after(error, [&] {
         if (!inputs_.empty() && !invocation_.written.empty()) {

@@ -1,3 +1,4 @@
+// Saving and restoring tensors for autograd; see the note in handle.h.
 #include "handle.h"
 
 #include <ATen/SequenceNumber.h>
@@ -27,8 +28,8 @@ at::Tensor tensor_of(c10::intrusive_ptr<c10::TensorImpl> impl) {
     return at::Tensor(std::move(impl));
 }
 
-// Whether the node that made `tensor` is the one that saves it now: whoever saves something else
-// has been made since.
+// Return true if the node that made `tensor` saves it. That is the newest node: a node that saves
+// an older tensor was made later than the node of that tensor.
 bool is_result_of_newest_node(const at::Tensor& tensor) {
     const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
     const torch::autograd::Node* node = meta == nullptr ? nullptr : meta->grad_fn_.get();
@@ -51,7 +52,8 @@ Handle::~Handle() {
 void Handle::call_pack_hook(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (!impl.requires_grad() && !tensor.is_view() && has_attributes(impl)) {
-        kept_ = tensor;  // no graph of its own, hence no cycle
+        // It has no graph of its own, so keeping it makes no reference cycle.
+        kept_ = tensor;
     }
     const bool packed =
         is_plain(impl) && !driver_->device.is_capturing() && is_plain_object(impl) &&
@@ -62,6 +64,7 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
     tell(*driver_);
 }
 
+// Refer to the record of `tensor` from now on. Return false if it has no memory.
 bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     Locked lock;
     Driver& driver = *driver_;
@@ -100,7 +103,7 @@ bool Handle::pack(const c10::TensorImpl& tensor, bool by_its_own_node) {
     return true;
 }
 
-// An alias of it: a result in its own graph would be a cycle that nobody can collect.
+// Keep an alias of `tensor`. A result kept in its own graph would be a reference cycle.
 void Handle::keep_as_it_is(const at::Tensor& tensor) {
     if (!kept_.defined()) {
         kept_ = detached(tensor);
@@ -112,9 +115,9 @@ void Handle::keep_as_it_is(const at::Tensor& tensor) {
 
 namespace {
 
-// Whether a node of PyTorch's own reads, which runs nothing but operators. Names of those that it
-// generates end in a digit, as `MulBackward0`; a function of the program's may launch kernels of
-// its own, on whatever stream.
+// Return true if one of PyTorch's own nodes reads, which runs operators only. The names of
+// generated nodes end in a digit, such as `MulBackward0`. A node of the program may launch kernels
+// of its own on any stream.
 bool is_read_by_operators() {
     const auto node = torch::autograd::get_current_node();
     if (!node) {
@@ -124,7 +127,7 @@ bool is_read_by_operators() {
     return !name.empty() && name.back() >= '0' && name.back() <= '9';
 }
 
-// What autograd saved is there, and stays while the node reads it.
+// Make a saved value resident, and keep it while the node reads it.
 void bring_back_saved(Driver& driver, Locked& lock, Record& record) {
     if (record.resident) {
         driver.use(record);
@@ -176,7 +179,7 @@ at::Tensor Handle::call_unpack_hook() {
         if (at::Tensor own = own_tensor(); own.defined()) {
             return own;
         }
-        const Home home = current(*record_).at();  // others may have written it meanwhile
+        const Home home = current(*record_).at();  // another thread may have written it meanwhile
         TORCH_CHECK(home, "a value that should be in memory is not; please report this");
         return in(home);
     });
@@ -184,7 +187,7 @@ at::Tensor Handle::call_unpack_hook() {
     return found;
 }
 
-// One more reference to the same value.
+// Return another handle for the same value.
 std::unique_ptr<Handle> Handle::another() const {
     auto made = std::make_unique<Handle>(driver_);
     if (record_ != nullptr) {
@@ -208,7 +211,7 @@ Handle::retrieve_unpack_hook_data() const {
     return unpacked_by_python(another());
 }
 
-// Autograd's own check is off under hooks (R7).
+// Raise if the tensor was modified: autograd's own check is off under hooks (R7, version check).
 void Handle::check_version(const char* maker) const {
     if (!version_.moved()) {
         return;
@@ -233,8 +236,8 @@ void Handle::check_version(const char* maker) const {
     );
 }
 
-// What the program's tensor is now, if `tensor.data = ...` gave it other memory since: plain
-// PyTorch computes with that, unless the node that made the tensor saved it.
+// Return the current contents of the program's tensor if `tensor.data = ...` gave it other memory.
+// Plain PyTorch computes with those, unless the node that made the tensor saved it.
 at::Tensor Handle::moved(const Record& record) const {
     const auto tensor = saved_.lock();
     if (!tensor || !tensor->has_storage()) {
@@ -242,14 +245,14 @@ at::Tensor Handle::moved(const Record& record) const {
     }
     const c10::StorageImpl* there = tensor->unsafe_storage().unsafeGetStorageImpl();
     const Home home = record.at();
-    if (home.get() == there) {  // what is alive is not evicted
+    if (home.get() == there) {  // memory that is in use is not evicted
         return {};
     }
     return tensor_of(tensor->shallow_copy_and_detach(tensor->version_counter(), true));
 }
 
-// The program's tensor, if it is still there and what it was. Autograd returns it as it is only if
-// it needs no gradient: a tensor that does is made anew below any hook.
+// Return the program's tensor if it is alive and unchanged. Autograd uses it as it is only if it
+// requires no gradient; otherwise it makes a new tensor, below any hook.
 at::Tensor Handle::own_tensor() const {
     const auto tensor = saved_.lock();
     const bool same = tensor && !tensor->requires_grad() && tensor->key_set() == keys_ &&
@@ -259,7 +262,7 @@ at::Tensor Handle::own_tensor() const {
     return same ? tensor_of(tensor) : at::Tensor();
 }
 
-// How far into its memory it reaches; where there is no element, nowhere.
+// Return how many bytes of its storage the tensor spans; 0 for a tensor without elements.
 std::int64_t Handle::bytes_reached() const {
     std::int64_t last = offset_;
     for (std::size_t i = 0; i < geometry_.size(); ++i) {
@@ -289,7 +292,8 @@ at::Tensor Handle::in(const Home& home) const {
     at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(home), keys_, dtype_);
     c10::TensorImpl& impl = *made.unsafeGetTensorImpl();
     impl.set_sizes_and_strides(geometry_.sizes_arrayref(), geometry_.strides_arrayref(), offset_);
-    if (version_.counter.enabled()) {  // what a node writes there others are to notice
+    // A write by a node must be noticed by others.
+    if (version_.counter.enabled()) {
         impl.set_version_counter(version_.counter);
     }
     return made;

@@ -1,4 +1,4 @@
-// What an operator of the program reads and writes: it is there, known, and stays what it was.
+// Prepares the operands of an operator: restores, registers and protects them.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ void Operation::note_read(Homes& read) const {
     }
 }
 
-// What the program let go of, and this operator reads.
+// Restore user-held inputs that were evicted.
 void Operation::bring_inputs() {
     for (const c10::TensorImpl* tensor : invocation_.tensors) {
         or_lending([&] { driver_.bring_back(*tensor->unsafe_storage().unsafeGetStorageImpl()); });
@@ -31,11 +31,12 @@ void Operation::know_inputs() {
     for (const c10::TensorImpl* tensor : invocation_.tensors) {
         Record* record = driver_.known(*tensor);
         inputs_.push_back(Ref<Storage>(record));
-        if (record == nullptr) {  // it has no memory: nothing is known of it
+        if (record == nullptr) {  // nothing is known of a tensor without memory
             recording_ = false;
             continue;
         }
-        record->find_version_counter(*tensor);  // when it has run, nobody may have the tensor
+        // The tensor may be destroyed when the operator has run.
+        record->find_version_counter(*tensor);
         foreign_ = foreign_ || record->foreign;
     }
     const bool ordered = driver_.device.streams.are_several();
@@ -62,7 +63,8 @@ bool Operation::is_written(std::uint32_t position) const noexcept {
     return std::ranges::binary_search(invocation_.written, position);
 }
 
-// What is in there may have come from where nobody saw it (R4).
+// Handle contents of unknown origin: memory made without contents may have been written unseen
+// (R4).
 void Operation::look_twice(std::uint32_t position) {
     Record& record = *input(position);
     const c10::TensorImpl& tensor = *invocation_.tensors[position];
@@ -77,7 +79,7 @@ void Operation::look_twice(std::uint32_t position) {
     record.flags = 0;
 }
 
-// Masks and indices that decide a shape are decided once (R8).
+// Pin masks and indices that decide a shape: they are never recomputed (R8, routing).
 void Operation::keep_indices() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const auto dtype = c10::typeMetaToScalarType(invocation_.tensors[i]->dtype());
@@ -100,11 +102,11 @@ void Operation::save_what_is_overwritten() {
     }
 }
 
-// Puts copies in the place of what others may write, or says that the results are to be kept
-// instead: whichever keeps fewer bytes. Weights are too large to copy: they have a checksum (R4).
+// Replace foreign inputs by private copies. Return false if the results should be kept instead,
+// because that takes fewer bytes. Weights are not copied, but get a checksum (R4, sources).
 bool Operation::take_private_inputs() {
     if (driver_.device.queues()) {
-        return false;  // a copy into the buffer may still be under way
+        return false;  // a copy into the buffer may be in flight
     }
     c10::SmallVector<Record*, 2> copied;
     Bytes more = 0;
@@ -143,7 +145,7 @@ bool Operation::take_private_inputs() {
     return true;
 }
 
-// Sources must stay at all, and those who hold them may let go while the operator runs.
+// Keep sources while the operator runs, because the program may free them meanwhile.
 void Operation::own_inputs() {
     if (!recording_) {
         return;

@@ -1,3 +1,5 @@
+// The main steps of an operator, and the registration of its results. See dispatch/runtime.cpp for
+// the way of an operator through the core.
 #include "operation.h"
 
 #include <c10/core/GradMode.h>
@@ -42,7 +44,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     run_with_inputs();
 }
 
-// What it reads is there.
+// Run the operator, whose inputs are resident.
 void Operation::run_with_inputs() {
     if (!recording_ && may_only_count()) {
         only_count();
@@ -50,7 +52,8 @@ void Operation::run_with_inputs() {
     }
     forget_history();
     or_lending([&] { know_inputs(); });
-    if (facts_.opaque) {  // it may go on reading after it has returned
+    // It may read its inputs after it has returned.
+    if (facts_.opaque) {
         keep_inputs_there();
     }
     meet();
@@ -68,7 +71,8 @@ void Operation::run_with_inputs() {
         if (!guessed_) {
             throw;
         }
-        needed_ = 0;  // all that may be evicted has been: a guess refuses nothing
+        // Everything evictable has been evicted; an uncertain estimate refuses no operator.
+        needed_ = 0;
     }
     driver_.refuse_for_tests(facts_.name.c_str());
     draw();
@@ -78,17 +82,19 @@ void Operation::run_with_inputs() {
     make_good();
 }
 
-// It made more than anybody could know: others go for that.
+// Evict until the budget is met again, if the operator made more than was predicted.
 void Operation::make_good() {
     if (driver_.engine.memory > driver_.engine.budget) {
         about_to_let_go(driver_, lock_);
-        if (facts_.writes) {  // what is written is written: the next operator is refused
+        // The written memory cannot be restored, so the next operator is refused instead.
+        if (facts_.writes) {
             driver_.clear(0);
             return;
         }
         try {
             or_without_copies(driver_, lock_, [&] { driver_.make_room(0, facts_.name.c_str()); });
-        } catch (Shortage& shortage) {  // says what was made, and there is no room for
+        } catch (Shortage& shortage) {
+            // Report the bytes that were made, not those that were predicted.
             shortage.needed = shortage.memory - shortage.budget;
             shortage.memory = shortage.budget;
             throw;
@@ -96,11 +102,11 @@ void Operation::make_good() {
     }
 }
 
-// -- what is only counted -------------------------------------------------------------------------
+// -- operators that are only counted --------------------------------------------------------------
 
-// Whether the bytes and the time of a call that is not recorded are all that matters. So it is
-// unless it writes what recipes read or made, or reads what needs a second look. What it makes
-// becomes a source when somebody reads it for a recipe, or saves it.
+// Return true if only the bytes and the cost of an unrecorded call matter. That is not so if the
+// call writes memory that has a recipe or that recipes read, or reads contents of unknown origin.
+// Its results become sources when a recipe reads them or autograd saves them.
 bool Operation::may_only_count() {
     const Signature& signature = *invocation_.signature;
     if (!signature.ordinary || !signature.priced || driver_.transcriber.writes()) {
@@ -160,7 +166,7 @@ void Operation::only_count() {
     make_good();
 }
 
-// What it reads, and writes, where there are several streams.
+// Order the call after earlier accesses to its operands on other streams.
 void Operation::order_counted() {
     for (std::uint32_t i = 0; i < invocation_.tensors.size(); ++i) {
         const c10::StorageImpl& home =
@@ -179,7 +185,7 @@ void Operation::order(std::uint32_t position, const c10::StorageImpl& home, Reco
     }
 }
 
-// What it wrote in place was made on its stream.
+// Note that the operands written in place were last written on this stream.
 void Operation::note_writer() {
     for (const std::uint32_t position : invocation_.written) {
         const Driver::Resident* found = driver_.resident_at(
@@ -191,7 +197,7 @@ void Operation::note_writer() {
     }
 }
 
-// The order of what is where something else was, of which the memory goes on.
+// Return the order of the new version of a value that was written in place.
 Order Operation::written(const Order& before) {
     Order after = driver_.device.streams.made_by(stream_);
     after.readers = before.readers;
@@ -226,7 +232,7 @@ void Operation::predict() {
             need(invocation_.signature->predict(given, invocation_.extras, driver_.device));
         }
         driver_.collect();
-        if (facts_.dynamic) {  // never learned, but the bound stays
+        if (facts_.dynamic) {  // not learned per signature, but the bound stays
             invocation_.signature->needed = needed_;
             invocation_.signature->bound = guessed_;
         }
@@ -245,7 +251,7 @@ bool Operation::fits() const {
     return wanted <= engine.budget - engine.memory - engine.in_flight;
 }
 
-// In one piece each: its results, and what it takes inside itself.
+// Find free blocks for each result and for the workspace.
 void Operation::find_places() {
     if (const auto& pieces = invocation_.signature->pieces) {
         for (const Bytes nbytes : *pieces) {
@@ -279,7 +285,8 @@ void Operation::make_room() {
     }
 }
 
-// From where it draws, and where that stood (R5). On a device also for another try.
+// Note which generators the operator draws from, and their states (R5, randomness). On a device
+// also for a retry.
 void Operation::draw() {
     if (!facts_.random || !(recording_ || driver_.device.queues())) {
         return;
@@ -304,8 +311,8 @@ void Operation::draw() {
     }
 }
 
-// Where results are made: where that is asked for, else with the arguments. A number on the CPU may
-// stand beside tensors of a device.
+// Return the device of the results: the one asked for, else that of the arguments. An argument on
+// the CPU may be a single number among tensors of a device.
 c10::Device Operation::where() const {
     if (facts_.device >= 0) {
         const auto given = torch::jit::last(stack_, facts_.arguments);
@@ -324,7 +331,7 @@ c10::Device Operation::where() const {
 
 // -- afterwards -----------------------------------------------------------------------------------
 
-// What it made: memory that nobody knew before.
+// Collect the results whose memory was not known before.
 Operation::Results Operation::gather_results() {
     Results results;
     each_memory(
@@ -350,7 +357,7 @@ Operation::Results Operation::gather_results() {
     return results;
 }
 
-// Tells the engine what the operator made, and how it can be made again.
+// Report to the engine what the operator made, and record how to recompute it.
 void Operation::register_results() {
     const Results results = gather_results();
     const auto& [made, parts, nbytes, exotic, quantized, foreign] = results;
@@ -361,7 +368,8 @@ void Operation::register_results() {
     Signature& signature = *invocation_.signature;
     if (!signature.fresh) {
         signature.learn(positions, nbytes, exotic);
-        if (driver_.device.queues()) {  // else nobody asks for places
+        // Only devices with queues need free blocks of a given size.
+        if (driver_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
                 signature.pieces->push_back(driver_.counted(*each.home));
@@ -372,17 +380,20 @@ void Operation::register_results() {
     recording_ = recording_ && inputs_can_be_had();
     if (!invocation_.written.empty()) {
         if (written_over(recording_, nbytes)) {
-            cost = 0;  // the engine knows
+            cost = 0;  // the engine has it from `written_over`
         }
-        // Results beside what was written: the call cannot be run again for them.
+        // A replay cannot make results in addition to what it writes.
         recording_ = recording_ && facts_.has(Traits::STATISTICS);
         // NOLINTNEXTLINE(bugprone-unchecked-optional-access): learned by now
     } else if (!std::ranges::equal(positions, *signature.fresh)) {
-        recording_ = false;  // not the same as last time: it does not depend on arguments alone
+        // The results differ from those of the last call, so they depend on more than the
+        // arguments.
+        recording_ = false;
     }
     recording_ = recording_ && !exotic && !foreign;
-    // It may go on reading its inputs: a quantized tensor has scales in them. What a sparse one is
-    // made of is seen, and at any time brought back.
+    // Keep the inputs that the result may read later. A quantized tensor refers to its scales. A
+    // sparse tensor consists of its inputs; with `evict="anything"` those are seen and restored as
+    // needed.
     if (driver_.any_time ? quantized : exotic) {
         keep_inputs_there();
     }
@@ -396,15 +407,15 @@ void Operation::register_results() {
     }
 }
 
-// Whether what it read can still be had when it runs again. Not what another thread wrote
-// meanwhile, or handed out, if nobody else can ask for what was there.
+// Return true if every input is resident or can be restored. An input may be lost if another thread
+// wrote it, or handed out its memory, while the operator ran.
 bool Operation::inputs_can_be_had() const {
     return std::ranges::all_of(inputs_, [](const Ref<Storage>& each) {
         return each && each->listed && (each->resident || each->restorable());
     });
 }
 
-// Whether `home` is that of an input whose memory is elsewhere now, for the operator resized it.
+// Return true if `home` is the storage of an input that the operator resized.
 bool Operation::has_moved(const c10::StorageImpl& home) {
     if (!facts_.resizes) {
         return false;
@@ -428,12 +439,12 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.flags = facts_.content;
         Driver::remember(record, *each.tensor);
         if (!invocation_.written.empty()) {
-            // Perhaps of `out=`: autograd counts the write afterwards.
+            // maybe through `out=`: autograd bumps the version afterwards
             record.version.expected = -1;
         }
         if (facts_.has(Traits::ROUTING) &&
             !c10::isFloatingType(c10::typeMetaToScalarType(each.tensor->dtype()))) {
-            record.pinned = true;  // R8
+            record.pinned = true;  // R8, routing
         }
         const auto suitable = driver_.any_time ? &AnyTime::is_returnable : &is_returnable;
         record.returnable = recording_ && suitable(*each.tensor);
@@ -442,7 +453,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     driver_.admit(call, invocation_.signature->workspace + stand_ins());
 }
 
-// Bytes of what stands in for running statistics when the call runs again.
+// Return the bytes of the scratch tensors that replace running statistics in a replay.
 Bytes Operation::stand_ins() {
     Bytes nbytes = 0;
     if (recording_ && facts_.written != 0) {
@@ -453,15 +464,15 @@ Bytes Operation::stand_ins() {
     return nbytes;
 }
 
-// The values that were written are other values now (R3). A source that nothing was made from just
-// stays a source. Handles of what was there mean what is there now: their own version counters tell
-// whether they may (R7). When the call runs again it makes the `results` as well, which nobody
-// wants then: so many bytes are part of its workspace. Returns whether the engine was told of a
-// call.
+// Register new versions of the values that were written in place (R3). A source without recipes
+// that read it stays the same source. Handles of the old versions refer to the new ones, and their
+// own version counters decide whether they may be read (R7). A replay makes the `results` again
+// although nothing needs them, so their bytes are part of its workspace. Return true if a call was
+// recorded.
 bool Operation::written_over(bool recording, Bytes results) {
     c10::SmallVector<std::uint32_t, 2> replaced;
     c10::SmallVector<Record*, 2> changed;
-    for (const std::uint32_t position : invocation_.written) {  // in order
+    for (const std::uint32_t position : invocation_.written) {  // in ascending order
         Record* record = input(position);
         if (record == nullptr || std::ranges::find(changed, record) != changed.end()) {
             continue;
@@ -507,7 +518,8 @@ bool Operation::written_over(bool recording, Bytes results) {
     return true;
 }
 
-// What a recipe reads must stay what it is. `statistics`: what was written is left out (R6).
+// Fill in the recipe `call`, and note the versions of its inputs. `statistics`: written tensors are
+// running statistics, which a replay leaves out (R6, hidden writes).
 void Operation::link(Recipe& call, bool statistics) {
     call.signature = invocation_.signature;
     call.grad_mode = c10::GradMode::is_enabled();

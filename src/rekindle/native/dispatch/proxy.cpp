@@ -54,7 +54,7 @@ public:
     }
 
     std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-        // The program's own hooks, and checkpoints, take over as they do in Python.
+        // Hooks and checkpoints of the program take precedence, as they do in plain PyTorch.
         if (c10::impl::tls_is_dispatch_key_included(KEY) &&
             !c10::impl::tls_is_dispatch_key_excluded(KEY) &&
             at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
@@ -95,7 +95,8 @@ autograd::Engine& stub() {
 }  // namespace
 
 void stand_before_autograd() {
-    if (the_proxy() == nullptr) {  // it outlives Python, as autograd's own does
+    // Like autograd's engine, the proxy outlives Python.
+    if (the_proxy() == nullptr) {
         the_proxy() = &immortal<Proxy>(autograd::Engine::get_default_engine());
         autograd::set_default_engine_stub(&stub);
     }

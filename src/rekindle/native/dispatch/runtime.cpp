@@ -1,3 +1,25 @@
+// The fallback that the dispatcher calls for every operator inside a budget.
+//
+// NOTE [One operator's way through the core]
+//
+// 1. The dispatcher calls `fallback` below autograd, in threads that include our dispatch key. It
+//    takes the core's lock and finds the active driver (`lock_and_see`). Outside any budget the
+//    operator is passed on.
+// 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
+//    in this file. Every other operator becomes an `Operation` (dispatch/operation.cpp).
+// 3. The call is parsed and gets its signature (ops/invocation.cpp, ops/signature.h): the operator,
+//    its plain arguments and the geometry of its tensors. Costs, sizes and workspaces are known per
+//    signature.
+// 4. Inputs are registered, and evicted ones are recomputed (dispatch/operands.cpp,
+//    memory/recomputing.cpp). Sources that the operator overwrites are saved first (R4).
+// 5. Room is made for the results and the workspace: the driver (memory/driver.cpp) asks the engine
+//    (engine/), which evicts, or throws `Shortage`.
+// 6. The lock is released around the kernel (dispatch/calling.cpp), because a kernel may run the
+//    user's code.
+// 7. The results become records with a recipe (memory/storages.cpp), unless only their bytes count.
+// 8. After the lock is released, pending notifications go to Python (`tell`).
+//
+// Errors of the core are turned into Python exceptions in one place, `in_words`.
 #include "runtime.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -19,12 +41,13 @@ namespace rekindle {
 
 namespace {
 
+// Pass the operator on to the next kernel.
 void pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
     op.redispatchBoxed(keys & BELOW_KEY, stack);
 }
 
-// What `set_` looks at is there, where it was and where it goes.
+// Restore the operands of `set_`, and keep them while it runs.
 void bring_operands(
     Driver& driver,
     const Facts& facts,
@@ -51,7 +74,7 @@ void bring_operands(
     }
 }
 
-// Runs `set_`: a tensor moves to other memory, which maybe no operator made.
+// Run `set_`, which binds a tensor to another storage, maybe one that no operator made.
 void set_memory(
     Driver& driver,
     const Facts& facts,
@@ -68,7 +91,8 @@ void set_memory(
     const bool plain = has_memory(*target.unsafeGetTensorImpl());
     if (plain) {
         if (Record* record = driver.known(*target.unsafeGetTensorImpl())) {
-            record->version.expected = -1;  // its counter moves, but what is there does not
+            // Its version counter moves, but the contents do not change.
+            record->version.expected = -1;
         }
     }
     {
@@ -78,7 +102,8 @@ void set_memory(
     driver.settle();
     if (plain) {
         if (Record* record = driver.known(*target.unsafeGetTensorImpl())) {
-            record->version.expected = -1;  // autograd counts this write afterwards
+            // Autograd bumps the version counter for this write afterwards.
+            record->version.expected = -1;
         }
     }
     if (touched) {
@@ -86,7 +111,8 @@ void set_memory(
     }
 }
 
-// Somebody may read what a result is of that may have no memory of its own: that counts.
+// Register the first argument of a view. Its memory counts from now on, because the view may be
+// read and may not have memory of its own.
 void meet_first(Driver& driver, const Facts& facts, const torch::jit::Stack& stack, Locked& lock) {
     const auto given = torch::jit::last(stack, facts.arguments);
     if (!given.empty() && given[0].isTensor()) {
@@ -94,7 +120,7 @@ void meet_first(Driver& driver, const Facts& facts, const torch::jit::Stack& sta
     }
 }
 
-// Runs what makes no memory and does no work.
+// Run an operator that makes no memory and does no work.
 void view(
     Driver& driver,
     const Facts& facts,
@@ -108,7 +134,8 @@ void view(
         const c10::TensorImpl& tensor = *given[0].toTensor().unsafeGetTensorImpl();
         if (facts.returns == 0 && has_memory(tensor) &&
             is_husk(*tensor.unsafe_storage().unsafeGetStorageImpl())) {
-            torch::jit::drop(*stack, facts.arguments);  // `record_stream`, of no memory
+            // `record_stream` on an evicted tensor has no effect.
+            torch::jit::drop(*stack, facts.arguments);
             return;
         }
     }
@@ -121,8 +148,8 @@ void view(
     pass(op, keys, stack);
 }
 
-// Runs what reads no element. What it returns counts, as a rule with the tensor that has it; nobody
-// makes room for that.
+// Run an operator that reads no element. Results without a tensor that owns them are counted; no
+// room is made for them.
 void query(
     Driver& driver,
     const Facts& facts,
@@ -146,7 +173,8 @@ void query(
     driver.count(0, made, 0);
 }
 
-// A graph has the addresses of what it reads and writes: that stays where it is.
+// Keep the operands of an operator that is captured into a CUDA graph: the graph stores their
+// addresses.
 void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit::Stack& stack) {
     driver.collect();
     each_memory(
@@ -164,7 +192,8 @@ void keep_operands_of_graph(Driver& driver, const Facts& facts, const torch::jit
     );
 }
 
-// Returns whether Python may be told of what is due: not where nothing may be thrown.
+// Run the operator. Return false if notifications to Python must wait, because nothing may be
+// thrown here.
 bool run(
     Driver& driver,
     const c10::OperatorHandle& op,
@@ -174,7 +203,8 @@ bool run(
     Locked lock(std::adopt_lock);
     const Facts& facts = facts_of(op);
     const std::optional<c10::Stream> now = driver.device.stream_if_any();
-    if (driver.device.is_capturing(now)) {  // it neither counts nor is recorded
+    // During CUDA graph capture operators are neither counted nor recorded.
+    if (driver.device.is_capturing(now)) {
         if (driver.lends || driver.any_time) {
             keep_operands_of_graph(driver, facts, *stack);
         }
@@ -182,7 +212,8 @@ bool run(
         pass(op, keys, stack);
         return false;
     }
-    if (facts.has(Traits::QUERY)) {  // PyTorch asks where an error would end the process
+    // PyTorch calls these operators where an exception would end the process.
+    if (facts.has(Traits::QUERY)) {
         query(driver, facts, op, keys, stack, lock);
         return false;
     }
@@ -192,7 +223,8 @@ bool run(
     if (!PYTHON_COMES_FIRST && keys.has(c10::DispatchKey::Python)) {
         throw Unseen(facts, true);
     }
-    if (facts.composed) {  // its parts come here, if it has any; so it is in inference mode
+    // A composite operator, which arrives here in inference mode only. Its parts arrive separately.
+    if (facts.composed) {
         meet_first(driver, facts, *stack, lock);
         lock.unlock();
         op.redispatchBoxed(keys & BELOW_KEY, stack);
@@ -222,7 +254,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 const char* see_operators() {
     const char* why_not = register_at_key(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    if (PYTHON_COMES_FIRST && *why_not == '\0') {  // else who asks for one is told that it does not
+    // Without `PYTHON_COMES_FIRST` a Python key is refused with an error by `run`.
+    if (PYTHON_COMES_FIRST && *why_not == '\0') {
         see_views(library_at_key("aten"));
     }
     see_removals();

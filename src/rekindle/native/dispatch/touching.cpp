@@ -1,5 +1,5 @@
-// An operator within a budget that lets go of anything (`evict="anything"`): what it reads is there
-// and stays until it has run, and what it made may be let go from then on.
+// Operators with `evict="anything"`: operands are restored and locked while the operator runs, and
+// its results become evictable.
 #include "../memory/any_time.h"
 #include "../torch/parts.h"
 #include "operation.h"
@@ -21,8 +21,8 @@ void Operation::run_touching() {
     let_results_return();
 }
 
-// Whether something has to make way before it runs, as far as that is known: then it is asked first
-// who may be reading what.
+// Return true if something may have to be evicted for the operator, as far as is known. Then Python
+// is asked first which threads may read user-held values.
 bool Operation::may_let_go() {
     const Signature& signature = *invocation_.signature;
     if (signature.needed < 0 || !signature.priced || facts_.dynamic || driver_.steps) {
@@ -39,7 +39,8 @@ bool Operation::may_let_go() {
         }
         const Record* record = found->record;
         if (record != nullptr && (record->foreign || (is_written(i) && record->consumed()))) {
-            return true;  // a copy is made, or what needs it is brought back
+            // A copy is made, or values that need it are recomputed.
+            return true;
         }
     }
     const Engine& engine = driver_.engine;

@@ -42,7 +42,7 @@ void meet_whole(Driver& driver, Locked& lock, const c10::TensorImpl& whole) {
 
 namespace {
 
-// A kernel for the core's key, of the same type as the operator's own below it.
+// Unboxed kernel for the core's dispatch key, of the same type as the operator's own kernel.
 template <auto redispatch>
 struct View;
 

@@ -1,3 +1,4 @@
+// Follows learned plans during a step; see learner.h.
 #include "learner.h"
 
 #include <c10/core/GradMode.h>
@@ -16,7 +17,8 @@ namespace {
 
 constexpr std::size_t MOST_ASKED = std::size_t{1} << 16;
 
-// Whether autograd sees it: without, a step would leave other gradients or none.
+// Return the bits `GRAPH` and `BACKWARD` of an operator, or 0 if autograd does not see it. Without
+// an operator of the graph, a step would leave other gradients or none.
 std::int64_t part_in_graph(const Invocation& invocation) {
     if (in_backward_pass()) {
         return GRAPH | BACKWARD;
@@ -30,7 +32,7 @@ std::int64_t part_in_graph(const Invocation& invocation) {
     return std::ranges::any_of(tensors, requires_grad) ? GRAPH : 0;
 }
 
-// Whether `bounds` go up from zero or more, and not beyond `end`.
+// Return true if `bounds` ascend from zero or more to at most `end`.
 bool go_up(std::span<const std::int64_t> bounds, std::size_t end) noexcept {
     std::int64_t last = 0;
     for (const std::int64_t bound : bounds) {
@@ -123,12 +125,13 @@ bool Learner::asks(std::int64_t met) {
 
 void Learner::meets(std::int64_t met, const Invocation& invocation) {
     makes_.reset();
-    if (driver_.stepping || !begun_ || too_long_) {  // nobody may see those of the next time
+    // Operators of an optimizer step, or of a step that is not followed, are ignored.
+    if (driver_.stepping || !begun_ || too_long_) {
         return;
     }
     if (met_.empty()) {
         if ((met & GRAPH) == 0 || (met & BACKWARD) != 0) {
-            return;  // between steps
+            return;  // between two steps
         }
         if (wanted_) {
             write_down();
@@ -178,7 +181,7 @@ void Learner::wanting(const Record& record) {
     }
 }
 
-// The operator that is about to run is number `place` of the lesson.
+// Advance to operator number `place` of the plan, which is about to run.
 void Learner::go_to(std::size_t place) {
     const std::int64_t op = lesson_->starts[place];
     const std::int64_t number = lesson_->numbers[place];
@@ -191,10 +194,11 @@ void Learner::go_to(std::size_t place) {
     }
 }
 
-// What fails here has not been asked for yet: when it is, it fails then.
+// Perform `moves` of the plan. An error ends the plan only: if the program needs the same value, it
+// gets the error then.
 template <class F>
 void Learner::attempt(F&& moves) {
-    // An operator of another thread, that runs while something is recomputed, may end the route.
+    // Keeps the plan alive: an operator of another thread may end it during a recomputation.
     const c10::intrusive_ptr<Following> kept = following_;
     try {
         driver_.lose([&] { driver_.bring(moves); });
@@ -208,7 +212,7 @@ void Learner::attempt(F&& moves) {
     }
 }
 
-// The step does otherwise than its lesson: perhaps as another one, or it begins anew.
+// Handle a step that deviates from its plan: follow another plan that fits so far, or none.
 void Learner::leave(const char* name) {
     for (const auto& other : lessons_) {
         if (other != lesson_) {
@@ -235,7 +239,7 @@ const c10::intrusive_ptr<Lesson>* Learner::beginning_with(std::int64_t met) cons
     return nullptr;
 }
 
-// A step of a known shape begins here, if any does with this operator.
+// Follow the plan whose first operator is `met`, if there is one: a step begins here.
 void Learner::may_begin(std::int64_t met) {
     if (const auto* lesson = beginning_with(met)) {
         std::vector<std::int64_t> found(met_.size(), ASIDE);
@@ -254,10 +258,10 @@ void Learner::let_go() {
     following_.reset();
 }
 
-// Follows `lesson` from here on; `found`: what the operators so far are in it.
+// Follow `lesson` from here on. `found` gives the index in the plan of each operator so far.
 void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64_t> found) {
     let_go();
-    driver_.settle();  // what was kept for the other lesson alone is gone
+    driver_.settle();  // free values that only the previous plan kept
     taken_ = true;
     const std::vector<std::int64_t>& numbers = lesson->numbers;
     const auto here = static_cast<std::size_t>(found.back());
@@ -282,9 +286,9 @@ void Learner::take(c10::intrusive_ptr<Lesson> lesson, std::span<const std::int64
     }
 }
 
-// -- what is written down -------------------------------------------------------------------------
+// -- recording ------------------------------------------------------------------------------------
 
-// The step begins: from here on.
+// Start to record: a step begins.
 void Learner::write_down() {
     driver_.begin(transcript_.emplace());
     writing_ = true;

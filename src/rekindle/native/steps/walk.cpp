@@ -6,7 +6,7 @@ namespace rekindle {
 
 namespace {
 
-// How many operators beside the graph may be missing in a row, where the next of them comes.
+// Largest number of operators outside the graph that may be missing in a row.
 constexpr std::size_t FAR = 64;
 
 }  // namespace
