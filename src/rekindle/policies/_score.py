@@ -1,6 +1,6 @@
 """Policies as numbers, for the native core.
 
-The native core implements the scores below in C++. Any other policy runs in the Python core.
+The native core implements the scores below in C++. It asks any other policy through Python.
 """
 
 from __future__ import annotations

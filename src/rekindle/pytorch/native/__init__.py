@@ -1,4 +1,8 @@
-"""The runtime: a core in C++, what arranges Python around it, and its answers in words."""
+"""The Python side of the native core: build it, start it, call it, and word its errors.
+
+The native core is the runtime in C++ (`src/rekindle/native`). It sees every operator, records
+recipes, evicts and recomputes.
+"""
 
 from rekindle.pytorch.native._core import core as core
 from rekindle.pytorch.native._core import remedy as remedy

@@ -1,4 +1,7 @@
-"""What the native core asks of Python: errors in words for its numbers, and a look at each peak."""
+"""Callbacks of the native core: errors in words, and events that Python handles.
+
+The core passes the id of a driver. A driver that no longer exists is ignored.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,20 @@ from rekindle.pytorch.operators import (
     unseen_collective,
 )
 
-#: By the number that the core knows them by.
+#: All drivers, by the id that the core uses.
 drivers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 @final
 class Answers:
-    """Its methods are called from any thread, without the core's lock. Errors are returned."""
+    """The object whose methods the core calls.
 
-    full = torch.OutOfMemoryError  #: what Python says where a device has no more memory,
-    not_full = OutOfBudget  #: but for what it says where the budget has none
+    Calls come from any thread, without the core's lock. Methods that make an error return it, and
+    the core raises it.
+    """
+
+    full = torch.OutOfMemoryError  #: raised by PyTorch if the device has no memory left
+    not_full = OutOfBudget  #: a subclass that means the budget, not the device
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -48,10 +55,11 @@ class Answers:
     def out_of_budget(
         self, number: int, needed: Bytes, memory: Bytes, budget: Bytes, who: str
     ) -> OutOfBudget:
+        """Return the error for a request that does not fit into the budget."""
         who = shown_name(who)
         driver = drivers.get(number)
         shortage = NoRoom(needed, memory, budget, None)
-        if driver is None:  # the context is over, and nobody has its `run` any more
+        if driver is None:  # the context is over, and its `run` is freed
             return OutOfBudget(
                 str(shortage),
                 needed=needed,
@@ -64,13 +72,14 @@ class Answers:
             )
         evicted = driver.core.evicted_bytes(driver.handle)
         error = out_of_budget(shortage, driver.snapshot(), who, evicted)
-        error.__cause__ = None  # as raised from nothing
+        error.__cause__ = None  # else the current exception would become its context
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)
         driver.refused = driver.operators_run, copy(error)
         return error
 
     def device_full(self, number: int, said: str) -> torch.OutOfMemoryError:
+        """Return the device's OOM error `said`, with a note about who holds memory."""
         error = torch.OutOfMemoryError(said)
         driver = drivers.get(number)
         if driver is not None:
@@ -78,6 +87,7 @@ class Answers:
         return error
 
     def met_elsewhere(self, number: int, met: str) -> BaseException:
+        """Return the error for a tensor on another device than the budget's."""
         try:
             same_device(drivers[number].device, torch.device(met))
         except Unsupported as error:
@@ -88,6 +98,7 @@ class Answers:
         return recomputed_in_a_graph(made_by)
 
     def swap_failed(self, number: int, site: str) -> SwapFailed:
+        """Return the error for a value whose copy cannot be read back and that has no recipe."""
         driver = drivers.get(number)
         transfers = None if driver is None else driver.transfers
         if transfers is None:
@@ -110,72 +121,80 @@ class Answers:
         return unseen_collective(name)
 
     def unseen_by_python(self, name: str) -> Unsupported:
-        """With this torch modes and subclasses come after the core, which does not see them."""
+        """Return the error for an operator in a dispatch mode, unseen before torch 2.13."""
         return Unsupported(
             f"{name} ran within a dispatch mode or on a tensor subclass, and what those do a "
             f"budget cannot see with torch {torch.__version__}: install torch 2.13 or a later one"
         )
 
     def gone(self, number: int) -> None:
-        """No handle of that driver is left."""
+        """Note that no handle of a driver is left."""
         leaves.stay_away()
 
     def owner_of_file(self, name: str) -> int:
-        """As the core has them: whether code in it is nobody's, a library's, or the user's."""
+        """Return whose code is in a file: 0 nobody's, 1 a library's, 2 the user's."""
         return ("nobody", "library", "user").index(owner_of_file(name))
 
     def segments(self, number: int) -> list[bytes]:
-        """Return the blocks of each segment of the device: address, bytes, whether it is used."""
+        """Return the blocks of each memory segment of the device: address, bytes, 1 if in use."""
         driver = drivers.get(number)
         found = () if driver is None else accelerator.segments(driver.device)
         return [array("q", chain.from_iterable(segment)).tobytes() for segment in found]
 
     def peak(self, number: int) -> None:
+        """Take a snapshot at a new peak, with places."""
         driver = drivers.get(number)
         if driver is not None:
             driver.peak.look()
 
     def sample(self, number: int) -> None:
+        """Collect samples of the memory."""
         driver = drivers.get(number)
         if driver is not None:
             driver.steps.sample()
 
     def losses(self, number: int) -> None:
+        """Warn if recomputation takes most of the time."""
         driver = drivers.get(number)
         if driver is not None:
             driver.warn_of_losses()
 
     def owners(self, number: int) -> None:
+        """Register the rest of a model of which a weight was seen."""
         driver = drivers.get(number)
         if driver is not None:
             driver.meet_owners()
 
     def places(self, number: int, operators: int) -> None:
+        """Record the place in the program of the latest operators."""
         driver = drivers.get(number)
         if driver is not None:
             driver.noted(operators)
 
     def lessons(self, number: int, met: int) -> None:
+        """Look for learned plans of the step that begins."""
         driver = drivers.get(number)
         if driver is not None and driver.watcher is not None:
             driver.watcher.begins(met)
 
     def all_threads_are_known(self, number: int) -> bool:
+        """Return True if it is known which threads may read the program's tensors."""
         driver = drivers.get(number)
         lending = None if driver is None else driver.lending
         return lending is not None and lending.all_threads_are_known()
 
     def move_copies_out(self, number: int) -> bool:
-        """Return whether copies from which a step can be undone have left the budget."""
+        """Move the copies that undo a step out of the budget. Return True if any was in it."""
         driver = drivers.get(number)
         undo = None if driver is None else driver.undo
         return undo is not None and undo.move_copies_out()
 
     def unpack(self, handle: object) -> torch.Tensor:
-        """Return what autograd saved: compiled autograd calls this where it needs the value."""
+        """Return a saved tensor. Compiled autograd calls this when it needs the value."""
         return self.core.unpack(handle)
 
     def range(self, number: int, ends: int) -> None:
+        """Note that a range of the profiler begins or ends."""
         driver = drivers.get(number)
         if driver is not None and driver.undo is not None:
             driver.undo.marked(entering=not ends)

@@ -1,4 +1,4 @@
-"""Finds or builds the native core, and starts it: once in a process."""
+"""Find or build the native core, and start it once per process."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ _ROOMS: Final = (
 )
 _SOURCES: Final = tuple(f"{room}/*.cpp" for room in _ROOMS)
 _OLDEST: Final = (2, 11)
-_SEES_ALL: Final = (2, 13)  # before, its dispatch key comes above that of modes
+_SEES_ALL: Final = (2, 13)  # in older versions, dispatch modes come before the core's dispatch key
 
-_started: dict[str, Any] = {}  # the module, or why there is none
+_started: dict[str, Any] = {}  # "module": the module or None; "why not": the reason for None
 
 
 def core(*, build: bool = True) -> ModuleType | None:
-    """The native core, ready to be entered; None: `why_not()`.
+    """Return the native core, started. Compiling it on first use takes about a minute.
 
-    It is compiled on first use, which takes a minute. With `build=False` only one that was compiled
-    before is taken.
+    Args:
+        build: If False, use it only if it was compiled before.
+
+    Returns:
+        The module, or None. `why_not()` gives the reason then.
     """
     if "module" in _started:
         return _started["module"]
@@ -56,7 +59,7 @@ def core(*, build: bool = True) -> ModuleType | None:
             Answers(module), torch.Tensor, Parameter, [*map(tuple, traits())], (*EFFECTS, ONCE),
             SUMS_OF_PRODUCTS, ROOMY_ON_HOST,
         )  # fmt: skip
-    except RuntimeError as error:  # somebody else registered first
+    except RuntimeError as error:  # another library registered the same hooks first
         reason = f"it cannot be installed: {str(error).splitlines()[0]}"
     if reason:
         _started["why not"] = reason
@@ -77,28 +80,28 @@ def _version() -> tuple[int, ...]:
 
 
 def remedy() -> str:
-    """Return what to do where `core()` returned None."""
+    """Return the advice for users where `core()` returned None."""
     return REMEDIES if _version() >= _OLDEST else "Install torch 2.11 or a later one"
 
 
 def what_it_misses() -> str:
-    """Return what the native core refuses with this torch, in a few words; empty: nothing."""
+    """Return in a few words what the native core refuses with this torch, or ""."""
     if _version() >= _SEES_ALL:
         return ""
     return f"with torch {torch.__version__} it refuses modes and subclasses (2.13 lets it see them)"
 
 
 def why_not() -> str:
-    """Why `core()` returned None the last time, in a few words."""
+    """Return in a few words why `core()` last returned None."""
     return _started.get("why not", "")
 
 
 def ship_native_core(folder: Path) -> None:
-    """Puts it into `folder`, as it comes with a package; no error where there is none."""
+    """Copy the native core into `folder`, to ship it in a package. Do nothing if there is none."""
     if core() is not None:
         ship(NAME, _SOURCES, folder, with_torch=True)
 
 
 def why_no_native_core() -> str:
-    """Builds it if it is not there yet. Empty: it is there; else why it cannot be."""
+    """Build the native core if necessary. Return "" if it exists, else why it does not."""
     return "" if core() is not None else why_not()

@@ -1,4 +1,8 @@
-"""The native driver as the rest of the house sees a driver: numbers, a report, `keep`."""
+"""The Python object for one run of the native core.
+
+It implements the `Driver` interface of `online` by calls of the core, and holds what only Python
+knows: owners, places, steps, recordings.
+"""
 
 from __future__ import annotations
 
@@ -42,42 +46,48 @@ from rekindle.pytorch.online import (
 from rekindle.schedule import Recorder
 
 MUCH_LOST: Final = 10_000_000_000
-"""Nanoseconds: less time lost is nothing to warn of."""
+"""Least lost time (ns) that is worth a warning."""
 
 
 class Watcher(Protocol):
-    """Who knows the program's steps."""
+    """The learner, which knows the steps of the program."""
 
     def begins(self, met: int) -> None:
-        """A step begins with an operator that the core knows nothing of."""
+        """Handle the begin of a step whose first operator is `met`, unknown to the core so far."""
         ...
 
     def step(self) -> None:
-        """A step is over, and another one begins."""
+        """Handle the end of a step, where the next one begins."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Handle the end of the run."""
         ...
 
 
 class CopiesOnHost(Protocol):
-    """Who makes them."""
+    """The store of swapped values on the host."""
 
     @property
     def transfers(self) -> TransfersOnHost:
-        """Those that are over."""
+        """Statistics and errors of finished transfers."""
         ...
 
     def complain(self) -> None:
-        """Warns of what went wrong."""
+        """Warn about failed transfers."""
         ...
 
 
 class NativeShortfall(NamedTuple):
-    """How often the device had less than the budget says; what that is now, negative: none; how
-    often no place among neighbors in memory helped; how often something was evicted for a place
-    before the allocator was asked."""
+    """How often the device had less memory than the budget.
+
+    Attributes:
+        times: How often that was found, after a device OOM error.
+        budget: The budget now, maybe lowered. Negative: no limit.
+        by_sum: How often no contiguous piece could be freed, so the policy evicted by total size.
+        for_places: How often values were evicted for a contiguous piece before the allocator was
+            asked.
+    """
 
     times: int
     budget: Bytes
@@ -87,14 +97,14 @@ class NativeShortfall(NamedTuple):
 
 @final
 class NativePeak:
-    """Who held memory when there was most of it. The core notes that itself, at each new peak."""
+    """The snapshot of the memory at the peak, which the core takes at each new peak."""
 
     def __init__(self, driver: NativeDriver) -> None:
         self._driver = weakref.ref(driver)
 
     @property
     def now(self) -> Snapshot:
-        """In words."""
+        """The snapshot, with names and categories."""
         driver = self._driver()
         if driver is None:
             return Snapshot()
@@ -102,13 +112,13 @@ class NativePeak:
         return in_words(driver.core.peak_snapshot(driver.handle))
 
     def note_states(self) -> None:
-        """Ask optimizers what is their state, while they and that are there."""
+        """Ask the optimizers for their state while it is alive, if there is a new peak."""
         driver = self._driver()
         if driver is not None and driver.core.has_new_peak(driver.handle):
             driver.core.note_states(driver.handle, list(driver.owners.optimizers))
 
     def expect(self, nbytes: Bytes) -> None:
-        """Take a snapshot now, and one of each new peak of `nbytes` or more."""
+        """Take a snapshot now, and at each new peak of at least `nbytes`."""
         driver = self._driver()
         if driver is not None:
             driver.core.expect_peak(driver.handle, nbytes)
@@ -116,7 +126,7 @@ class NativePeak:
                 self.look()
 
     def look(self) -> None:
-        """Keep the words of the first snapshot and of this one, for the kinds of a trace."""
+        """Store the current snapshot as the latest. The first one is kept as well, for a trace."""
         driver = self._driver()
         if driver is not None:
             driver.looks[1:] = [self.now]
@@ -124,27 +134,30 @@ class NativePeak:
 
 @final
 class NativeAudit:
-    """What recomputation gave, compared with the first time. Costs a pass over every result."""
+    """A comparison of recomputed values with the original ones.
+
+    It costs a pass over every result.
+    """
 
     def __init__(self, core: ModuleType, handle: Any) -> None:
         self._core = core
         self._handle = handle
-        self._lines: list[str] = []  # of the program, for each operator
+        self._lines: list[str] = []  # the program's line, for each operator
 
     def note(self, operators: int) -> None:
-        """There are so many operators by now: those of late ran at this line."""
+        """Assign the current line to the operators since the last call (`operators`: total)."""
         self._lines += [users_line()] * (operators - len(self._lines))
 
     @property
     def different(self) -> tuple[Site, ...]:
-        """The operators that gave something else when they ran again, in order, each once."""
+        """The operators whose recomputation gave a different result, in order, each once."""
         found = self._core.recomputed_differently(self._handle)
         return tuple({Site(shown_name(name), self._lines[op]): None for name, op in found})
 
 
 @final
 class NativeDriver:
-    """One native engine and the memory that it decides about."""
+    """One run of the native core, with its engine and memory."""
 
     def __init__(
         self,
@@ -161,15 +174,16 @@ class NativeDriver:
         self.core = core
         amount = -1 if budget is None else budget
         score, chooser = score_of(policy), None
-        if score is None:  # the core does not know it, and asks it
+        if score is None:  # the core calls this policy through Python
             score, chooser = (0, False, False, False), policy.bind()
         self.handle = core.new(amount, str(device), assumed, learns, lends, score, chooser)
-        #: Whether anything may go, what is made with grad mode off as well.
+        #: True for evict="anything": values made without grad are recorded as well.
         self.anything = anything
         if anything:
             core.let_go_of_anything(self.handle)
-        self.lending: KnowsThreads | None = None  #: of a driver that evicts what variables hold
-        self.watcher: Watcher | None = None  #: only of a driver that learns
+        #: set if values that variables hold may be evicted
+        self.lending: KnowsThreads | None = None
+        self.watcher: Watcher | None = None  #: set if the run learns plans
         self.copies: CopiesOnHost | None = None
         self.transfers: TransfersOnHost | None = None
         if swaps is not None:
@@ -181,33 +195,34 @@ class NativeDriver:
             )  # fmt: skip
         self.engine = NativeEngine(core, self.handle, budget, swaps=swaps is not None)
         self.device = device
-        self.lock = threading.RLock()  # of what is in Python around the core
-        self.capture: NativeCapture | None = None  #: of a part of the run
-        self.whole: NativeCapture | None = None  #: of the whole run, if it is asked for
-        self.figures: Figures | None = None  #: those of the record, if it is over
+        self.lock = threading.RLock()  # guards the Python objects around the core
+        self.capture: NativeCapture | None = None  #: recording of a part of the run
+        self.whole: NativeCapture | None = None  #: recording of the whole run, if requested
+        self.figures: Figures | None = None  #: figures of the recording, once it is over
         self.places: Places | None = None
         self.audit: NativeAudit | None = None
-        self.looks: list[Snapshot] = []  #: while places are noted: the first, and the last
+        #: while places are recorded: the first and the last snapshot
+        self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine)
-        self.undo: StepUndo | None = None  #: of the step that is running
+        self.undo: StepUndo | None = None  #: undo of the running optimizer step
         self._stepping = False
-        self._warned = False  # of time lost
-        self._warm = WarmOptimizers()  # those with a state from before, by their parameters
+        self._warned = False  # about lost time
+        self._warm = WarmOptimizers()  # optimizers with state from before this run
         self.peak = NativePeak(self)
-        #: When the last `OutOfBudget` was, and a copy of it, which has no frames.
+        #: `operators_run` at the last `OutOfBudget`, and a copy of the error without frames.
         self.refused: tuple[int, OutOfBudget] | None = None
         drivers[core.number(self.handle)] = self
-        leaves.come_back()  # until the core is gone, which handles outlive us with
+        leaves.come_back()  # until the core is freed, which handles of saved tensors may delay
 
     @property
     def at_peak(self) -> Snapshot:
-        """Who held memory when there was most of it."""
+        """The snapshot of the memory at the peak."""
         return self.peak.now
 
     @property
     def operators_run(self) -> int:
-        """What moves with each of them."""
+        """A number that changes with every operator."""
         return self.engine.clock
 
     @property
@@ -220,12 +235,12 @@ class NativeDriver:
 
     @property
     def lost_ns(self) -> Nanoseconds:
-        """Time lost: recomputed operators, and what it took to choose, evict and rebuild."""
+        """Time lost (ns): recomputed operators, and choosing, evicting and rebuilding."""
         now = self.engine.now()
         return max(now.lost_ns, now.recompute_ns)
 
     def warn_of_losses(self) -> None:
-        """Warn, once, if most of the time goes into recomputation."""
+        """Warn once if more time goes into recomputation than into the computation itself."""
         now = self.engine.now()
         if self._warned or now.lost_ns < max(MUCH_LOST, now.compute_ns):
             return
@@ -242,33 +257,35 @@ class NativeDriver:
 
     @property
     def shortfall(self) -> NativeShortfall:
-        """Of the device, beneath the budget."""
+        """How often the device had less memory than the budget."""
         return NativeShortfall(*self.core.shortfall(self.handle))
 
     def keep_reserved(self) -> None:
-        """The budget limits what the device's allocator reserves, not what it gives out."""
+        """Apply the budget to the memory that the device's allocator reserves."""
         self.core.keep_reserved(self.handle)
 
     def elsewhere(self) -> str | None:
-        """What to say if the program was on another device all the time."""
+        """Return a warning if the program used another device all the time, else None."""
         met = [torch.device(name) for name in self.core.devices_met(self.handle)]
         return elsewhere(self.device, {device: device == self.device for device in met})
 
     def program_tensors(self) -> list[Tensor]:
-        """Return the tensors that the program still has of values in memory, the oldest first."""
+        """Return the program's living tensors of resident values, oldest first."""
         return self.core.program_tensors(self.handle)
 
     def pin(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is never evicted."""
+        """Never evict the memory of `tensor`."""
         self.core.keep(self.handle, tensor)
 
     def meet(self, tensor: Tensor) -> None:
-        """The memory of `tensor` counts from now on."""
+        """Count the memory of `tensor` from now on."""
         self.core.meet(self.handle, tensor)
 
     def meet_owners(self) -> None:
-        """Weights were met: the rest of their model counts as well, and their optimizers' state
-        from before."""
+        """Register the rest of the running model after some of its weights were seen.
+
+        The state that optimizers already have for these weights is registered, too.
+        """
         met = self.core.met(self.handle)
         model = self.owners.running_model()
         if model is not None:
@@ -280,8 +297,7 @@ class NativeDriver:
 
     @property
     def stepping(self) -> bool:
-        """Amid an optimizer's step, which nothing may interrupt: workspaces get what room there
-        is."""
+        """True while an optimizer's step runs. Its workspaces may then use all free room."""
         return self._stepping
 
     @stepping.setter
@@ -290,24 +306,28 @@ class NativeDriver:
         self.core.stepping(self.handle, on)
 
     def undo_no_more(self) -> None:
-        """Unless the step that may have to be undone is still running."""
+        """Drop the undo if its step is over."""
         if self.undo is not None and not self.undo.running:
             self.undo = None
             self.core.tell_ranges(self.handle, False)
 
     def tensors_within(self, value: object) -> list[Tensor]:
-        """Return the tensors in nested containers; of one made of others (a DTensor), those."""
+        """Return the tensors in nested containers.
+
+        A tensor made of others (a DTensor) is replaced by those.
+        """
         return self.core.tensors_within(value)
 
     def begin_step(self, optimizer: Any, *, saves: bool) -> tuple[bool, bytes]:
-        """Count what the step of `optimizer` will read; what it will write is a source.
+        """Prepare the step of `optimizer`: count what it reads, and make sources of what it writes.
 
         Args:
-            optimizer: Its step is about to begin.
-            saves: If all its tensors are plain, do what `save_before_step` does as well.
+            optimizer: The optimizer.
+            saves: Do what `save_before_step` does as well, if all its tensors are plain.
 
         Returns:
-            Whether its parameters are plain tensors with dense gradients; what tells its kind.
+            True if its parameters are plain tensors with dense gradients; and bytes that identify
+            the kind of the step.
         """
         return self.core.begin_optimizer_step(
             self.handle, optimizer.param_groups, _dict_of(optimizer.state), saves
@@ -319,54 +339,64 @@ class NativeDriver:
         self.core.save_before_optimizer_step(self.handle, groups, state)
 
     def forget_sources(self) -> bool:
-        """What is kept for nothing but to compute again what is there goes; whether it did."""
+        """Free sources kept only to recompute resident values. Return True if there were any."""
         return self.core.forget_sources(self.handle)
 
     def limit(self, budget: Bytes) -> None:
-        """The budget is another one from now on."""
+        """Change the budget."""
         self.engine.budget = budget
 
     def make_room(self, needed: Bytes, who: str) -> None:
         self.core.make_room(self.handle, needed, who)
 
     def give_away(self, home: torch.UntypedStorage) -> None:
-        """From now on others may write to `home` (R4)."""
+        """Note that others may write to `home` from now on, so its values become sources (R4)."""
         self.core.give_away(self.handle, home._cdata)
 
     def bring_back(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is there."""
+        """Make the memory of `tensor` resident."""
         self.core.bring_back(self.handle, tensor)
 
     def keep_there(self, tensor: Tensor) -> None:
-        """Likewise, and it stays as long as the program has it."""
+        """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
         self.core.keep_there(self.handle, tensor)
 
     def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
-        """Keep the memory of `tensors` until `unlock_there` is called with what this returns.
+        """Make the memory of `tensors` resident, and do not evict it until `unlock_there`.
 
-        `saved`: keep what autograd saved as well.
+        Args:
+            tensors: The tensors.
+            saved: Lock what autograd saved as well.
+
+        Returns:
+            A number to pass to `unlock_there`.
         """
         return self.core.lock_there(self.handle, tensors, saved)
 
     def unlock_there(self, number: int) -> None:
-        """The inverse of `lock_there`."""
+        """Undo `lock_there`."""
         self.core.unlock_there(self.handle, number)
 
     def record_without_grad(self, record: bool) -> None:
-        """One reason less, or one more, that what is made with grad mode off has no recipe; it has
-        one only where anything may go."""
+        """Add or remove a reason not to record operators while grad mode is off.
+
+        Such operators are recorded only with evict="anything".
+        """
         if self.anything:
             self.core.record_without_grad(self.handle, -1 if record else 1)
 
     def about_to_resize(self, home: torch.UntypedStorage, nbytes: int) -> Callable[[], None] | None:
-        """What is in `home` is about to be cut off, or to grow. Returns what to call when it has
-        been, if it is known."""
+        """Note that `home` is about to be resized.
+
+        Returns:
+            A function to call after the resize, or None if the core does not know the storage.
+        """
         known = self.core.about_to_resize(self.handle, home._cdata, nbytes)
         return partial(self.core.resized, self.handle) if known else None
 
     @contextmanager
     def trading(self, t1: Tensor, t2: Tensor) -> Iterator[None]:
-        """Inside, nothing follows the two."""
+        """Track neither tensor inside the block, so that they can be swapped."""
         with self.owners.without(t1, t2):
             self.core.step_back(self.handle, t1)
             self.core.step_back(self.handle, t2)
@@ -376,7 +406,7 @@ class NativeDriver:
                 self.core.follow_again(self.handle)
 
     def close(self) -> None:
-        """The context is over: from now on what dies is acted on at once."""
+        """End the context. From now on frees are processed at once."""
         self.peak.note_states()
         if self.watcher is not None:
             self.watcher.close()
@@ -389,26 +419,26 @@ class NativeDriver:
             self.copies.complain()
 
     def begin_audit(self) -> NativeAudit:
-        """From now on compare each recomputed value with what was there the first time."""
+        """Compare each recomputed value with the original from now on."""
         self.core.audit(self.handle)
         self.core.note_places(self.handle, True)
         self.audit = NativeAudit(self.core, self.handle)
         return self.audit
 
     def noted(self, operators: int) -> None:
-        """Note where the program is: so many operators ran by now."""
+        """Record the current place for all operators so far. `operators` is their total."""
         for each in (self.places, self.audit):
             if each is not None:
                 each.note(operators)
 
     def write_down(self) -> None:
-        """All that happens from now on, and where in the program each operator is."""
+        """Record all events from now on, and the place of each operator."""
         self.whole = NativeCapture(self.core, self.handle, whole=True)
         self.places = Places()
         self.core.note_places(self.handle, True)
 
     def _write_no_more(self) -> None:
-        """The budget is over, and what comes back now may not fit: it is in no record."""
+        """End the recordings: values recomputed after the budget may exceed it."""
         if self.whole is not None and self.figures is None:
             now = self.engine.now()
             self.figures = now.compute_ns, now.recompute_ns, now.evictions, now.recomputations
@@ -418,34 +448,35 @@ class NativeDriver:
 
     @property
     def written_down(self) -> bool:
-        """Whether anybody asked for what happens now."""
+        """True while a recording is active."""
         return self.whole is not None or self.capture is not None
 
     def recorded(self) -> Recorder:
-        """Every action, if the whole run is written down."""
+        """Return every action so far. Empty unless the whole run is recorded."""
         return Recorder() if self.whole is None else self.whole.recorder()
 
     def also_capture(self) -> NativeCapture:
-        """What happens from now on, until `capture_no_more`."""
+        """Start a recording that `capture_no_more` ends."""
         self.capture_no_more()
         self.capture = NativeCapture(self.core, self.handle)
         return self.capture
 
     def capture_no_more(self) -> None:
-        """The end of what was begun by `also_capture`."""
+        """End the recording that `also_capture` started."""
         if self.capture is not None:
             self.capture.end()
             self.capture = None
 
     def snapshot(self) -> Snapshot:
-        """Who holds memory now. Walks everything: not for every operator.
+        """Return who holds memory now. It visits everything, so do not call it per operator.
 
-        Only how much there is, once a thread that started inside ran a backward pass, or if this is
-        such a thread: gradients are known by their parameters, and may be freed meanwhile.
+        Gradients are found through their parameters, and may be freed while another thread runs a
+        backward pass. If a thread that started inside the budget has run a backward pass, or is the
+        caller, the snapshot contains only the amount of memory.
         """
         return in_words(self.core.snapshot(self.handle, list(self.owners.optimizers)))
 
 
 def _dict_of(state: Any) -> dict[Any, Any]:
-    """Return the state of an optimizer, which may be any mapping, as a dict."""
+    """Return the state of an optimizer as a dict. It may be any mapping."""
     return state if isinstance(state, dict) else dict(state.items())

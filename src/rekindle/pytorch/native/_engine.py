@@ -1,4 +1,4 @@
-"""What may be asked of the engine of a native driver."""
+"""The engine of a native run, as Python sees it: its numbers and its budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.pytorch.online import Numbers
 
 
 class NativeHost(NamedTuple):
-    """Bytes that went to the host, and that came back, in all; most at once."""
+    """Bytes swapped out and in so far, and the most bytes on the host at once."""
 
     swapped_out: Bytes
     swapped_in: Bytes
@@ -20,7 +20,7 @@ class NativeHost(NamedTuple):
 
 @final
 class NativeEngine:
-    """What may be asked of an engine."""
+    """A view of the engine in the native core. Each property is one call."""
 
     def __init__(
         self, core: ModuleType, handle: Any, budget: Bytes | None, *, swaps: bool = False
@@ -41,7 +41,7 @@ class NativeEngine:
 
     @property
     def host(self) -> NativeHost | None:
-        """What went to the host so far; None: nothing is swapped."""
+        """What was swapped so far. None: swapping is off."""
         return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
 
     def now(self) -> Numbers:
@@ -76,22 +76,22 @@ class NativeEngine:
         return self.now().unlisted
 
     def has_room(self, needed: Bytes) -> bool:
-        """Whether `needed` bytes more would fit if all that may be let go went; nothing does."""
+        """Return True if `needed` bytes would fit after evicting all candidates. Evicts nothing."""
         return self._core.has_room(self._handle, needed)
 
     @property
     def storages(self) -> Iterator[int]:
-        """As many as there are in the graph."""
+        """An iterator with one item for each storage of the graph, for counting them."""
         return iter(range(self.now().storages))
 
     def take_samples(self) -> bytes:
-        """Those since the last time: clock, memory and time lost, 8 bytes each."""
+        """Return the samples since the last call: clock, memory and time lost, 8 bytes each."""
         return self._core.take_samples(self._handle)
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """The next one is taken at `due`, and others `every` so often."""
+        """Take the next sample at `due`, and further ones `every` ns."""
         self._core.space_samples(self._handle, due, every)
 
     def check(self) -> None:
-        """Asserts every invariant."""
+        """Assert every invariant of the engine."""
         self._core.check(self._handle)

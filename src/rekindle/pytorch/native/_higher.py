@@ -1,8 +1,10 @@
-"""Higher-order operators and compiled regions, which know nothing of the core's dispatch key.
+"""Higher-order operators and compiled regions, which ignore the core's dispatch key by default.
 
-A higher-order operator asks each key for a kernel. Here it gets one that passes it on: what it runs
-in its turn is seen, operator by operator. Compiled code is not made of operators: each region
-becomes one, with the graph's word for what it writes and how large its results will be (R12).
+A higher-order operator has a kernel for each dispatch key. Here it gets one for the core's key that
+passes the call on, so the core sees the operators that it runs.
+
+Compiled code does not consist of operators. Each compiled region becomes one operator here (R12).
+The region's graph tells what it writes and how large its results will be.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from rekindle.pytorch.operators import (
 from rekindle.pytorch.tensors import sees
 
 AGAIN: Final = "rekindle_regions"
-ONCE: Final = "rekindle_regions_once"  #: the core never runs again what is in there
-_STATISTICS: Final = 256  # as in `_traits`
-_READ, _WRITTEN, _NUMBER, _NOTHING = range(4)  # what an argument of a region is
+ONCE: Final = "rekindle_regions_once"  #: namespace of regions that must not be recomputed
+_STATISTICS: Final = 256  # the flag in `operators._traits`
+_READ, _WRITTEN, _NUMBER, _NOTHING = range(4)  # kinds of arguments of a region
 
 
 def shown_name(name: str) -> str:
-    """Of an operator, as the program is told: all regions have one."""
+    """Return the name to show to users: all regions have the same."""
     return REGION if name.startswith(AGAIN) else name
 
 
@@ -45,20 +47,23 @@ _key: list[Any] = []
 
 
 def is_seen() -> bool:
-    """Whether operators of this thread are: not amid one."""
+    """Return True if the core sees operators of this thread now: not inside another operator."""
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     return bool(_key) and included.has(_key[0]) and not excluded.has(_key[0])
 
 
 def hidden() -> AbstractContextManager[Any]:
-    """Inside, operators of this thread are not seen."""
+    """Hide operators of this thread from the core inside the block."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key[0]))  # type: ignore[attr-defined]
 
 
 @contextmanager
 def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]:
-    """Inside, the core knows all there are; some come with the compiler, once that is imported."""
+    """Make all higher-order operators known to the core inside the block.
+
+    Some are defined by the compiler, so this happens again once the compiler is imported.
+    """
 
     @contextmanager
     def taught(module: object) -> Iterator[None]:
@@ -70,7 +75,7 @@ def higher_order_operators_taught(core: ModuleType, keys: Any) -> Iterator[None]
 
 
 def _teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
-    """All there are by now. `keys`: that of the core, for which Python has no name."""
+    """Add a kernel to all higher-order operators so far. `keys` holds the core's dispatch key."""
     if _higher_order_ops.keys() <= _taught:
         return
     if not _key:
@@ -84,7 +89,7 @@ def _teach_higher_order_operators(core: ModuleType, keys: Any) -> None:
 
 @final
 class _Kernel:
-    """What a higher-order operator does at the key of the core."""
+    """The kernel of a higher-order operator for the core's dispatch key."""
 
     def __init__(self, core: ModuleType, higher: HigherOrderOperator) -> None:
         self._core = core
@@ -100,20 +105,21 @@ class _Kernel:
         return self._pass(args, kwargs)
 
     def _pass(self, args: Any, kwargs: Any) -> Any:
+        """Call the kernel of the next dispatch key."""
         keys = _compute_keyset(args, kwargs, self._higher.non_fallthrough_keys)
         return self._higher.dispatch(keys.remove(_key[0]).highestPriorityTypeId(), *args, **kwargs)
 
 
 @contextmanager
 def compiled_regions_seen() -> Iterator[None]:
-    """Inside, what is compiled shows itself as a higher-order operator, and is seen as one."""
+    """Make code compiled inside the block appear as a higher-order operator."""
     with regions_shown(), when_imported("torch._inductor.output_code", _as_in_a_mode):
         yield
 
 
 @contextmanager
 def _as_in_a_mode(output_code: Any) -> Iterator[None]:
-    """Inside, compiled code takes what the core sees for what a dispatch mode sees."""
+    """Make compiled code treat the core like a dispatch mode inside the block."""
     inside = output_code.is_in_torch_dispatch_mode
 
     def seen() -> bool:
@@ -130,33 +136,37 @@ def _as_in_a_mode(output_code: Any) -> Iterator[None]:
 
 
 def _run_region(core: ModuleType, compiled: Any, inputs: list[Any]) -> Any:
-    """Runs the code of a region as the operator that stands for it."""
+    """Run the code of a region as one operator."""
     region = region_of(compiled)
     once = region.opaque or region.may_differ([each for each in inputs if isinstance(each, Tensor)])
     found = _operators.get((region, once))
     if found is None:
         found = _operators[region, once] = _RegionOperator(core, region, once=once)
     arguments = list(inputs)
-    inputs.clear()  # PyTorch's way to let go of them
+    inputs.clear()  # PyTorch frees the inputs in this way, too
     with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(region.training):  # type: ignore[attr-defined]
         return found.run(arguments)
 
 
-#: By region, and whether it runs only once. They stay, and with them the code: recipes of graphs
-#: that are still there run it.
+#: Operators by region and `once`. They are kept forever, with their code, because recipes of living
+#: graphs may run it.
 _operators: dict[tuple[Region, bool], _RegionOperator] = {}
 
 
 @final
 class _RegionOperator:
-    """One operator for one region. Its arguments: what is read, what is written, the numbers, and
-    which of these comes at each place. `once`: it never runs again."""
+    """The operator that stands for one region.
+
+    Its arguments are the tensors it reads, the tensors it writes, the numbers, and the kind of each
+    original argument. With `once` it is never recomputed.
+    """
 
     def __init__(self, core: ModuleType, region: Region, *, once: bool) -> None:
         namespace = ONCE if once else AGAIN
         self._library = torch.library.Library(namespace, "FRAGMENT")
         self._written = {position for position, _ in region.written}
-        self._last = threading.local()  # .results: of the last run, with a mark for each tensor
+        # .results: the last results, with a mark in place of each tensor
+        self._last = threading.local()
         name = f"region_{len(_operators)}"
         written = "Tensor(a!)[]" if self._written else "Tensor[]"
         self._library.define(
@@ -186,6 +196,8 @@ class _RegionOperator:
         return tuple(next(tensors) if each is _TENSOR else each for each in self._last.results)
 
     def _kernel(self, code: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+        """Return the operator's kernel, which calls `code` with the original arguments."""
+
         def kernel(
             read: list[Tensor], written: list[Tensor], numbers: list[int], places: list[int]
         ) -> list[Tensor]:

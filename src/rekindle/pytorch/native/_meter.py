@@ -1,4 +1,4 @@
-"""What the native core knows of the operators that ran so far."""
+"""Export what the native core measured of operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from rekindle.pytorch.native._core import core
 
 
 def signatures_seen() -> Iterator[tuple[str, tuple[tuple[int, ...], ...], Nanoseconds, Bytes]]:
-    """Yield the name, sizes, cost and workspace of each signature that ran.
+    """Iterate over the signatures that ran.
 
-    The name is that of the operator, the sizes are those of its tensors.
+    Yields:
+        The operator's name, the sizes of its tensors, its cost (ns) and its workspace (bytes).
     """
     module = core(build=False)
     if module is not None:

@@ -1,4 +1,4 @@
-"""Enters and leaves the native core: what is to be arranged in Python around it."""
+"""Enter and leave the native core, with what has to be set up in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.pytorch.online import StepUndo
 
 @final
 class NativeRuntime:
-    """Everything that belongs to one `rekindle.budget(...)`."""
+    """One `rekindle.budget(...)`, as `OptimizerSteps` and the context use it."""
 
     def __init__(self, driver: NativeDriver) -> None:
         self.driver = driver
@@ -28,7 +28,7 @@ class NativeRuntime:
 
     @property
     def never_recompute(self) -> int:
-        """Depth of `rekindle.never_recompute()`."""
+        """The nesting depth of `rekindle.never_recompute()`."""
         return self._never_recompute
 
     @never_recompute.setter
@@ -36,19 +36,26 @@ class NativeRuntime:
         self.driver.core.never_recompute(self.driver.handle, depth - self._never_recompute)
         self._never_recompute = depth
 
-    # -- an optimizer's step (as `OptimizerSteps` asks for it) ----------------------------------
+    # -- for the steps of optimizers (`OptimizerSteps`) -------------------------------------------
 
     def record_without_grad(self, record: bool) -> None:
-        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        """Add or remove a reason not to record operators while grad mode is off.
+
+        Args:
+            record: True removes one reason, False adds one.
+        """
         self.driver.record_without_grad(record)
 
     def not_of_the_program(self) -> AbstractContextManager[Any]:
-        """Inside, operators pass: a mode of our own has what they do, which before torch 2.13 would
-        come after the core."""
+        """Hide operators of this thread from the core inside the block.
+
+        A dry run sees them in a dispatch mode, which would come after the core in torch before
+        2.13.
+        """
         return hidden()
 
     def unseen(self, func: Any, *args: Tensor) -> Tensor:
-        """Runs an operator of our own, whose result stays and counts."""
+        """Run an operator of Rekindle itself, whose result is counted and never evicted."""
         self.never_recompute += 1
         try:
             with torch.no_grad():
@@ -57,12 +64,12 @@ class NativeRuntime:
             self.never_recompute -= 1
 
     def undoes(self, undo: StepUndo) -> None:
-        """Tell `undo` when the step that has begun ends, and when memory is short."""
+        """Report to `undo` when the step ends, and when memory is short."""
         self.driver.undo = undo
         self.driver.core.tell_ranges(self.driver.handle, True)
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer made a step: one step of the program is over."""
+        """Note that an optimizer made a step, so one step of the program is over."""
         driver = self.driver
         driver.undo_no_more()
         driver.owners.optimizers.add(optimizer)
@@ -74,7 +81,7 @@ class NativeRuntime:
 
 @contextmanager
 def seen(driver: NativeDriver) -> Iterator[None]:
-    """Inside, operators of this thread and what autograd saves are the driver's."""
+    """Let the core see operators and saved tensors of this thread inside the block."""
     core = driver.core
     core.enter(driver.handle)
     before = torch._C._dispatch_tls_local_include_set()
@@ -89,10 +96,13 @@ def seen(driver: NativeDriver) -> Iterator[None]:
 
 @contextmanager
 def seen_in_thread(driver: NativeDriver) -> Iterator[None]:
-    """For a thread that was started inside. When the budget is over, what it runs just passes."""
+    """Let the core see a thread that was started inside the budget.
+
+    After the end of the budget, operators of the thread run unseen.
+    """
     core = driver.core
     core.see(driver.handle)
-    del driver  # which the thread may outlive
+    del driver  # the thread may outlive the driver
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Words for what the core noted about who holds memory at one moment."""
+"""Turn the core's numbers about who holds memory into a `Snapshot`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.pytorch.online import (
     line_in_words,
 )
 
-# Flags of a holder, and kinds of what is owned, as in `native/memory/snapshot.h`.
+# Flags of a holder and kinds of owned memory, as in `native/memory/snapshot.h`.
 _REPLAYABLE, _PINNED, _HELD, _REFERENCED, _CONSUMED, _PARAMETER, _COUNTED = (
     1 << bit for bit in range(7)
 )
@@ -32,7 +32,7 @@ _KINDS: Final = (INPUTS, PARAMETERS, GRADIENTS, OPTIMIZER)
 
 
 class _Holder(NamedTuple):
-    """One piece of memory, as the core knows it."""
+    """One piece of memory, as the core reports it."""
 
     nbytes: Bytes
     allocation: int
@@ -44,7 +44,7 @@ class _Holder(NamedTuple):
 
 
 class _Owned(NamedTuple):
-    """What the program says about one allocation."""
+    """One allocation whose purpose the program knows."""
 
     allocation: int
     kind: int
@@ -62,7 +62,7 @@ class _Snapshot(NamedTuple):
 
 
 def in_words(noted: tuple[Any, ...]) -> Snapshot:
-    """Give a snapshot of the core's categories, names and the line of the program."""
+    """Convert a snapshot of the core: add categories, names and the program's line."""
     memory, clock, resident, cached, line, holders, owned = _Snapshot(*noted)
     said = {
         each.allocation: (_KINDS[each.kind], each.parameter)
@@ -85,7 +85,7 @@ def in_words(noted: tuple[Any, ...]) -> Snapshot:
 
 
 def _category(holder: _Holder, said: Mapping[int, tuple[str, int]]) -> tuple[str, int]:
-    """Return the category, and the id of the parameter that it belongs to, or 0."""
+    """Return the category of `holder`, and the id of the parameter that it belongs to, or 0."""
     flags = holder.flags
     if holder.allocation in said:
         return said[holder.allocation]

@@ -1,8 +1,8 @@
-"""Counts the states of PyTorch's generators that a program keeps, and brings back evicted ones.
+"""Count the generator states that a program keeps, and bring evicted ones back.
 
-A state is 5,056 bytes that no operator makes. Programs that set the generator back, as checkpoints
-do, keep one for each region. All of them, those of `torch.get_rng_state()` and `fork_rng()` as
-well, come from `torch.Generator.get_state()`.
+A state takes 5,056 bytes and is made by no operator. Programs that reset the generator, such as
+checkpointing, keep one per region. All states come from `torch.Generator.get_state()`, also those
+of `torch.get_rng_state()` and `fork_rng()`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _NAME: Final = "torch.Generator.get_state"
 
 
 class StateKeeper(Protocol):
-    """The driver."""
+    """The driver, as this file uses it."""
 
     core: ModuleType
 
     def make_room(self, needed: Bytes, who: str) -> None:
-        """Evicts until `needed` bytes fit, or raises `OutOfBudget`: `who` needs them."""
+        """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
         ...
 
     def bring_back(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is there."""
+        """Make the memory of `tensor` resident."""
         ...
 
     def meet(self, tensor: Tensor) -> None:
-        """The memory of `tensor` counts from now on."""
+        """Count the memory of `tensor` from now on."""
         ...
 
 
 @contextmanager
 def random_states_counted(driver: StateKeeper) -> Iterator[None]:
-    """Inside, there is room for a state of a generator before it is taken, and it counts at once.
+    """Inside the block, make room for each generator state before it is made, and count it.
 
-    For budgets of the CPU's memory, where all states are.
+    For budgets of CPU memory, where all states are.
     """
     original = vars(torch.Generator)["get_state"]
 
@@ -62,10 +62,11 @@ def random_states_counted(driver: StateKeeper) -> Iterator[None]:
     @functools.wraps(setter)
     def set_state(generator: torch.Generator, state: Tensor) -> torch.Generator:
         if is_seen() and isinstance(state, Tensor):
-            driver.bring_back(state)  # it is read by no operator
+            # no operator reads the state, so the core does not see the access
+            driver.bring_back(state)
         return setter(generator, state)
 
-    put = driver.core.put_method  # the type is C's, and takes no attribute from Python
+    put = driver.core.put_method  # a C type, whose attributes Python cannot set
     put(torch.Generator, "get_state", get_state)
     put(torch.Generator, "set_state", set_state)
     try:

@@ -1,8 +1,8 @@
-"""What the native core wrote down, event by event, becomes a trace and a record.
+"""Turn the journal of the native core into a trace and a record.
 
-The journal of its engine says what was told, in the order in which it was told. What is told of a
-call (what it reads, makes and writes over) comes before it. Handles of what a call writes over mean
-what it makes: of that the journal says nothing.
+The journal lists the events of the engine in their order. The entries that describe a call (what it
+reads, makes and overwrites) come before the call. After a call that writes in place, handles of the
+old value refer to the new one. The journal has no entries for that, so this file adds them.
 """
 
 from __future__ import annotations
@@ -25,32 +25,37 @@ KINDS: Final = (
     "listen", "uncounted", "ahead", "prefetch", "discards", "measured", "swap_out_failed",
     "swap_in_failed", "copy_lost", "compute", "free", "swap_out", "swap_in", "discard",
 )  # fmt: skip
-"""As in native/engine/journal.h."""
+"""The kinds of entries, as in native/engine/journal.h."""
 _REPLAYABLE: Final = 1
 
 
 class Transcript(NamedTuple):
-    """As the core gives it: words of 64 bits, and names."""
+    """A journal as the core returns it: 64-bit words, and names."""
 
     present: bytes
-    """What was in the graph: id, bytes, references, whether the program held it."""
+    """Storages in the graph at the start: id, bytes, references, 1 if the program held it."""
     counted: bytes
-    """What was in memory but in no graph, likewise."""
+    """Memory outside of the graph at the start, in the same form."""
     entries: bytes
-    """Kind, id, number, flags, clock, memory."""
+    """The entries: kind, id, number, flags, clock, memory."""
     places: bytes
-    """Of a step: how many entries there were before each of its operators."""
+    """For a step: the number of entries before each of its operators."""
     workspaces: bytes
-    """What each call took beside what it made."""
+    """The workspace of each call in bytes."""
     backward: bytes
-    """Whether it was in a backward pass."""
+    """For each call, 1 if it ran in a backward pass."""
     names: list[str]
 
 
 def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
-    """The trace; how many operators and how many storages it has before each of the step's.
+    """Build a trace from a journal.
 
-    Raises `InvalidTrace` for what cannot have been.
+    Returns:
+        The trace; and for each operator of the step, how many operators and storages the trace has
+        before it.
+
+    Raises:
+        InvalidTrace: The journal contradicts itself.
     """
     reader = _Reader(words)
     starts: list[int] = []
@@ -71,9 +76,9 @@ def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
 
 
 def acted(words: Transcript) -> Recorder:
-    """Every action, with clock and memory as it begins."""
+    """Return every action in a journal, each with clock and memory at its begin."""
     recorder = Recorder()
-    overwrites = False  # the call that is told of
+    overwrites = False  # True if the call that follows writes in place
     for kind, number, _, flags, clock, memory in _rows(words.entries, 6):
         match KINDS[kind]:
             case "overwrites":
@@ -98,14 +103,20 @@ def acted(words: Transcript) -> Recorder:
 
 @final
 class NativeCapture:
-    """What happens from now on, up to `end`."""
+    """A recording from its creation to `end`."""
 
     def __init__(self, core: ModuleType, handle: Any, *, whole: bool = False) -> None:
-        """`whole`: from the beginning of a run on, and nothing of it is forgotten."""
+        """Start the recording.
+
+        Args:
+            core: The native core.
+            handle: The run to record.
+            whole: Record the whole run, from its beginning, and keep everything.
+        """
         self._core = core
         self._handle = handle
         self._number = core.write_down(handle, whole)
-        self._words: Transcript | None = None  # once it is over
+        self._words: Transcript | None = None  # set by `end`
 
     def end(self) -> None:
         if self._words is None:
@@ -126,6 +137,8 @@ class NativeCapture:
 
 @final
 class _Reader:
+    """A builder of a trace from the entries of a journal."""
+
     def __init__(self, words: Transcript) -> None:
         self.builder = TraceBuilder("captured", held=True)
         self._values: dict[int, ValueId] = {}
@@ -164,7 +177,7 @@ class _Reader:
                 self.builder.drop(self._values[storage])
             case "uncounted" if storage in self._counted:
                 self.builder.drop(self._counted.pop(storage))
-            case _:  # of no matter to whoever plans
+            case _:  # irrelevant for a trace
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:

@@ -1,4 +1,8 @@
-"""A program within a budget, around its operators: optimizers, owners, places, steps."""
+"""The Python side of one run within a budget: optimizers, owners, places, steps, errors.
+
+The C++ runtime handles operators, tensors and saved values. This room handles what happens around
+operators.
+"""
 
 from rekindle.pytorch.online._calls import ModelCall as ModelCall
 from rekindle.pytorch.online._calls import Shape as Shape

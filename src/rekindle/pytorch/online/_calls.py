@@ -1,4 +1,8 @@
-"""The call of a model, with what it was given as shapes: it keeps neither alive."""
+"""A record of the call of a model, with shapes in place of tensors.
+
+It keeps neither the model nor its arguments alive. A rehearsal of the step rebuilds the arguments
+from it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-_CALL: Final = nn.Module._call_impl.__code__  #: what runs for every call of a module
+_CALL: Final = nn.Module._call_impl.__code__  #: the function that runs for every call of a module
 _PLAIN: Final = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is known of a tensor without its content."""
+    """The metadata of a tensor, without its contents."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -29,15 +33,20 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Shape:
+        """Return the metadata of `tensor`."""
         return cls(tensor.size(), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
 @final
 class ModelCall:
-    """Which model was called, and with what: shapes in place of tensors, and weak references to
-    whatever else is neither a container nor a plain value."""
+    """The call of a model, with its arguments.
+
+    Tensors are recorded as shapes. Other objects are weak references, except containers and plain
+    values.
+    """
 
     def __init__(self, frame: FrameType) -> None:
+        """Record the call that runs in `frame`, a frame of `nn.Module._call_impl`."""
         given = frame.f_locals
         self.model: weakref.ref[nn.Module] = weakref.ref(given["self"])
         self._arguments: Any = tree_map(_kept, (given["args"], given["kwargs"]))
@@ -45,8 +54,17 @@ class ModelCall:
     def arguments(
         self, tensor_of: Callable[[Shape], Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Its arguments, with tensors as `tensor_of` makes them. Raises `ReferenceError` if some
-        are gone."""
+        """Rebuild the arguments of the call.
+
+        Args:
+            tensor_of: Makes a tensor from a shape.
+
+        Returns:
+            The positional and the keyword arguments.
+
+        Raises:
+            ReferenceError: An argument is no longer alive.
+        """
 
         def again(kept: Any) -> Any:
             if type(kept) is Shape:
@@ -60,7 +78,7 @@ class ModelCall:
 
 
 def running_call() -> FrameType | None:
-    """The outermost call of a module in this thread, if any runs."""
+    """Return the frame of the outermost module call in this thread, or None."""
     frame: FrameType | None = sys._getframe(1)
     found = None
     while frame is not None:
@@ -71,13 +89,14 @@ def running_call() -> FrameType | None:
 
 
 def interrupted_call(traceback: TracebackType | None) -> FrameType | None:
-    """The outermost call of a module that an error came out of, if any did."""
+    """Return the frame of the outermost module call that an error came out of, or None."""
     while traceback is not None and traceback.tb_frame.f_code is not _CALL:
         traceback = traceback.tb_next
     return None if traceback is None else traceback.tb_frame
 
 
 def _kept(value: Any) -> Any:
+    """Return what to record of one argument."""
     if isinstance(value, Tensor):
         return Shape.of(value)
     return value if isinstance(value, _PLAIN) else weakref.ref(value)

@@ -1,4 +1,4 @@
-"""Puts the content of Python's containers back to what it was."""
+"""Record the contents of Python containers, to restore them later."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ PutBack = Callable[[], Any]
 
 
 def keep(value: Any) -> PutBack:
-    """Keep `value`; return what returns it."""
+    """Return a function that returns `value`."""
     return lambda: value
 
 
 def put_back(
     value: Any, seen: dict[int, PutBack], item_kept: Callable[[Any], PutBack] = keep
 ) -> PutBack:
-    """Returns what gives `value` its content of now again, and that of the containers in it.
+    """Record the contents of `value` and of the containers inside.
 
-    The same objects are filled again: hooks' handles and C++ refer to them. `item_kept` says how
-    to have each item again that is no container.
+    The same container objects are filled again, because handles of hooks and C++ code refer to
+    them.
+
+    Args:
+        value: A container, or anything else.
+        seen: The containers recorded so far, by id. Pass an empty dict.
+        item_kept: Records one item that is not a container.
+
+    Returns:
+        A function that restores the contents and returns `value`.
     """
     if type(value) not in _CONTAINERS:
         return item_kept(value)
@@ -32,7 +40,7 @@ def put_back(
 
     def refill() -> Any:
         nonlocal pending
-        if pending:  # a container that holds itself is filled once
+        if pending:  # fill a container that contains itself only once
             pending = False
             content = [(key, item()) for key, item in items]
             value.clear()

@@ -1,4 +1,4 @@
-"""The one device whose memory a budget is for: found, checked, and missed where it is another."""
+"""Select and check the one device whose memory a budget counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 
 
 def device_of(device: str | torch.device | None) -> torch.device:
-    """The device that is meant; None: CUDA if it is in use, else the CPU.
+    """Return the device that the user means.
 
-    Raises `InvalidArgument` for one that is not there.
+    Args:
+        device: The argument `device=`. None: CUDA if it is in use, else the CPU.
+
+    Raises:
+        InvalidArgument: The device does not exist here or has no memory.
     """
     if device is None:
         return torch.device(accelerator.KIND if accelerator.in_use() else "cpu")
@@ -35,8 +39,13 @@ def device_of(device: str | torch.device | None) -> torch.device:
 
 
 def device_of_program() -> torch.device | None:
-    """For a program that has not begun, and so has not moved to CUDA yet: where there is CUDA, it
-    will; of several devices to the one of its rank on this machine. None: nothing can be said."""
+    """Return the device that a program will use that has not started yet.
+
+    If CUDA is available, the program will use it, with the device of its local rank.
+
+    Returns:
+        The device, or None if there is no accelerator.
+    """
     if not accelerator.available():
         return None
     rank = os.environ.get("LOCAL_RANK", "")
@@ -52,7 +61,15 @@ def _refused(device: object, got: str) -> InvalidArgument:
 
 
 def same_device(counted: torch.device, met: torch.device) -> None:
-    """Raises `Unsupported` where a program moves to another device than the one assumed for it."""
+    """Check that a program uses the device that its budget counts.
+
+    Args:
+        counted: The device of the budget.
+        met: The device of a tensor of the program.
+
+    Raises:
+        Unsupported: The tensor is on another accelerator.
+    """
     if met == counted or met.type in ("cpu", "meta"):
         return
     if met.type == counted.type:
@@ -71,7 +88,15 @@ def same_device(counted: torch.device, met: torch.device) -> None:
 
 
 def elsewhere(device: torch.device, met: Mapping[torch.device, bool]) -> str | None:
-    """What to say if all tensors of a program were on other devices than the one counted."""
+    """Return a warning if no tensor of the program was on the counted device.
+
+    Args:
+        device: The device of the budget.
+        met: The devices of the program's tensors, each with True if it is the counted one.
+
+    Returns:
+        The warning, or None.
+    """
     if not met or any(met.values()):
         return None
     same = any(other.type == device.type for other in met)

@@ -1,8 +1,8 @@
-"""What the step of an optimizer will take, found out before it begins: it runs on shapes.
+"""Predict the memory of an optimizer's step by running the step on shapes.
 
-Its own code runs, on stand-ins that have the sizes of parameters, gradients and state, and no
-memory. Nothing is computed but numbers of one element (the count of steps, and what is made from
-it), on copies. What operators make is counted as the runtime counts it.
+The optimizer's own code runs on stand-ins for parameters, gradients and state. Stand-ins have sizes
+but no memory. Only tensors of one element are computed, on copies: for example the step count. Each
+operator's results and workspace are counted as the runtime counts them.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from rekindle.pytorch.tensors import geometry_of
 
 
 def bytes_of_step(optimizer: Any, device: torch.device) -> Bytes:
-    """The most that `optimizer.step()` will have in use on `device` beside what is there now.
+    """Return the most bytes that `optimizer.step()` will need on `device`, in addition to now.
 
-    For PyTorch's own optimizers with dense gradients, which run nobody's code but their own.
+    Works for PyTorch's own optimizers with dense gradients, whose steps run no code of the user.
     """
     with _disable_current_modes(), torch.no_grad():
         dry_run = _DryRun(device)
         shadow = _shadow_of(optimizer, dry_run)
         with dry_run:
-            type(optimizer).step.__wrapped__(shadow)  # without hooks
+            type(optimizer).step.__wrapped__(shadow)  # the plain function, without step hooks
     return dry_run.peak
 
 
 @final
 class _StandIn(Tensor):
-    """Looks like a tensor of some device, and has no memory: a meta tensor has its shape."""
+    """A tensor without memory that reports any device.
+
+    A meta tensor holds its shape.
+    """
 
     shape_of: Tensor
 
@@ -72,7 +75,7 @@ class _StandIn(Tensor):
 
 @final
 class _DryRun(TorchDispatchMode):
-    """Operators on stand-ins make stand-ins; what they would take is counted."""
+    """A mode that runs operators on stand-ins, and counts the memory that they would need."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -80,10 +83,13 @@ class _DryRun(TorchDispatchMode):
         self._place: Place = (device, True) if is_accelerator(device) else None
         self.alive: Bytes = 0
         self.peak: Bytes = 0
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by address
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # storages alive, by address
 
     def stand_in(self, tensor: Tensor) -> Tensor:
-        """For what is there before the step. A number stays one, in a copy: its value counts."""
+        """Return a stand-in for a tensor that exists before the step.
+
+        A tensor of one element is copied instead, because its value matters.
+        """
         if tensor.numel() == 1:
             made = _copy_of_number(tensor)
         else:
@@ -101,7 +107,7 @@ class _DryRun(TorchDispatchMode):
             self._meet(tensor, self._bytes(tensor))
         stood_in = any(issubclass(kind, _StandIn) for kind in types or ())
         if stood_in and facts.name in ("aten::_local_scalar_dense", "aten::is_nonzero"):
-            return 1  # a norm that a step is scaled by: no size depends on it
+            return 1  # a norm that scales the step: no size depends on its value
         shapes, named = tree_map_only(_StandIn, lambda each: each.shape_of, (args, kwargs))
         if not facts.view:
             self.peak = max(self.peak, self.alive + self._needed(facts, shapes, named))
@@ -117,6 +123,7 @@ class _DryRun(TorchDispatchMode):
         return result
 
     def _made(self, func: Any, args: Any, shapes: Any, named: dict[str, Any]) -> Any:
+        """Run an operator on meta tensors, and return its results as stand-ins."""
         metas, named = tree_map_only(Tensor, lambda each: each.to("meta"), (shapes, named))
         asked = named.get("device")
         if asked is not None:
@@ -126,17 +133,18 @@ class _DryRun(TorchDispatchMode):
         return tree_map_only(Tensor, lambda each: _StandIn(each, device), result)
 
     def _bytes(self, tensor: Tensor) -> Bytes:
+        """Return the bytes that the storage of `tensor` takes on the device."""
         on_it = tensor.layout is STRIDED and tensor.device.type == self._device.type
         return rounded(_home(tensor).nbytes(), self._device) if on_it else 0
 
     def _needed(self, facts: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bytes:
-        """What the runtime will make room for before the operator."""
+        """Return the bytes that the runtime would make room for before the operator."""
         invocation = Invocation(facts, args, dict(kwargs))
         signature = signature_of(facts, invocation.key, self._place)
         return signature.predict(invocation.extras)
 
     def _meet(self, tensor: Tensor, nbytes: Bytes) -> None:
-        """What was never seen counts from now on, until its memory would be free."""
+        """Count `nbytes` for the storage of `tensor`, if it is new, until that storage dies."""
         if tensor.layout is not STRIDED:
             return
         home = _home(tensor)
@@ -154,7 +162,11 @@ class _DryRun(TorchDispatchMode):
 
 
 def _copy_of_number(tensor: Tensor) -> Tensor:
-    """Copy a tensor of one element, which may be evicted: the core does not see the dry run."""
+    """Copy a tensor of one element.
+
+    The tensor may be evicted, and the native core does not see operators of the dry run. In that
+    case `tolist` brings it back.
+    """
     try:
         return tensor.detach().clone()
     except torch.OutOfMemoryError:
@@ -164,11 +176,12 @@ def _copy_of_number(tensor: Tensor) -> Tensor:
 
 
 def _home(tensor: Tensor) -> torch.UntypedStorage:
+    """Return the storage that identifies `tensor`: for a stand-in, that of its meta tensor."""
     return (tensor.shape_of if type(tensor) is _StandIn else tensor).untyped_storage()
 
 
 def _returned(func: Any, written: list[Tensor]) -> Any:
-    """What an operator returns that returns what it writes."""
+    """Return the result of an operator that returns the tensors it writes."""
     returns = len(func._schema.returns)
     if not returns:
         return None
@@ -176,12 +189,12 @@ def _returned(func: Any, written: list[Tensor]) -> Any:
 
 
 def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
-    """An optimizer of stand-ins, in the same state."""
+    """Return an optimizer of the same type and state, with stand-ins for all tensors."""
     shadow = object.__new__(type(optimizer))
     vars(shadow).update(
         {
             name: dry_run.stand_in(value) if isinstance(value, Tensor) else value
-            for name, value in vars(optimizer).items()  # `GradScaler` leaves tensors there
+            for name, value in vars(optimizer).items()  # `GradScaler` stores tensors there
         }
     )
     shadow.state = defaultdict(dict)
@@ -203,8 +216,11 @@ def _shadow_of(optimizer: Any, dry_run: _DryRun) -> Any:
 
 
 def _foreach(group: Mapping[str, Any]) -> dict[str, bool]:
-    """What the step would take for granted: it asks for the type of its parameters."""
-    chooses = "foreach" in group and "differentiable" in group  # Adafactor and Muon do not
+    """Return the setting `foreach` that the step would choose.
+
+    The step chooses by the type of its parameters, and stand-ins have another type.
+    """
+    chooses = "foreach" in group and "differentiable" in group  # not those of Adafactor and Muon
     if not chooses or group["foreach"] is not None or group.get("fused") is not None:
         return {}
     _, foreach = _default_to_fused_or_foreach(group["params"], group["differentiable"])

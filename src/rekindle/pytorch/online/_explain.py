@@ -1,4 +1,4 @@
-"""Says in words who holds the memory, and what to do when there is not enough."""
+"""Snapshots of who holds the memory, and the texts of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ PROGRAM = "held by your code"
 SAVED = "saved for backward"
 KEPT = "kept, cannot be recomputed"
 IN_USE = "in use by the operator"
-#: What the one budget is that an error names.
+#: How the error describes the budget that it names.
 PAST_THIS = "The smallest budget that gets past this operator, a later one may need more"
 PAST_MORE = "The last budget named was too small as well, this one has room for later operators"
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, INPUTS, PROGRAM, SAVED, KEPT, IN_USE)
 
 
 class Holder(NamedTuple):
-    """One storage at one moment, and where it belongs: to the operator that made it, and (what is
-    a parameter, its gradient or the optimizer's state) to a parameter by its id, else 0."""
+    """One storage at one moment.
+
+    Attributes:
+        category: One of `CATEGORIES`.
+        nbytes: The size in bytes.
+        op: The operator that made it, or None.
+        parameter: The id of the parameter that it belongs to (the parameter itself, its gradient,
+            optimizer state), else 0.
+    """
 
     category: str
     nbytes: Bytes
@@ -39,7 +46,7 @@ class Holder(NamedTuple):
 @final
 @dataclass(slots=True)
 class Snapshot:
-    """Who held memory at one moment: bytes by category, and the operators that made the most."""
+    """Memory at one moment: bytes by category, and the operators that made most of it."""
 
     memory: Bytes = 0
     clock: Nanoseconds = 0
@@ -47,25 +54,25 @@ class Snapshot:
     categories: dict[str, Bytes] = field(default_factory=dict)
     sites: list[tuple[str, Bytes]] = field(default_factory=list)
     holders: dict[StorageId, Holder] = field(default_factory=dict)
-    resident: Bytes = 0  #: what the process took of the machine; 0: not known
-    cached: Bytes = 0  #: of that, free in the arena
+    resident: Bytes = 0  #: resident memory of the process; 0: unknown
+    cached: Bytes = 0  #: part of `resident` that is free in the allocator
 
 
 def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes) -> OutOfBudget:
-    """Return the error for `shortage`: what was needed, who holds the rest, which budget would do.
+    """Return the error for `shortage`: what was needed, who holds the rest, which budget suffices.
 
     Args:
-        shortage: What was asked for.
-        now: Who holds memory now.
-        operator: Who asked.
-        evicted: Bytes of values that plain PyTorch would hold now. So no budget is named that is
-            larger than its peak.
+        shortage: The failed request.
+        now: A snapshot of the memory now.
+        operator: The operator that made the request.
+        evicted: Bytes of values that plain PyTorch would hold now. Limits the budget that the error
+            names to the peak of plain PyTorch.
     """
     smallest = shortage.memory + shortage.needed
     worth_trying = too_small.beyond(shortage.budget, smallest, smallest + evicted)
     where = now.where
     needs = f"{operator or 'this program'} needs {format_bytes(shortage.needed)} more"
-    if not shortage.needed:  # a smaller budget was set, or more was made than could be known
+    if not shortage.needed:  # the budget was lowered, or an operator made more than predicted
         needs = f"{operator or 'this program'} finds the budget exceeded"
     used = f"{format_bytes(shortage.memory)} of a budget of {format_bytes(shortage.budget)}"
     lines = [
@@ -89,7 +96,7 @@ def out_of_budget(shortage: NoRoom, now: Snapshot, operator: str, evicted: Bytes
 
 
 def out_of_memory(now: Snapshot) -> str:
-    """What to add to the device's own error when it comes in spite of the budget."""
+    """Return a note for the device's own OOM error, raised in spite of the budget."""
     lines = [
         f"Everything that may be evicted has been; {format_bytes(now.memory)} are left:",
         *table_of(now.categories),
@@ -99,6 +106,6 @@ def out_of_memory(now: Snapshot) -> str:
 
 
 def table_of(categories: Mapping[str, Bytes]) -> list[str]:
-    """Aligned lines, one a category."""
+    """Return aligned lines, one per category."""
     width = max((len(name) for name in categories), default=0)
     return [f"  {name:<{width}}  {format_bytes(n):>11}" for name, n in categories.items()]

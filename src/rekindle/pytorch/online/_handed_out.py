@@ -1,8 +1,10 @@
-"""The ways by which others get at a tensor's memory, to write there without a word.
+"""Detect that other code gets write access to a tensor's memory.
 
-Each of them is seen inside a budget: what recipes made of the memory stays right
-(native/memory/foreign.cpp).
-Not among them: `data_ptr()`, by which kernels read far more often than they write.
+NumPy arrays, DLPack capsules and writes to storages bypass the dispatcher. Inside a budget these
+functions are replaced by ones that report the memory first, so that values with recipes stay
+correct (`native/memory/foreign.cpp`).
+
+`data_ptr()` is not among them, because kernels read through it far more often than they write.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from rekindle.pytorch.operators import is_plain
 
 T = TypeVar("T")
 Wrap = Callable[[Any], Any]
-#: Is told of memory that others may write from now on, before they can.
+#: Called with a storage before other code may write it.
 GivenAway = Callable[[UntypedStorage], None]
 
-#: The functions behind `Tensor.__dlpack__`, by the modules that have them.
+#: The functions behind `Tensor.__dlpack__`, by module.
 CAPSULES = {
     torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
     dlpack: ("to_dlpack",),
     torch: ("to_dlpack",),
 }
-#: Write into a storage, or let another process do so. (Pickling for one comes through these.)
+#: Methods of storages that write, or let another process write. Pickling to another process uses
+#: these.
 _OF_STORAGES = (
     "__setitem__",
     "_byteswap",
@@ -45,10 +48,10 @@ _OF_STORAGES = (
 
 @final
 class Current(Generic[T]):
-    """What functions that are replaced inside a budget ask for when they are called.
+    """A value that replaced functions look up when they are called.
 
-    They have it from here, and keep nothing of the budget themselves: compiled code, among others,
-    may keep such a function for good.
+    The replaced functions keep no reference to the budget themselves. Compiled code, for example,
+    may keep such a function forever.
     """
 
     def __init__(self) -> None:
@@ -56,7 +59,7 @@ class Current(Generic[T]):
 
     @contextmanager
     def during(self, value: T) -> Iterator[None]:
-        """Inside, it is `value`."""
+        """Set the value inside the `with` block."""
         before, self.now = self.now, value
         try:
             yield
@@ -69,7 +72,7 @@ _told = Current[GivenAway]()
 
 @contextmanager
 def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
-    """Inside, `given_away` hears of whoever gets at memory of tensors, or writes storages."""
+    """Inside the block, call `given_away` before others access a tensor's memory."""
 
     def lent(original: Any) -> Any:
         @functools.wraps(original)
@@ -97,7 +100,7 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
             for name in names:
                 if hasattr(module, name):
                     replace(stack, module, name, lent)
-        # For those who find it, NumPy's way (`__dlpack__`) is not the only one.
+        # Consumers prefer this exchange API over `__dlpack__`, which is the one that is replaced.
         hide(stack, Tensor, "__dlpack_c_exchange_api__")
         for name in _OF_STORAGES:
             if hasattr(UntypedStorage, name):
@@ -106,25 +109,28 @@ def handing_out_seen(given_away: GivenAway) -> Iterator[None]:
 
 
 def hand_out(given_away: GivenAway, tensor: Tensor) -> None:
-    """Others get the memory of `tensor`."""
+    """Report the memory of `tensor` to `given_away`, if it has any."""
     if is_plain(type(tensor)) and tensor.layout is torch.strided and tensor.device.type != "meta":
         given_away(tensor.untyped_storage())
 
 
 def by_rekindle(depth: int) -> bool:
-    """Whether a function of ours called, `depth` calls from here."""
+    """Return True if the caller `depth` frames up is code of Rekindle."""
     return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("rekindle.")
 
 
 def replace(stack: ExitStack, owner: Any, name: str, wrap: Wrap) -> None:
-    """Until `stack` unwinds, `owner` has another `name`; where it inherits it, it has its own."""
+    """Replace `owner.name` by `wrap(owner.name)` until `stack` unwinds.
+
+    If `owner` inherits the attribute, the replacement is set on `owner` itself.
+    """
     own = vars(owner).get(name)
     setattr(owner, name, wrap(getattr(owner, name) if own is None else own))
     stack.callback(_put_back, owner, name, own)
 
 
 def hide(stack: ExitStack, owner: Any, name: str) -> None:
-    """Until `stack` unwinds, `owner` itself has no `name`."""
+    """Delete the attribute `name` of `owner` itself until `stack` unwinds."""
     own = vars(owner).get(name)
     if own is not None:
         delattr(owner, name)
@@ -132,6 +138,7 @@ def hide(stack: ExitStack, owner: Any, name: str) -> None:
 
 
 def _put_back(owner: Any, name: str, own: Any) -> None:
+    """Restore the attribute as it was: `own`, or inherited if `own` is None."""
     if own is None:
         delattr(owner, name)
     else:

@@ -1,9 +1,9 @@
-"""Leaves come back from `ctx.saved_tensors` as the very objects that were saved.
+"""Return saved leaf tensors from `ctx.saved_tensors` as the objects that were saved.
 
-A custom `autograd.Function` may ask a saved parameter for more than its values: Megatron's fused
-accumulation adds to `weight.main_grad` in `backward`. Under saved-tensor hooks PyTorch makes a new
-tensor of what they unpack, without attributes. But it has the accumulator of gradients of the leaf
-that was saved, and that knows the leaf.
+A custom `autograd.Function` may use attributes of a saved parameter: Megatron's fused accumulation
+adds to `weight.main_grad` in `backward`. Under saved-tensor hooks PyTorch makes a new tensor from
+what the hook unpacks, without attributes. The new tensor shares the gradient accumulator of the
+saved leaf, and the accumulator refers to the leaf.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from rekindle.pytorch.tensors import geometry_of, privately
 _C: Any = torch._C
 _saved: Any = BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
 
-#: Inside, neither function modes nor subclasses of tensors hear of what is called. Of an operator
-#: they heard when the program called it, and of what autograd calls they hear nothing.
+#: Guard that hides calls from function modes and tensor subclasses. They saw the operator when the
+#: program called it, and they never see what autograd calls.
 unwatched: Any = _C.DisableTorchFunction
 
 
 @final
 class Leaves:
-    """While anybody wants it, leaves come back as themselves."""
+    """A replacement of `ctx.saved_tensors`, active while at least one budget needs it."""
 
     def __init__(self) -> None:
         self._owners = 0
 
     def come_back(self) -> None:
-        """One more wants it."""
+        """Count one more user, and activate the replacement."""
         self._owners += 1
         BackwardCFunction.saved_tensors = property(_with_leaves)  # type: ignore[attr-defined]
 
     def stay_away(self) -> None:
-        """One wants it no more."""
+        """Count one user less, and restore the original after the last."""
         self._owners -= 1
         if not self._owners:
             del BackwardCFunction.saved_tensors  # type: ignore[attr-defined]
@@ -47,6 +47,7 @@ leaves = Leaves()
 
 
 def _with_leaves(context: Any) -> tuple[Any, ...]:
+    """Return the saved tensors of `context`, leaves as themselves."""
     found = _saved.__get__(context)
     if any(each is not None and each.requires_grad and each.is_leaf for each in found):
         return tuple([each if each is None else _leaf(each) for each in found])
@@ -54,13 +55,13 @@ def _with_leaves(context: Any) -> tuple[Any, ...]:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """The leaf that was saved and is unpacked as `tensor`; or that, if hooks made it another."""
+    """Return the leaf that was saved if `tensor` is a copy of it, else `tensor`."""
     if not (tensor.requires_grad and tensor.is_leaf):
         return tensor
     with unwatched(), privately(), torch.enable_grad():
         graph: Any = tensor.view_as(tensor).grad_fn
     accumulator = graph.next_functions[0][0]
-    if accumulator is None:  # a view that was made without grad: nobody accumulates for it
+    if accumulator is None:  # a view made under no_grad: no gradient is accumulated for it
         return tensor
     leaf = accumulator.variable
     same = leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata and geometry_of(

@@ -1,4 +1,4 @@
-"""Who moves values to the host and back, as drivers and reports see it."""
+"""The interface of swapping, as drivers and reports see it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rekindle._types import Nanoseconds
 
 
 class TransfersOnHost(Protocol):
-    """The copies that are over, and what went wrong with them."""
+    """Finished transfers, and errors of transfers."""
 
     @property
     def transfer_ns(self) -> Nanoseconds:
-        """Time that they took."""
+        """Time (ns) that transfers took."""
         ...
 
     @property
     def waiting_ns(self) -> Nanoseconds:
-        """Time that the program waited for them."""
+        """Time (ns) that the program waited for transfers."""
         ...
 
     def add_note_to(self, out: OutOfBudget) -> None:
-        """If something went wrong, that may be why."""
+        """Add a note about failed transfers to `out`, because they may be its cause."""
         ...
 
     def lost(self, site: str) -> SwapFailed:
-        """What to raise where a value cannot be had again."""
+        """Return the error to raise if a value lost its copy and cannot be recomputed."""
         ...

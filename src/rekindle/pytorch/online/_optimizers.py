@@ -1,8 +1,10 @@
-"""An optimizer's step is one operator: it happens as a whole or not at all, and may pass unseen.
+"""Treat the step of an optimizer as one operator: it happens as a whole or not at all.
 
-What it takes is known before it begins: from a dry run on shapes (`_dry_run`), or from the last
-step of its kind. There is room for all of it, or `OutOfBudget` comes before anything has moved. A
-step of which that cannot be known is undone if it fails (`_undo`).
+The memory of a step is known before it begins, from a dry run on shapes (`_dry_run`) or from the
+last step of the same kind. Room is made for all of it, or `OutOfBudget` is raised before any weight
+has changed. If the need cannot be predicted, a failed step is undone (`_undo`).
+
+Operators of a step are not recorded, because their results live on as sources.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from rekindle.pytorch.online._session import Runtime
 from rekindle.pytorch.online._steps import Numbers
 from rekindle.pytorch.online._undo import Undo
 
-#: Their steps take the same memory again and again, and run nobody's code but their own.
+#: Optimizers whose steps need the same memory each time and run no code of the user.
 KNOWN: Final = frozenset({
     optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
     optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
 })  # fmt: skip
-#: What their steps take does not depend on what is in the tensors, but for sparse gradients.
+#: Optimizers whose memory does not depend on contents of tensors, except with sparse gradients.
 PREDICTABLE: Final = KNOWN | {optim.Adafactor, optim.Muon}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A step that was looked at: its kind, and the most bytes beside what was there."""
+    """A measured step: its kind, and the most bytes it needed in addition to what was in use."""
 
     kind: tuple[object, ...]
     needed: Bytes
@@ -46,46 +48,52 @@ class _Seen:
 @final
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The step that is running, and how the run stood before it."""
+    """The running step, and the numbers of the run before it."""
 
     kind: tuple[object, ...] | None
     undo: Undo | None
     before: Numbers
 
 
-_seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()  # of each optimizer, the last
+# the last measured step of each optimizer
+_seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()
 
 
 @final
 class OptimizerSteps:
-    """Stands before and after the step of every optimizer within one budget."""
+    """Hooks before and after the steps of all optimizers within one budget."""
 
     def __init__(self, runtime: Runtime, threads: dict[int, OptimizerSteps] | None = None) -> None:
         self._runtime = runtime
         self._driver = runtime.driver
         self._thread = threading.get_ident()
-        self._threads = {} if threads is None else threads  # who looks at the steps of each
+        # the object that handles the steps of each thread
+        self._threads = {} if threads is None else threads
         self._threads[self._thread] = self
         self._begun: _Begun | None = None
-        self._nested = 0  #: steps amid the one that has begun
-        self._last: Any = None  #: a hook of the optimizer's own, to be called after all others
+        self._nested = 0  #: depth of steps inside the running step
+        self._last: Any = None  #: handle of a pre-step hook of the optimizer, which runs last
 
     def watch(self) -> Iterator[Any]:
-        """From now on. Yields what is to be removed in the end."""
+        """Register the hooks.
+
+        Yields:
+            Handles of the hooks, for the caller to remove.
+        """
         yield hooks.register_optimizer_step_pre_hook(self._step_begins)
         yield hooks.register_optimizer_step_post_hook(self._step_is_over)
 
     def of_this_thread(self) -> OptimizerSteps:
-        """Return the same for another thread of the program, which runs this."""
+        """Return an object for another thread of the program, which must call this method."""
         return OptimizerSteps(self._runtime, self._threads)
 
     def over(self) -> None:
-        """The budget is, and the thread goes on."""
+        """End the budget, while the thread goes on."""
         self._threads = {}
         del self._runtime, self._driver
 
     def leave(self) -> None:
-        """The thread ends."""
+        """Forget this thread, because it ends."""
         if self._threads:
             self.recover()
             del self._threads[self._thread]
@@ -103,11 +111,11 @@ class OptimizerSteps:
         self._runtime.stepped(optimizer)
 
     def _is_captured(self) -> bool:
-        """Return whether the step goes into a graph, for which nothing can be evicted or copied."""
+        """Return True during CUDA graph capture, when nothing can be evicted or copied."""
         return is_accelerator(self._driver.device) and accelerator.is_capturing()
 
     def recover(self) -> None:
-        """Everything is as it was before the step that is running, or that failed."""
+        """Reset the state after a step, or after a step that failed."""
         if threading.get_ident() != self._thread:
             return
         begun, self._begun, self._nested = self._begun, None, 0
@@ -126,13 +134,14 @@ class OptimizerSteps:
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         begun = self._begun
         if begun is not None and begun.undo is not None and begun.undo.running:
-            begun.undo.protect(optimizer)  # a step amid a step
+            begun.undo.protect(optimizer)  # a step inside a step
             self._nested += 1
             return None
         self.recover()
         plain = len(args) == 1 and not kwargs
         closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
-        if closure is not None and _is_predictable(optimizer):  # calls it, and then writes
+        # the step calls the closure first and writes afterwards
+        if closure is not None and _is_predictable(optimizer):
             return (optimizer, self._and_begin(closure, optimizer)), {}
         if _are_alone(optimizer):
             self._begin(optimizer, plain=plain)
@@ -142,6 +151,8 @@ class OptimizerSteps:
         return None if closure is None else ((optimizer, self._recorded(closure)), {})
 
     def _and_begin(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
+        """Return `closure` extended by the begin of the step at its end."""
+
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
@@ -151,7 +162,7 @@ class OptimizerSteps:
         return close
 
     def _recorded(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """The program amid a step is the program."""
+        """Return `closure` with its operators recorded, because they are part of the program."""
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:
@@ -164,41 +175,49 @@ class OptimizerSteps:
         return close
 
     def _begin(self, optimizer: Any, *, plain: bool) -> None:
-        """Makes room for what the step will take; here it fails, if it does.
+        """Make room for the step, or raise `OutOfBudget` before it changes anything.
 
-        `plain`: called without a closure or anything else."""
+        Args:
+            optimizer: The optimizer.
+            plain: True if the step is called without a closure and other arguments.
+        """
         driver, engine = self._driver, self._driver.engine
         with driver.lock:
             predictable, kind = self._look_at(optimizer)
             kind = kind if plain else None
-            driver.owners.optimizers.add(optimizer)  # whose state is told from what its step uses
+            driver.owners.optimizers.add(optimizer)  # used to attribute memory to optimizer state
             seen = _seen.get(optimizer)
             if seen is not None and seen.kind != kind:
                 seen = None
             if seen is not None and not predictable and not engine.has_room(seen.needed):
-                seen = None  # copies were part of that, maybe: it refuses nothing
+                seen = None  # the measurement may include copies, so it cannot refuse a step
             name = f"{type(optimizer).__name__}.step()"
             if seen is not None and not predictable and not driver.written_down:
-                driver.save_before_step(optimizer)  # else that was done when it was looked at
+                driver.save_before_step(optimizer)  # else `begin_step` has done it
             undo = None
             needed = seen.needed if seen is not None else None
             if predictable and needed is None:
                 with self._runtime.not_of_the_program():
                     needed = bytes_of_step(optimizer, driver.device)
             if needed is not None and not (driver.written_down and engine.has_room(needed)):
-                driver.make_room(needed, name)  # who replays a trace makes room as it goes
+                # a replay of the recorded trace makes room operator by operator
+                driver.make_room(needed, name)
             before = now = engine.now()
             if not predictable:
                 undo = Undo(self._runtime, optimizer, copies=seen is None)
                 self._runtime.undoes(undo)
-                now = engine.now()  # with the copies
+                now = engine.now()  # including the copies
             self._begun = _Begun(kind, undo, before._replace(peak=now.peak))
-            self._runtime.record_without_grad(False)  # what it makes lives on, and changes
+            self._runtime.record_without_grad(False)  # its results live on, and change in place
             driver.stepping = True
             engine.peak = now.memory
 
     def _look_at(self, optimizer: Any) -> tuple[bool, tuple[object, ...]]:
-        """Count what the step reads. Return whether it is predictable, and its kind."""
+        """Count the tensors that the step reads.
+
+        Returns:
+            True if the need of the step is predictable, and the kind of the step.
+        """
         driver = self._driver
         predictable = _is_predictable(optimizer)
         saves = predictable and not driver.written_down
@@ -206,6 +225,7 @@ class OptimizerSteps:
         return predictable and are_plain, _kind_of(optimizer, driver.device, gradients)
 
     def _after(self, optimizer: Any) -> None:
+        """Finish the step, and store how much memory it needed."""
         begun, driver = self._begun, self._driver
         with driver.lock:
             driver.forget_sources()
@@ -223,25 +243,26 @@ class OptimizerSteps:
 
 
 def _changes(numbers: Numbers) -> tuple[int, int]:
+    """Return figures that change if anything was evicted or recomputed."""
     return numbers.evictions, numbers.recomputations
 
 
 def _are_alone(optimizer: Any) -> bool:
-    """Whether no hooks but ours are called before and after its steps."""
+    """Return True if no step hooks run except those of Rekindle."""
     before, after = hooks._global_optimizer_pre_hooks, hooks._global_optimizer_post_hooks
     its_own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return len(before) == 1 and len(after) == 2 and not its_own  # the other one: `_warm`
+    return len(before) == 1 and len(after) == 2 and not its_own  # the second one is that of `_warm`
 
 
 def _is_predictable(optimizer: Any) -> bool:
-    """Whether a dry run tells what its step will take, if its tensors are plain."""
+    """Return True if a dry run predicts the memory of the step, given plain tensors."""
     return type(optimizer) in PREDICTABLE and not any(
         group.get("differentiable") for group in optimizer.param_groups
     )
 
 
 def _kind_of(optimizer: Any, device: torch.device, gradients: object) -> tuple[object, ...]:
-    """Steps of equal kinds take the same memory."""
+    """Return a key of the step. Steps with equal keys need the same memory."""
     kind: list[object] = [type(optimizer), device, gradients]
     for group in optimizer.param_groups:
         for name, value in group.items():
@@ -251,7 +272,10 @@ def _kind_of(optimizer: Any, device: torch.device, gradients: object) -> tuple[o
 
 
 def _kind_of_setting(value: object) -> object:
-    """A learning rate moves and takes no memory; a weight decay that is not zero any more does."""
+    """Return what matters of a setting for memory.
+
+    The value of a number does not matter, but whether it is zero does (weight decay).
+    """
     if type(value) in (int, float):
         return bool(value)
     return value if value is None or type(value) is bool else type(value)

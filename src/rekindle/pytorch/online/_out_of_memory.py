@@ -1,4 +1,4 @@
-"""When the device, not the budget, has no more memory, or others say that the budget has not."""
+"""Recognize a lost `OutOfBudget`, and explain an OOM error of the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rekindle.pytorch.online._explain import table_of
 from rekindle.pytorch.online._session import Driver
 
 _INTERPRETER = "The following operation failed in the TorchScript interpreter."
-#: What a stage of a pipeline says of an error inside it, which is the cause of its own.
+#: The texts by which a pipeline stage wraps an error that occurred inside it.
 _STAGE = ("Failed to run stage backward", "failed to run forward")
 
 
 def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
-    """The `OutOfBudget` in the place of which there is `error`.
+    """Return the `OutOfBudget` that `error` stands for, or None.
 
-    Of an error inside it `load_state_dict` keeps the text, and TorchScript's interpreter nothing; a
-    pipeline's stage names it as the cause.
+    Some callers replace an error by their own. `load_state_dict` keeps the text, TorchScript's
+    interpreter keeps nothing, and a pipeline stage sets the original as the cause.
     """
     cause = error.__cause__
     if isinstance(cause, OutOfBudget) and any(text in str(error) for text in _STAGE):
@@ -34,7 +34,7 @@ def lost_in(error: RuntimeError, driver: Driver) -> OutOfBudget | None:
 
 
 def short_form(driver: Driver, budget: Bytes | None) -> str:
-    """A note for the error: who held how much, and the budget to try instead."""
+    """Return a note for the device's OOM error: who held how much, and the budget to try."""
     peak = driver.steps.peak
     smaller = max(int(0.9 * peak), 1)
     within = "" if budget is None else f" before the budget of {format_bytes(budget)} was used up"

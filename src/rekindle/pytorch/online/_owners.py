@@ -1,9 +1,9 @@
-"""Who says what memory is for: modules of their parameters and buffers, optimizers of their state.
+"""Track who owns memory: modules own parameters and buffers, optimizers own state.
 
-A model that is built before shows itself by its tensors: by the first, for the module that runs
-then has all others in memory too, though they are read much later. One that is built inside of a
-budget comes from operators like everything else: only the module that takes a tensor says what it
-is.
+The parameters of a model that was built before the budget become known with the first one that is
+read: the running model then reports all of them, because they are in memory although they are read
+later. A model that is built inside a budget makes its parameters by operators, like any other
+value. They are known as parameters once a module registers them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from rekindle.pytorch.online._calls import ModelCall, running_call
 from rekindle.pytorch.online._warm import WarmOptimizers, state_of
 from rekindle.pytorch.operators import STRIDED, is_plain
 
-_MOST_CALLS = 4  # models of which it is remembered how they were called
+_MOST_CALLS = 4  # number of models whose first call is recorded
 
 
 def memory_of(model: nn.Module, device: torch.device) -> Iterator[Tensor]:
-    """Its parameters, their gradients, and its buffers, as far as they are on `device`."""
+    """Iterate over parameters, gradients and buffers of `model` that are on `device`."""
     for parameter in model.parameters():
         yield from _those_on(device, parameter, parameter.grad)
     yield from _those_on(device, *model.buffers())
 
 
 def _those_on(device: torch.device, *tensors: Tensor | None) -> Iterator[Tensor]:
+    """Iterate over the plain strided tensors on `device`."""
     for tensor in tensors:
         if (
             tensor is not None
@@ -47,13 +48,17 @@ def _those_on(device: torch.device, *tensors: Tensor | None) -> Iterator[Tensor]
 
 @final
 class Owners:
-    """Those that showed themselves while it watched, and are still there."""
+    """The parameters, buffers and optimizers seen so far, as weak references."""
 
     def __init__(self, added: Callable[[Tensor, bool], None] | None = None) -> None:
-        """`added`: is told of each tensor that a module is given, and whether as a parameter."""
+        """Begin without owners.
+
+        Args:
+            added: Called with each tensor that a module registers, and True if it is a parameter.
+        """
         self._added = added
-        self.optimizers: WeakSet[Any] = WeakSet()  #: those that made a step
-        self.calls: dict[int, ModelCall] = {}  #: the first of each model, by its id
+        self.optimizers: WeakSet[Any] = WeakSet()  #: optimizers that made a step
+        self.calls: dict[int, ModelCall] = {}  #: the first call of each model, by the model's id
         self._parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._buffers: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -66,19 +71,24 @@ class Owners:
         return list(self._buffers.values())
 
     def running_model(self) -> nn.Module | None:
-        """The outermost module that is just being called in this thread, if any is."""
+        """Return the outermost module that is being called in this thread, or None."""
         frame = running_call()
         if frame is None:
             return None
         model: nn.Module = frame.f_locals["self"]
         if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
-            with suppress(TypeError, RuntimeError, NotImplementedError):  # objects of no reference
+            # objects that allow no weak references
+            with suppress(TypeError, RuntimeError, NotImplementedError):
                 self.calls[id(model)] = ModelCall(frame)
         return model
 
     def states_of(self, weights: Iterable[int], warm: WarmOptimizers) -> Iterator[Tensor]:
-        """What optimizers that are new here have of `weights` from before: addresses of storages,
-        by which `warm` finds them."""
+        """Iterate over the state of optimizers, not seen so far, that own some of `weights`.
+
+        Args:
+            weights: Addresses of storages of parameters.
+            warm: Finds the optimizer of a parameter.
+        """
         for address in weights:
             optimizer = warm.owner_of(address)
             if optimizer is not None and optimizer not in self.optimizers:
@@ -86,7 +96,7 @@ class Owners:
                 yield from state_of(optimizer)
 
     def watch(self, stack: ExitStack) -> None:
-        """From now on, until `stack` is closed."""
+        """Follow registrations of parameters and buffers until `stack` is closed."""
 
         def parameter(module: Any, name: str, tensor: Tensor | None) -> None:
             if tensor is not None:
@@ -101,7 +111,7 @@ class Owners:
 
     @contextmanager
     def without(self, *tensors: Tensor) -> Iterator[None]:
-        """Inside, nothing here refers to `tensors`; afterwards to what they are then."""
+        """Hold no reference to `tensors` inside the block. Add them again afterwards."""
         parameters = [each for each in tensors if self._parameters.pop(id(each), None) is not None]
         buffers = [each for each in tensors if self._buffers.pop(id(each), None) is not None]
         try:

@@ -1,8 +1,9 @@
-"""Where in the program an operator ran: its module and its line. Costs nothing while nobody asks.
+"""Record where each operator ran: its module and its line. Only used by `profile` and `capture`.
 
-An operator of the forward pass belongs to the innermost module that is running, and to the user's
-line. One of the backward pass belongs where its node of autograd came from: nodes are numbered as
-they are made, and the operator that a node differentiates runs right after the node is made.
+An operator of the forward pass belongs to the innermost running module and to the user's line. An
+operator of the backward pass belongs to the place that made its autograd node. Autograd numbers
+nodes in the order of their creation, and the operator that a node differentiates runs right after
+the node is made.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ OUTSIDE = "(outside of modules)"
 
 
 class Place(NamedTuple):
-    """A module by its path from the outermost one ("GPT.blocks.3.out"), and a "file:line"."""
+    """A place in the program.
+
+    Attributes:
+        module: The path of the module from the outermost one ("GPT.blocks.3.out").
+        line: "file:line".
+    """
 
     module: str
     line: str
@@ -46,30 +52,31 @@ class Site:
 
 @final
 class Places:
-    """The place of every operator since it was entered; `of_op[i]` is that of operator i."""
+    """The places of all operators since the watch began. `of_op[i]` belongs to operator i."""
 
     def __init__(self) -> None:
         self.of_op: list[Place] = []
-        #: Asked at every operator of the forward pass: where it belongs to.
+        #: If set, called at every operator of the forward pass for a label of its place.
         self.where: Callable[[], str] | None = None
-        self.said: list[str] = []  #: what `where` said, for each operator
-        self.parameters: dict[int, str] = {}  #: the module that has it, by the parameter's id
+        self.said: list[str] = []  #: the label from `where`, for each operator
+        self.parameters: dict[int, str] = {}  #: path of the module that owns a parameter, by its id
         self._running: list[str] = []
         self._paths: dict[nn.Module, str] = {}
-        self._nodes: list[int] = []  # numbers of nodes, ascending, and where each was made
+        self._nodes: list[int] = []  # sequence numbers of nodes, ascending
         self._made_at: list[Place] = []
 
     def watch(self, stack: ExitStack) -> None:
-        """Follows which module runs until `stack` is closed."""
+        """Follow which module runs until `stack` is closed."""
         enters = register_module_forward_pre_hook(self._enter)
         leaves = register_module_forward_hook(self._leave, always_call=True)
         stack.callback(enters.remove)
         stack.callback(leaves.remove)
-        # A module that holds its results, and they the graph, and that us, would never be gone.
+        # A module that holds its results, whose graph refers to this object, would otherwise never
+        # be freed.
         stack.callback(self._paths.clear)
 
     def note(self, operators: int) -> None:
-        """There are so many by now: those that came since this was called last run here."""
+        """Assign the current place to the operators since the last call (`operators`: total)."""
         more = operators - len(self.of_op)
         if more > 0:
             backward = torch._C._current_graph_task_id() >= 0
@@ -92,13 +99,16 @@ class Places:
         return place
 
     def _made_near(self, number: int) -> Place:
-        """Where the node was made; views are not seen, so theirs is that of the next operator."""
+        """Return the place where node `number` was made.
+
+        Views are not seen, so a view's node gets the place of the next operator.
+        """
         found = bisect_left(self._nodes, number)
         return self._made_at[found] if found < len(self._nodes) else Place(OUTSIDE, users_line())
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
-            return  # compiled code is one operator of the module that contains all of it
+            return  # compiled code is one operator of the module that contains it
         path = self._paths.get(module)
         if path is None:
             path = self._discover(module)
@@ -109,7 +119,7 @@ class Places:
             self._running.pop()
 
     def _discover(self, root: nn.Module) -> str:
-        """Names a module that no module seen before contains, and all that it contains."""
+        """Name `root`, which is in no module named so far, and all modules inside."""
         prefix = type(root).__name__
         for name, module in root.named_modules():
             path = f"{prefix}.{name}" if name else prefix

@@ -1,10 +1,12 @@
-"""Sees storages change their size behind the dispatcher's back, as FSDP does to its parameters.
+"""Detect that a storage is resized, which no dispatch key sees.
 
-`fully_shard` gathers a layer's parameters before its forward pass and gives their memory back after
-it by `UntypedStorage.resize_(0)`, which no dispatch key sees; the backward pass gathers them into
-the same storages again. To recomputation that is a constant that is overwritten (R4). Invertible
-networks do so to activations, which they compute from the layer's output in the backward pass: a
-write (R3), after which recomputation goes on with what was there.
+`fully_shard` (FSDP) gathers a layer's parameters before the forward pass, and frees them afterwards
+by `UntypedStorage.resize_(0)`. The backward pass gathers them into the same storages. For the
+runtime that is a source that is overwritten (R4).
+
+Invertible networks do the same to activations, which they recompute in the backward pass from the
+layer's output. For the runtime that is an in-place write (R3), and recomputation continues with the
+new contents.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 
 from rekindle.pytorch.online._handed_out import Current
 
-#: Is told of the storage and the bytes that it is to have; says what to call when it has them.
+#: Called with a storage and its new size (bytes) before a resize. Returns a function to call
+#: afterwards, or None.
 AboutToResize = Callable[[torch.UntypedStorage, int], Callable[[], None] | None]
 
 
@@ -26,7 +29,7 @@ _told = Current[AboutToResize]()
 
 @contextmanager
 def resizes_seen(about_to_resize: AboutToResize) -> Iterator[None]:
-    """Inside, `about_to_resize` hears of every `UntypedStorage.resize_` before it happens."""
+    """Inside the block, call `about_to_resize` before every `UntypedStorage.resize_`."""
     resize: Any = torch.UntypedStorage.resize_
     own = "resize_" in vars(torch.UntypedStorage)
 

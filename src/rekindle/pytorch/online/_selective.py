@@ -1,8 +1,8 @@
-"""Keeps what a selective checkpoint of the program must save.
+"""Pin the results that a selective checkpoint of the program must save.
 
-A policy that answers MUST_SAVE promises that the operator runs once. Its result is kept by the mode
-of the checkpoint, like by any variable of the program: a budget would evict it and run the operator
-again.
+A checkpoint policy that answers MUST_SAVE promises that the operator runs once. The checkpoint's
+mode keeps the result like a variable of the program, so without this file a budget would evict it
+and run the operator again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rekindle.pytorch.operators import is_plain, tensors_in
 
 @contextmanager
 def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
-    """Inside, `keep` is called with each result that a selective checkpoint must save."""
+    """Inside the block, call `keep` with each result that a selective checkpoint must save."""
     mode: Any = getattr(checkpoint, "_CachingTorchDispatchMode", None)  # not public
     with ExitStack() as stack:
         if mode is not None:
@@ -31,7 +31,7 @@ def must_saves_seen(keep: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def _keeping(keep: Callable[[Tensor], object], dispatch: Any) -> Any:
-    """Return `dispatch`, the method of the mode, with the policy's answers noted."""
+    """Return `dispatch`, the method of the mode, extended to record the policy's answers."""
 
     @functools.wraps(dispatch)
     def seen(mode: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the rest of this package asks of one run within a budget, whoever implements it."""
+"""The interfaces of one run within a budget, which the C++ runtime implements (`native`)."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ class Engine(Counting, Protocol):
     def budget(self, nbytes: Bytes | float) -> None: ...
 
     def has_room(self, needed: Bytes) -> bool:
-        """Return whether `needed` bytes more would fit once all that may be evicted is."""
+        """Return True if `needed` bytes more would fit once all that may be evicted is."""
         ...
 
 
 class Driver(Protocol):
-    """Decides about the memory of one run."""
+    """The part of a run that manages its memory."""
 
     lock: RLock
     device: torch.device
     owners: Owners
     steps: Steps
-    refused: tuple[int, OutOfBudget] | None  #: `operators_run` at the last one, and a copy of it
+    #: `operators_run` at the last `OutOfBudget`, and a copy of the error
+    refused: tuple[int, OutOfBudget] | None
 
     @property
     def stepping(self) -> bool:
-        """Whether an optimizer's step runs."""
+        """True while an optimizer's step runs."""
         ...
 
     @stepping.setter
@@ -50,7 +51,7 @@ class Driver(Protocol):
 
     @property
     def written_down(self) -> bool:
-        """Whether anybody asked for what happens now."""
+        """True while a recording is active."""
         ...
 
     @property
@@ -67,22 +68,30 @@ class Driver(Protocol):
 
     @property
     def at_peak(self) -> Snapshot:
-        """Who held memory when there was most of it."""
+        """The snapshot of the memory at the peak."""
         ...
 
     def make_room(self, needed: Bytes, who: str) -> None:
-        """Evict until `needed` bytes fit, or raise `OutOfBudget`: `who` needs them."""
+        """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
         ...
 
     def tensors_within(self, value: object) -> list[Tensor]:
-        """Return the tensors in nested containers; of one made of others (a DTensor), those."""
+        """Return the tensors in nested containers.
+
+        A tensor made of others (a DTensor) is replaced by those.
+        """
         ...
 
     def begin_step(self, optimizer: Any, *, saves: bool) -> tuple[bool, bytes]:
-        """Count what the step of `optimizer` will read; what it will write is a source.
+        """Prepare the step of `optimizer`: count what it reads, and make sources of what it writes.
 
-        `saves`: if all its tensors are plain, do what `save_before_step` does as well. Return
-        whether they are, with dense gradients, and what tells the kind of the step.
+        Args:
+            optimizer: The optimizer.
+            saves: Do what `save_before_step` does as well, if all its tensors are plain.
+
+        Returns:
+            True if all tensors are plain, with dense gradients; and bytes that identify the kind of
+            the step.
         """
         ...
 
@@ -91,57 +100,61 @@ class Driver(Protocol):
         ...
 
     def forget_sources(self) -> bool:
-        """Free sources kept only to recompute what is there; return whether any memory was."""
+        """Free sources kept only to recompute resident values. Return True if there were any."""
         ...
 
 
 class KnowsThreads(Protocol):
-    """Who knows which threads may read what the program holds."""
+    """The object that knows which threads may read the program's tensors."""
 
     def all_threads_are_known(self) -> bool:
-        """Return whether each thread either started within the budget or touches no tensor."""
+        """Return True if each thread started within the budget or touches no tensor."""
         ...
 
 
 class StepUndo(Protocol):
-    """Puts back what one step of an optimizer wrote, if it fails."""
+    """The object that restores what a failed step of an optimizer wrote."""
 
     @property
     def running(self) -> bool:
-        """Whether the step is not over."""
+        """True until the step is over."""
         ...
 
     def marked(self, *, entering: bool) -> None:
-        """A range of the profiler begins, or ends."""
+        """Note that a range of the profiler begins (`entering`) or ends."""
         ...
 
     def move_copies_out(self) -> bool:
-        """Move all copies out of the budget; return whether any copy was in it."""
+        """Move all copies out of the budget. Return True if any copy was in it."""
         ...
 
 
 class Runtime(Protocol):
-    """One run, as optimizers' steps use it."""
+    """One run, as used by the steps of optimizers."""
 
     @property
     def driver(self) -> Driver: ...
 
     def record_without_grad(self, record: bool) -> None:
-        """Count one reason less, or one more, to record nothing while grad mode is off."""
+        """Add or remove a reason not to record operators while grad mode is off.
+
+        Args:
+            record: True removes one reason, False adds one.
+        """
         ...
 
     def not_of_the_program(self) -> AbstractContextManager[object]:
-        """Inside, no operator of this thread is seen."""
+        """Hide operators of this thread from the runtime inside the block."""
         ...
 
     def unseen(self, func: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Run an operator of our own, whose result stays and counts."""
+        """Run an operator of Rekindle itself, whose result is counted and never evicted."""
         ...
 
     def undoes(self, undo: StepUndo) -> None:
-        """Tell `undo` when the step that has begun ends, and when memory is short."""
+        """Report to `undo` when the step ends, and when memory is short."""
         ...
 
     def stepped(self, optimizer: Any) -> None:
-        """One step of the program is over."""
+        """Note that one step of the program is over."""
         ...

@@ -1,8 +1,8 @@
-"""What a run does from step to step, and samples of its memory: little work, little memory, always.
+"""Figures of each optimizer step, and samples of the memory in use, at small cost.
 
-A step of the program ends where an optimizer's step does. Samples are taken by the engine's clock:
-once in a two-hundredth of a step, which is hundreds of operators apart in a long step and every
-operator in a short one. The engine takes them by itself, and hands them over now and then.
+A step of the program ends with a step of its optimizer. The engine takes samples on its own clock,
+about `A_STEP` per step. In a long step, samples are hundreds of operators apart. In a short one,
+every operator is sampled. `Steps` collects the samples now and then.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Final, NamedTuple, Protocol, final
 from rekindle._types import Bytes, Nanoseconds
 
 SHOWN: Final = 3
-"""Steps of which there are samples: the last ones, and what came since."""
+"""Number of past steps whose samples are kept, in addition to the current step."""
 A_STEP: Final = 200
-"""Samples of one step, about."""
+"""Samples per step, approximately."""
 MOST: Final = 4 * SHOWN * A_STEP
 
-#: Time in operators, and lost to recomputation; evictions and recomputations.
+#: Time (ns) in operators, time lost to recomputation, evictions, recomputations.
 Figures = tuple[Nanoseconds, Nanoseconds, int, int]
 
 
 class Numbers(NamedTuple):
-    """How a run stands, as its engine gives it: all at once, for each look takes a while."""
+    """The state of a run, read from its engine in one call because each call takes a while."""
 
     memory: Bytes
     peak: Bytes
@@ -45,7 +45,7 @@ class Numbers(NamedTuple):
 
 
 class Counting(Protocol):
-    """What is asked of an engine."""
+    """The part of an engine that counts."""
 
     @property
     def peak(self) -> Bytes: ...
@@ -54,20 +54,20 @@ class Counting(Protocol):
     def peak(self, nbytes: Bytes) -> None: ...
 
     def now(self) -> Numbers:
-        """Return how the run stands."""
+        """Return the state of the run."""
         ...
 
     def take_samples(self) -> bytes:
-        """Those since the last time: clock, memory and time lost, 8 bytes each."""
+        """Return the samples since the last call: clock, memory and time lost, 8 bytes each."""
         ...
 
     def space_samples(self, due: Nanoseconds, every: Nanoseconds) -> None:
-        """The next one is taken at `due`, and others `every` so often."""
+        """Take the next sample at `due`, and further ones `every` ns."""
         ...
 
 
 class Counts(NamedTuple):
-    """How a run stands: everything since its beginning."""
+    """Totals since the beginning of the run."""
 
     evictions: int = 0
     recomputations: int = 0
@@ -109,7 +109,7 @@ class Step:
 
 
 class Samples(NamedTuple):
-    """Memory (bytes) and time lost so far (ns) by the engine's clock (ns)."""
+    """Samples: the engine's clock (ns), memory (bytes) and time lost so far (ns)."""
 
     clock: list[Nanoseconds]
     memory: list[Bytes]
@@ -118,7 +118,7 @@ class Samples(NamedTuple):
 
 @final
 class Steps:
-    """The steps of one run, and samples of it that its engine takes."""
+    """The steps of one run, and the samples that its engine takes."""
 
     def __init__(self, engine: Counting) -> None:
         self.last: Step | None = None
@@ -130,12 +130,13 @@ class Steps:
         self._every: Nanoseconds = 0
         self._starts: deque[Nanoseconds] = deque([0], maxlen=SHOWN + 1)
         self._clock, self._memory, self._lost = array("q"), array("q"), array("q")
-        # Threads of one budget end steps at once. Inside nothing waits for an engine.
+        # Several threads can finish a step at the same time. Never wait for an engine lock while
+        # holding this lock.
         self._lock = Lock()
 
     @property
     def number(self) -> int:
-        """How many steps are over."""
+        """The number of finished steps."""
         return self._number
 
     @property
@@ -144,11 +145,11 @@ class Steps:
         return max(self._peak_before, self._engine.peak)
 
     def forget_peak(self) -> None:
-        """The peak is that of what comes now."""
+        """Restart the measurement of the peak."""
         self._peak_before, self._engine.peak = 0, self._engine.now().memory
 
     def over(self) -> None:
-        """A step is over."""
+        """Finish a step: store its figures and call the listeners."""
         numbers = self._engine.now()
         now = Counts(
             numbers.evictions,
@@ -172,7 +173,7 @@ class Steps:
             listener(step)
 
     def _begin(self, clock: Nanoseconds) -> None:
-        """Samples of all but the last steps go; the next ones are as far apart as these need."""
+        """Begin a step: drop samples of old steps, and set the interval by the step before."""
         with self._lock:
             self._every = (clock - self._starts[-1]) // A_STEP
             self._starts.append(clock)
@@ -181,13 +182,13 @@ class Steps:
                 del samples[:old]
 
     def sample(self) -> None:
-        """Notes how much memory is in use now."""
+        """Take a sample now."""
         numbers = self._engine.now()
         self._collect(numbers)
         self._space(numbers.clock)
 
     def _collect(self, now: Numbers | None = None) -> None:
-        """What the engine took, and then `now`."""
+        """Collect the samples of the engine, and add `now`."""
         taken = array("q", self._engine.take_samples())
         if now is not None:
             taken.extend((now.clock, now.memory, now.recompute_ns))
@@ -198,10 +199,11 @@ class Steps:
                 self._thin()
 
     def _space(self, clock: Nanoseconds) -> None:
+        """Tell the engine when to take the next sample."""
         self._engine.space_samples(clock + self._every, self._every)
 
     def _thin(self) -> None:
-        """Of two neighbours the one with more memory stays, and samples get twice as rare."""
+        """Drop the lower of each two neighboring samples, and double the interval."""
         memory = self._memory
         chosen = [i + (memory[i + 1] > memory[i]) for i in range(0, len(memory) - 1, 2)]
         for samples in (self._clock, self._memory, self._lost):
@@ -209,7 +211,7 @@ class Steps:
         self._every = (self._clock[-1] - self._clock[0]) // len(chosen)
 
     def samples(self) -> Samples:
-        """What was noted of the last steps, and of what came since."""
+        """Return the samples of the last steps and of the current one."""
         self._collect()
         with self._lock:
             return Samples(list(self._clock), list(self._memory), list(self._lost))

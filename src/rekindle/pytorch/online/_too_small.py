@@ -1,9 +1,12 @@
-"""Budgets that came too short: what to try after them, in this process and in the next.
+"""Budgets that were too small, and the budget to suggest next: in this process and the next ones.
 
-What is known of a program ends where it ran out of its budget, and each attempt may cost a whole
-step. So where budgets named before came too short as well, steps double, as in galloping search
-(Bentley and Yao, 1976): their number grows as the logarithm of what is missing. A script that is
-started again and fails in the same way is told at once what an earlier process came to.
+A program is known only up to the operator where it ran out of its budget, and each attempt may cost
+a whole step. If a suggested budget failed as well, the next suggestion adds twice as much as the
+last, as in galloping search (Bentley and Yao, 1976). The number of attempts then grows with the
+logarithm of what is missing.
+
+Failures are stored in a file in the cache folder. A script that is started again and fails in the
+same way gets the final suggestion of an earlier process at once.
 """
 
 from __future__ import annotations
@@ -20,7 +23,13 @@ from rekindle._types import Bytes
 
 
 class Shortage(NamedTuple):
-    """A budget that did not do, the smallest that gets past the operator, the one to try next."""
+    """A budget that failed.
+
+    Attributes:
+        budget: The budget.
+        smallest: The smallest budget that gets past the operator that failed.
+        next: The budget that was suggested.
+    """
 
     budget: Bytes
     smallest: Bytes
@@ -29,21 +38,25 @@ class Shortage(NamedTuple):
 
 @final
 class TooSmall:
-    """The budgets of one program that did not do, as this process met them."""
+    """The budgets of one program that failed."""
 
-    CAP = 4  #: no more than a quarter is given away at the end
-    FIRST = 20  #: a forecast that comes too short is missed by a tenth the next time
-    MOST = 64  #: budgets that are remembered, and programs
+    CAP = 4  #: suggest at most `smallest` plus a quarter of it
+    FIRST = 20  #: after a failed forecast, add at least a twentieth; doubling makes that a tenth
+    MOST = 64  #: number of stored budgets, and of stored programs
 
     def __init__(self) -> None:
-        self._named: dict[Bytes, Bytes] = {}  # budgets, and the stride that led to each
+        self._named: dict[Bytes, Bytes] = {}  # suggested budgets, and the stride that led to each
         self._met: dict[Bytes, Shortage] = {}
-        self._before: dict[Bytes, Shortage] | None = None  # what earlier processes met
+        # failures of earlier processes; None: not read yet
+        self._before: dict[Bytes, Shortage] | None = None
 
     def beyond(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:
-        """Return the budget to name, up to `most`, when `budget` was too small.
+        """Return the budget to suggest after `budget` failed.
 
-        `smallest` gets past this operator.
+        Args:
+            budget: The budget that failed.
+            smallest: The smallest budget that gets past this operator.
+            most: The largest budget to suggest.
         """
         before = self._named.get(budget, self._stride_before(budget))
         stride = 0 if before is None else max(2 * before, smallest - budget)
@@ -60,7 +73,7 @@ class TooSmall:
         return worth_trying
 
     def rather(self, budget: Bytes, worth_trying: Bytes) -> None:
-        """When `budget` did not do, this one was named after all: it is the next to be tried."""
+        """Note that another budget was suggested for `budget` in the end, from a forecast."""
         found = self._met.get(budget)
         if found is not None and worth_trying > found.next:
             self._met[budget] = found._replace(next=worth_trying)
@@ -68,7 +81,7 @@ class TooSmall:
             self._keep()
 
     def _at_the_end(self, budget: Bytes, smallest: Bytes) -> Bytes:
-        """What an earlier process came to that began with the very same failure; 0: none did."""
+        """Return the last suggestion of an earlier process that failed in the same way, or 0."""
         before = self._earlier()
         found, best = before.get(budget), 0
         if found is None or found.smallest != smallest:
@@ -79,7 +92,7 @@ class TooSmall:
         return best
 
     def _stride_before(self, budget: Bytes) -> Bytes | None:
-        """The stride by which an earlier process came to name `budget`; None: none did."""
+        """Return the stride by which an earlier process came to suggest `budget`, or None."""
         named = (each for each in self._earlier().values() if budget in (each.smallest, each.next))
         return next((each.next - each.smallest for each in named), None)
 
@@ -89,7 +102,7 @@ class TooSmall:
         return self._before
 
     def _keep(self) -> None:
-        """For the next process. A file that cannot be written is no reason to fail."""
+        """Store the failures for later processes. Errors of the file are ignored."""
         program, path = _program(), _path()
         if not program or path is None:
             return
@@ -110,12 +123,13 @@ def _path() -> Path | None:
 
 
 def _program() -> str:
-    """The script that runs; empty where there is none, as in a notebook."""
+    """Return the path of the running script, or "" if there is none (a notebook)."""
     name = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.abspath(name) if name else ""
 
 
 def _read() -> dict[str, list[Shortage]]:
+    """Return the stored failures by program; none if the file cannot be read."""
     path = _path()
     if path is None:
         return {}

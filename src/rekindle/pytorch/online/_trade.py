@@ -1,8 +1,8 @@
-"""Lets tensors change places, as modules do that convert their parameters by `swap_tensors`.
+"""Support `torch.utils.swap_tensors` inside a budget.
 
-`torch.utils.swap_tensors` gives each of two tensors all that the other is, its memory included, and
-refuses tensors that somebody has weak references to. The budget has one to the tensor by which the
-program knows a memory: it steps back meanwhile, and follows who has that memory then.
+`swap_tensors` exchanges everything of two tensors, memory included, and refuses tensors with weak
+references. The runtime holds a weak reference to the tensor that identifies a memory. It gives up
+this reference during the swap, and identifies the memory by the other tensor afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rekindle.pytorch.online._handed_out import Current
 
-#: While this lasts, the two may change places.
+#: Returns a context in which the two tensors may be swapped.
 Trading = Callable[[Tensor, Tensor], AbstractContextManager[None]]
 
 
@@ -25,7 +25,7 @@ _told = Current[Trading]()
 
 @contextmanager
 def trades_seen(trading: Trading) -> Iterator[None]:
-    """Inside, `torch.utils.swap_tensors` swaps within `trading`."""
+    """Inside the block, run `torch.utils.swap_tensors` within the context `trading`."""
     swap: Any = torch.utils.swap_tensors
 
     def seen(t1: Tensor, t2: Tensor) -> None:

@@ -1,10 +1,11 @@
-"""What an optimizer's step wrote is put back if it runs out of budget half way.
+"""Undo an optimizer's step that runs out of budget half way.
 
-For steps of which nobody can say ahead what they take: those that call the program between two
-writes (LBFGS), and those of optimizers that are not PyTorch's own. All copies are made before the
-step begins, as far as there is room for them; they count, and go when the step is over. Where there
-is no room they take no part of the budget: they are in an unnamed file, or on the host if the
-weights are on a device. So a step needs no more than without copies.
+Needed where the memory of a step cannot be predicted: steps that call the program between two
+writes (LBFGS), and optimizers that are not PyTorch's own. All tensors that the step may write are
+copied before it begins. The copies count toward the budget and are freed with the end of the step.
+
+A copy for which there is no room is made outside of the budget: in an unnamed file, or in host
+memory if the weights are on a device. So a step needs no more memory than without copies.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ _CLONE, _COPY = torch.ops.aten.clone.default, torch.ops.aten.copy_.default
 
 @final
 class _Outside:
-    """Bytes that are in no budget: in a file, or on the host."""
+    """A copy outside of the budget: in a file, or in host memory."""
 
     def __init__(self, home: torch.UntypedStorage, file: IO[bytes]) -> None:
         """Copy the bytes of `home`.
 
+        Args:
+            home: The storage to copy.
+            file: The file to append to, for a storage on the CPU.
+
         Raises:
-            OSError: there is no room for it in the file.
+            OSError: The file has no room.
         """
         self._on_host: torch.UntypedStorage | None = None
         if is_accelerator(home.device):
@@ -56,7 +61,7 @@ class _Outside:
 
 @final
 class _Before:
-    """What a storage had in it before the step."""
+    """The contents of a storage before the step."""
 
     def __init__(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
         self._home = weakref.ref(home)
@@ -67,16 +72,16 @@ class _Before:
             self.move_out(copy)
 
     def move_out(self, outside: _Outside) -> None:
-        """From now on keep neither the storage nor a copy within the budget."""
+        """Replace the copy by one outside of the budget, and keep the storage alive no longer."""
         self.copy, self._kept = outside, None
 
     @property
     def alive(self) -> torch.UntypedStorage | None:
-        """The storage, if anybody has it."""
+        """The storage, or None if it died."""
         return self._home()
 
     def restored(self) -> torch.UntypedStorage:
-        """Return the storage; one that died is made once more."""
+        """Return the storage. If it died, make it again from the copy."""
         home = self._home()
         if home is None:
             assert isinstance(self.copy, _Outside)
@@ -97,10 +102,11 @@ class _Item:
         self.address = tensor.untyped_storage()._cdata
 
     def leave_to(self, before: _Before) -> None:
-        """Keep the tensor no longer: what is in it is in `before`."""
+        """Keep the tensor alive no longer, because `before` can restore it."""
         self._tensor, self._before = None, before
 
     def __call__(self) -> Tensor:
+        """Return the tensor. If it died, make it again."""
         tensor = self._alive()
         if tensor is None:
             assert self._before is not None
@@ -110,19 +116,27 @@ class _Item:
 
 @final
 class Undo:
-    """Copies all that one step of an optimizer might write, and puts it back if the step fails.
+    """Copies of everything that one step of an optimizer may write.
 
-    Who needs the room of the copies asks for it (`move_copies_out`).
+    If the step fails, the copies are written back. If memory gets short, the copies move out of the
+    budget (`move_copies_out`).
     """
 
     def __init__(self, runtime: Runtime, optimizer: Any, *, copies: bool) -> None:
-        """Without `copies` nothing is put back; an error then says so."""
+        """Copy what `optimizer` may write.
+
+        Args:
+            runtime: The run.
+            optimizer: The optimizer.
+            copies: If False, make no copies. A failed step is then not undone, and its error says
+                so.
+        """
         self.driver = runtime.driver
         self.running = True
         self._runtime = runtime
         self._name = type(optimizer).__name__
         self._copies = copies
-        self._depth = 1  # of ranges of the profiler: one is around every step
+        self._depth = 1  # depth of profiler ranges: each step is one
         self._before: dict[int, _Before] = {}
         self._items: list[_Item] = []
         self._file: IO[bytes] | None = None
@@ -131,7 +145,7 @@ class Undo:
         self.protect(optimizer)
 
     def protect(self, optimizer: Any) -> None:
-        """What `optimizer` may write goes back as well, from what it is now."""
+        """Copy what `optimizer`, whose step begins inside this one, may write."""
         if self._copies:
             self._contents.append(put_back(vars(optimizer), {}, self._item))
             kept = [optimizer.param_groups, *optimizer.state.values()]
@@ -141,8 +155,11 @@ class Undo:
             self._leave_items()
 
     def marked(self, *, entering: bool) -> None:
-        """A range of the profiler begins or ends: the outermost one when the step is over, also
-        by an error, which no hook of an optimizer hears of."""
+        """Note that a range of the profiler begins or ends.
+
+        The end of the outermost range is the end of the step, also after an error, for which
+        optimizers have no hook.
+        """
         self._depth += 1 if entering else -1
         if self.running and not self._depth:
             error = sys.exc_info()[1]
@@ -151,7 +168,7 @@ class Undo:
             self.end()
 
     def end(self) -> None:
-        """The step is over, and stays as it is."""
+        """End the step, and drop all copies."""
         self.running = False
         self._before.clear()
         self._contents.clear()
@@ -160,7 +177,7 @@ class Undo:
         self._files.close()
 
     def move_copies_out(self) -> bool:
-        """Move all copies out of the budget; return whether any copy was in it."""
+        """Move all copies out of the budget. Return True if any copy was in it."""
         moved = False
         for before in self._before.values():
             if isinstance(before.copy, Tensor):
@@ -173,7 +190,7 @@ class Undo:
         return moved
 
     def _item(self, value: Any) -> PutBack:
-        """Return what returns `value`, an item of the optimizer's containers."""
+        """Return a function that restores `value`, an item of the optimizer's containers."""
         plain = type(value) is Tensor and value.layout is torch.strided
         if not plain or value.requires_grad or vars(value):
             return keep(value)
@@ -182,13 +199,14 @@ class Undo:
         return item
 
     def _leave_items(self) -> None:
-        """Keep no tensor that can be made of what is outside of the budget."""
+        """Keep no tensor alive that can be restored from a copy outside of the budget."""
         for item in self._items:
             before = self._before.get(item.address)
             if before is not None and isinstance(before.copy, _Outside):
                 item.leave_to(before)
 
     def _failed(self, error: OutOfBudget) -> None:
+        """Restore everything, or add a note to `error` if there are no copies."""
         if not self._copies:
             error.add_note(
                 f"This was amid {self._name}.step(), which took more than the time before: some "
@@ -203,6 +221,7 @@ class Undo:
             refill()
 
     def _write_back(self, home: torch.UntypedStorage, copy: Tensor | _Outside) -> None:
+        """Write `copy` back into `home`."""
         engine = self.driver.engine
         budget = engine.budget
 
@@ -212,19 +231,20 @@ class Undo:
 
         try:
             write()
-        except OutOfBudget:  # to have back what was made amid the step; here that must not matter
+        # evicting the step's own results may need more than the budget allows; ignore it here
+        except OutOfBudget:
             engine.budget = float("inf")
             write()
         finally:
             engine.budget = budget
 
     def _copy_of(self, home: torch.UntypedStorage) -> Tensor | _Outside:
-        """Copy `home` within the budget if nothing has to make way for that."""
+        """Copy `home`, within the budget if nothing has to be evicted for it."""
         engine = self.driver.engine
         if engine.now().memory + home.nbytes() <= engine.budget:
             try:
                 return self._clone(home)
-            except OutOfBudget:  # some room is kept for small results
+            except OutOfBudget:  # some room is reserved for small results
                 self.driver.refused = None
         return self._outside(home) or self._clone(home)
 
@@ -233,7 +253,7 @@ class Undo:
         return copy
 
     def _outside(self, home: torch.UntypedStorage) -> _Outside | None:
-        """Copy `home` out of the budget; None: there is no room for that."""
+        """Copy `home` out of the budget. Return None if there is no room."""
         try:
             if self._file is None:
                 with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""Which line of the user's program runs: the first that is in nobody's package."""
+"""Find the line of the user's program that is running: the innermost one outside of packages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Owner = Literal["user", "library", "nobody"]
 
 
 def users_line() -> str:
-    """The innermost line of the user's own code, as "file:line"; the library's beside it where it
-    called one: "train.py:12 (transformers/activations.py:33)".
+    """Return the innermost line of the user's own code, as "file:line".
 
-    Lines of torch and of this library are nobody's; where no user's code runs, the library's alone.
+    If that line called a library, the library's line follows: "train.py:12
+    (transformers/activations.py:33)". Lines of torch and of Rekindle are skipped. If no code of the
+    user is running, the library's line is returned alone.
     """
     frame = sys._getframe(1)
     library, number = "", 0
@@ -37,7 +38,7 @@ def users_line() -> str:
 
 
 def line_in_words(file: str, number: int, library: str, number_in_library: int) -> str:
-    """The line of the user's own code, if any, and that of a library which it called, if any."""
+    """Format the line of the user's own code and the library's line, if any."""
     inner = f"{_in_package(library)}:{number_in_library}" if library else ""
     if not file:
         return inner
@@ -46,7 +47,7 @@ def line_in_words(file: str, number: int, library: str, number_in_library: int) 
 
 @functools.cache
 def owner_of_file(name: str) -> Owner:
-    """Whose code is in the file `name`."""
+    """Return whose code is in the file `name`."""
     if name.startswith("<"):
         notebook = name.startswith("<ipython") or name == "<stdin>"
         return "user" if notebook else "nobody"
@@ -65,13 +66,13 @@ def _real(path: Path) -> Path:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Python's own library, and the commands that packages bring along."""
+    """Return the folders of Python's standard library and of installed commands."""
     paths = sysconfig.get_paths()
     return tuple(paths[name] for name in ("stdlib", "platstdlib", "scripts"))
 
 
 def _in_package(name: str) -> str:
-    """A file as seen from the folder that its package lies in."""
+    """Return the path of a file relative to the folder that contains its package."""
     parts = Path(name).parts
     for number in range(len(parts) - 1, -1, -1):
         if parts[number] in _PACKAGES:

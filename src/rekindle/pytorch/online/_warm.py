@@ -1,7 +1,8 @@
-"""Optimizers that made a step in this process, or were given a state: it counts.
+"""Track optimizers of this process that have state, because the state counts toward a budget.
 
-Where a budget is entered anew for each step, no operator shows the state before `step()` does, when
-activations have come and gone. Who owns a parameter that is seen has its state in memory as well.
+If a budget is entered for each step, no operator reads the state before `step()`, after activations
+have come and gone. So when a parameter is first seen, the state of the optimizer that owns it is
+counted, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from rekindle.pytorch.tensors import homes_of, living_objects, tensors_of
 
-#: Some made their steps before anybody looked, for this is imported with the first budget.
+#: Includes optimizers that made steps before this module was imported (with the first budget).
 _warm: WeakSet[Any] = WeakSet(living_objects(torch.optim.Optimizer))
 
 
@@ -38,20 +39,20 @@ def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
     _warm.add(optimizer)
 
 
-_optimizers.load_state_dict = _load_and_remember  # there is no hook for all of them
+_optimizers.load_state_dict = _load_and_remember  # no hook covers all optimizers
 
 
 @final
 class WarmOptimizers:
-    """Those that have a state when the first parameters are met, by their parameters."""
+    """Optimizers that have state when the first parameters are seen, by parameter."""
 
     def __init__(self) -> None:
-        #: By the address of a parameter's storage. It takes a microsecond for each parameter of the
-        #: process: a context in which nothing runs does without.
+        #: By the address of a parameter's storage. Filled on first use: it takes a microsecond for
+        #: each parameter of the process.
         self._of_storage: dict[int, weakref.ref[Any]] | None = None
 
     def owner_of(self, storage: int) -> Any | None:
-        """Find the optimizer of the parameter whose storage is at this address."""
+        """Return the optimizer of the parameter whose storage is at this address, or None."""
         if self._of_storage is None:
             self._of_storage = {}
             for optimizer in list(_warm):
@@ -65,7 +66,7 @@ class WarmOptimizers:
 
 
 def state_of(optimizer: Any) -> Iterator[Tensor]:
-    """The tensors of its state that have memory of their own."""
+    """Iterate over the strided tensors of the optimizer's state."""
     for tensor in tensors_of(list(optimizer.state.values())):
         if tensor.layout is torch.strided:
             yield tensor

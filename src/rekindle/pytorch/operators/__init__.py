@@ -1,4 +1,8 @@
-"""What a call of an operator is: facts of the overload, signature, recipe, running it again."""
+"""Operators in Python: tables of their properties, call signatures, compiled regions, error texts.
+
+The native core imports the tables as data (`traits`). `Operator` and `Signature` serve rehearsals
+and dry runs, which run operators on shapes.
+"""
 
 from rekindle.pytorch.operators._doubtful import doubt_of as doubt_of
 from rekindle.pytorch.operators._doubtful import may_differ as may_differ

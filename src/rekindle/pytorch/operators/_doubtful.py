@@ -1,13 +1,13 @@
-"""Operators that may give other bits when they run again, though all that they read is the same.
+"""Operators whose recomputation may give different bits for the same inputs.
 
-On a device: those that add up by atomics, in whatever order threads come, and those for which a
-library tries kernels and takes the quickest of that moment. PyTorch's deterministic algorithms
-settle both. Not in the tables: what is undefined anyway (`scatter` and `index_put` where an index
-comes twice), and what runs in the backward pass alone and is not recorded there; it is, and is in
-the tables, where gradients are differentiated.
+On an accelerator these are operators that sum by atomics, in the order in which threads arrive, and
+operators for which a library times several kernels and takes the fastest. PyTorch's deterministic
+algorithms avoid both. On any device: dropout inside a recurrent network of cuDNN or MIOpen, which
+draws from a private buffer that its schema does not mark as written.
 
-Everywhere: dropout inside a recurrent network of cuDNN or MIOpen, which draws from a buffer of its
-own that no schema says is written.
+The tables omit two kinds. The results of `scatter` and `index_put` with duplicate indices are
+undefined anyway. Operators that run in the backward pass only are not recorded, unless gradients
+are differentiated: those that occur then are in the tables.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rekindle.pytorch.operators._switches import kernels_are_timed
 
 @final
 class Doubt(IntEnum):
-    """Why a call might not repeat itself."""
+    """The reason why a call may not be repeatable."""
 
     NONE = 0
-    TIMED = 1  #: a library takes the kernel that was quickest
+    TIMED = 1  #: a library takes the kernel that was fastest
     ATOMICS = 2
-    ACCUMULATES = 3  #: atomics, if it is told to add
-    OWN_STATE = 4  #: draws from an argument
+    ACCUMULATES = 3  #: atomics, if the call is to accumulate
+    OWN_STATE = 4  #: draws from a state that is an argument
 
 
-#: By PyTorch's list at `torch.use_deterministic_algorithms`; after "aten::".
+#: From PyTorch's list at `torch.use_deterministic_algorithms`, without "aten::".
 ATOMICS = {
     "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "cumsum", "cumsum_", "histc", "nll_loss2d_forward",
@@ -56,7 +56,7 @@ ATOMICS = {
     "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
     "upsample_trilinear3d_backward",
 }  # fmt: skip
-#: The position of the argument that says whether they add.
+#: Position of the argument that makes the call accumulate.
 ACCUMULATING = {
     "index_put": 3,
     "index_put_": 3,
@@ -73,12 +73,12 @@ TIMED = {
     "cudnn_convolution_relu",
     "cudnn_convolution_transpose",
 }
-#: The names of the arguments that an operator of this kind has.
+#: Argument names that identify an operator with its own state.
 _OWN_STATE = ("dropout", "train", "dropout_state")
 
 
 def doubt_of(schema: Any) -> Doubt:
-    """What the schema's operator is suspected of."""
+    """Return why calls of the operator may not be repeatable."""
     namespace, _, name = schema.name.partition("::")
     if _positions(schema) is not None:
         return Doubt.OWN_STATE
@@ -92,7 +92,14 @@ def doubt_of(schema: Any) -> Doubt:
 
 
 def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
-    """Whether a call of that operator on `tensors`, which are among `args`, has to be kept."""
+    """Return True if a call must not be recomputed, because it may give different bits.
+
+    Args:
+        doubt: Result of `doubt_of`.
+        schema: The schema of the operator.
+        args: Its arguments.
+        tensors: The tensors among the arguments.
+    """
     if doubt is Doubt.NONE:
         return False
     if doubt is Doubt.OWN_STATE:
@@ -112,10 +119,12 @@ def may_differ(doubt: Doubt, schema: Any, args: Sequence[Any], tensors: Sequence
 
 
 def _draws(argument: Any) -> bool:
+    """Return True if a dropout argument is active."""
     return isinstance(argument, Tensor) or (argument is not None and argument > 0)
 
 
 def _positions(schema: Any) -> tuple[int, ...] | None:
+    """Return the positions of the dropout arguments, or None if the operator has no state."""
     names = [argument.name for argument in schema.arguments]
     if _OWN_STATE[-1] not in names:
         return None

@@ -1,4 +1,4 @@
-"""Tells the content of tensors apart by a few bytes of each, wherever they are."""
+"""Fingerprints of tensor contents, computed on the device of the tensor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rekindle.pytorch.tensors import privately, whole
 
 Fingerprint = bytes
 
-_WORDS = 1 << 20  #: of 8 bytes, that a device sums up at a time: 16 MiB are taken for it
-_GOLDEN = -7046029254386353131  #: 2**64 over the golden ratio: multiples of it differ in all bits
+_WORDS = 1 << 20  #: words of 8 bytes summed at a time, with 16 MiB of temporaries
+_GOLDEN = -7046029254386353131  #: 2**64 / golden ratio: its multiples differ in all bits
 
 
 def fingerprint_of(tensor: Tensor) -> Fingerprint:
-    """Equal for equal bits, types and shapes; 0.0 and -0.0 differ. No dispatch mode sees it.
+    """Return a fingerprint, which is equal for equal bits, dtypes and shapes. 0.0 and -0.0 differ.
 
-    Of what has no plain memory (sparse, quantized, subclasses) only type and shape count.
+    For tensors without plain memory (sparse, quantized, subclasses) only type and shape count. No
+    dispatch mode sees the computation.
     """
     told = f"{type(tensor).__name__} {tensor.dtype} {tuple(tensor.shape)} {tensor.device.type}"
     digest = hashlib.blake2b(told.encode(), digest_size=16)
@@ -34,10 +35,11 @@ def fingerprint_of(tensor: Tensor) -> Fingerprint:
 
 
 def _sums(memory: Tensor) -> list[Tensor]:
-    """8 bytes for each 8 MiB of `memory`, made where that is, so that little is copied; its end.
+    """Return 8 bytes for each 8 MiB of `memory`, and its last bytes.
 
-    Sums of words, each times an odd number that only its place decides (64 bits, what overflows is
-    lost): a word alone cannot change without its sum, in whatever order a device adds.
+    The sums are computed on the device of `memory`, so little is copied. Each word is multiplied by
+    an odd factor of its position, modulo 2**64. The result is the same in any order of summation,
+    and changes if a single word changes.
     """
     end = memory.numel() // 8 * 8
     aligned = memory[:end] if memory.storage_offset() % 8 == 0 else memory[:end].clone()
@@ -49,6 +51,6 @@ def _sums(memory: Tensor) -> list[Tensor]:
 
 
 def fingerprint_of_memory(home: torch.UntypedStorage) -> Fingerprint:
-    """Of all bytes of a storage."""
+    """Return the fingerprint of all bytes of a storage."""
     with privately():
         return fingerprint_of(whole(home))

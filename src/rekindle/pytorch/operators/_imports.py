@@ -1,4 +1,4 @@
-"""Acts on a module when the program imports it, so that nobody has to import it for the program."""
+"""Run code when the program imports a module, without importing the module for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Act = Callable[[Any], AbstractContextManager[Any]]
 
 @contextmanager
 def when_imported(name: str, act: Act) -> Iterator[None]:
-    """Enter `act(module)` now if the program has imported the module `name`, else once it has.
+    """Enter `act(module)` as soon as the program has imported the module `name`.
 
-    What was entered is left where this is left, whichever thread imported the module.
+    If the module is already imported, enter it now. The entered context is left at the end of the
+    block, whichever thread imported the module.
     """
     with ExitStack() as stack:
         module = sys.modules.get(name)
@@ -32,7 +33,7 @@ def when_imported(name: str, act: Act) -> Iterator[None]:
 
 @final
 class _Watch:
-    """Stands before the finders of modules; finds none itself."""
+    """A finder of modules that finds nothing, but wraps the loader of one module."""
 
     def __init__(self, name: str, imported: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -47,7 +48,7 @@ class _Watch:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """As other finders have it: what the next one says, which will tell when it is done."""
+        """Return the spec of the next finder, with a loader that calls back after the import."""
         if name != self._name:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -58,11 +59,12 @@ class _Watch:
         return None
 
     def _tell_after(self, spec: ModuleSpec) -> None:
+        """Make the loader of `spec` call back after it has executed the module."""
         loader: Any = spec.loader
         execute = loader.exec_module
 
         def execute_and_tell(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)  # several may have replaced it
+            vars(loader).pop("exec_module", None)  # several watches may have replaced it
             execute(module)
             if self._imported is not None:
                 self._imported(module)

@@ -1,6 +1,7 @@
-"""What the runtime must know about an operator, learned once for each overload.
+"""Properties of operators that the runtime needs.
 
-The schema says most of it. Where it is silent or wrong, the tables below say so, with the reason.
+The schema states most of them. Where it is silent or wrong, the tables below say so, with the
+reason. The native core gets the tables through `_traits`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import EXOTIC, UNWRITTEN, ZEROED
 
-#: Write the running statistics although the schema denies it (rule R6). Positions of running_mean
-#: and running_var, and of the flag that says whether they are written.
+#: Operators that write running statistics although their schema denies it (R6). Positions of
+#: running_mean, running_var, and of the flag that enables the write.
 HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::native_batch_norm": (3, 4, 5),
     "aten::cudnn_batch_norm": (3, 4, 5),
@@ -23,7 +24,7 @@ HIDDEN_STATISTICS: dict[str, tuple[int, int, int]] = {
     "aten::instance_norm": (3, 4, 5),
     "aten::_native_batch_norm_legit": (3, 4, 5),
 }
-#: The same, but they always write, and their outputs do not depend on what was there before.
+#: The same, but they always write, and their outputs do not depend on the old statistics.
 ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::batch_norm_gather_stats": (3, 4),
     "aten::batch_norm_gather_stats_with_counts": (3, 4),
@@ -31,7 +32,7 @@ ALWAYS_WRITTEN_STATISTICS: dict[str, tuple[int, int]] = {
     "aten::_batch_norm_with_update": (3, 4),
 }
 
-#: Decide something: their integer results are kept, never computed again (rule R8).
+#: Operators that make decisions: their integer results are pinned, never recomputed (R8).
 ROUTING = {
     "aten::argmax",
     "aten::argmin",
@@ -53,7 +54,8 @@ ROUTING = {
     "aten::unique_consecutive",
     "aten::unique_dim",
 }
-#: Read an index or a mask whose *values* decide the shape of the result: those are kept as well.
+#: Operators for which the *values* of an index or a mask determine the shape of the result. These
+#: index tensors are pinned, too.
 INDEXING = {
     "aten::index",
     "aten::index_put",
@@ -66,7 +68,8 @@ INDEXING = {
     "aten::repeat_interleave",
 }
 
-#: Make memory without content (rule R4): who reads it first must have had it filled elsewhere.
+#: Operators that make uninitialized memory (R4). A read before any visible write means that
+#: something outside the dispatcher filled it.
 EMPTY = {
     "aten::empty",
     "aten::empty_like",
@@ -75,10 +78,11 @@ EMPTY = {
     "aten::new_empty",
     "aten::new_empty_strided",
 }
-#: Make memory of nothing but zeros, which kernels outside the dispatcher like to accumulate into.
+#: Operators that make zeros. Kernels outside the dispatcher often accumulate into such memory.
 ZEROS = {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_"}
 
-#: Read no element and make no memory. Autograd asks them where an error would end the process.
+#: Operators that read no element and allocate nothing. Autograd calls them where an error would
+#: terminate the process.
 QUERIES = {
     "aten::_dimI",
     "aten::_dimV",
@@ -95,10 +99,10 @@ QUERIES = {
     "aten::sparse_dim",
 }
 
-#: Makes a tensor that claims memory and has none.
+#: An operator whose result claims memory but has none.
 WITHOUT_MEMORY = "aten::_efficientzerotensor"
 
-#: Write the whole of their first argument without reading it.
+#: Operators that overwrite their whole first argument without reading it.
 OVERWRITING = {
     "aten::bernoulli_",
     "aten::cauchy_",
@@ -113,15 +117,16 @@ OVERWRITING = {
     "aten::zero_",
 }
 
-#: Choose a kernel by whether an argument requires a gradient, so replay must look the same.
+#: Operators that choose a kernel by whether an argument requires grad. Replay must pass the same
+#: flag.
 SEES_REQUIRES_GRAD = {"aten::convolution", "aten::_convolution", "aten::linear"}
 
-#: Their kernels call others on lazy conjugates. PyTorch excludes the key that makes those in memory
-#: while a dispatch mode is active, and `linalg.pinv` of a complex matrix is none of it then.
+#: Operators whose kernels call others on lazy conjugates. PyTorch excludes the key that resolves
+#: conjugates while a dispatch mode is active, and `linalg.pinv` of a complex matrix is then wrong.
 CONJUGATING = {"aten::linalg_pinv", "aten::linalg_lstsq"}
 
 #: Collectives that write their first argument, although the schema denies it and no version counter
-#: tells. What else is named like one is refused.
+#: changes. Other collectives with an in-place name are refused.
 COLLECTIVES_IN_PLACE = {
     "c10d::_allgather_base_",
     "c10d::_reduce_scatter_base_",
@@ -134,7 +139,7 @@ COLLECTIVES_IN_PLACE = {
     "c10d::alltoall_base_",
     "c10d::broadcast_",
     "c10d::gather_",
-    "c10d::gather_into_tensor_",  # from torch 2.14 on
+    "c10d::gather_into_tensor_",  # since torch 2.14
     "c10d::recv_",
     "c10d::recv_any_source_",
     "c10d::reduce_",
@@ -142,26 +147,27 @@ COLLECTIVES_IN_PLACE = {
     "c10d::reduce_scatter_tensor_coalesced_",
     "c10d::scatter_",
 }
-#: Write no tensor.
+#: Collectives with an in-place name that write no tensor.
 COLLECTIVES_WITHOUT_RESULT = {"c10d::monitored_barrier_"}
 
-#: In the names of operators that sum up products, whose precision PyTorch has switches for.
+#: Parts of the names of operators that sum products. PyTorch has switches for their precision.
 SUMS_OF_PRODUCTS = (
     "addr", "attention", "bilinear", "cdist", "chol", "conv", "dot", "einsum", "ger", "gru",
     "inner", "inverse", "linalg", "linear", "lstm", "lu_", "matmul", "mkldnn", "mm", "mv",
     "outer", "pdist", "qr", "rnn", "solve", "svd", "tensordot", "vdot",
 )  # fmt: skip
 
-#: In the names of operators that on a CPU take more inside themselves than they make.
+#: Parts of the names of operators whose workspace on a CPU may exceed their results.
 ROOMY_ON_HOST = (
     "attention", "bernoulli", "conv", "dropout", "gru", "linalg", "lstm", "mean", "norm_backward",
     "rms_norm", "rnn",
 )  # fmt: skip
 
-#: Never run again: they talk to other processes or to the outside.
+#: Namespaces of operators that are never recomputed: they talk to other processes or to the
+#: outside.
 EFFECTS = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims")
 
-#: Higher-order operators that write nothing but their results, so that these can be kept (R12).
+#: Higher-order operators that write nothing but their results, so that these can be pinned (R12).
 FUNCTIONAL = {
     "associative_scan",
     "cond",
@@ -173,12 +179,12 @@ FUNCTIONAL = {
     "while_loop_stack_output",
 }
 
-#: Draw random numbers although the tag `nondeterministic_seeded` is missing. They also write them
-#: into their second argument, without a step of its version counter.
+#: Random operators without the tag `nondeterministic_seeded`. They also write the random numbers
+#: into their second argument, without changing its version counter.
 UNTAGGED_RANDOM = {"aten::rrelu_with_noise", "aten::rrelu_with_noise_"}
 
 
-#: Sums that stay in memory of the size of what was summed up: losses, overlapping patches.
+#: Sums whose result keeps memory of the size of what was summed: losses, overlapping patches.
 REDUCED_IN_PLACE = {
     "aten::binary_cross_entropy",
     "aten::col2im",
@@ -187,7 +193,7 @@ REDUCED_IN_PLACE = {
     "aten::soft_margin_loss",
 }
 
-#: Their results may be larger than any bound that the sizes of their arguments give.
+#: Operators whose results may exceed any bound computed from the sizes of their arguments.
 COUNTED_FIRST = {
     "aten::bincount",
     "aten::index",
@@ -198,7 +204,7 @@ COUNTED_FIRST = {
 
 @final
 class Operator:
-    """What is fixed for one overload."""
+    """The properties of one overload."""
 
     __slots__ = (
         "content",
@@ -222,10 +228,10 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
-        self.overload = func  # lives as long as this, so that its identity is no other's
+        self.overload = func  # kept alive, because `_known` identifies it by its id
         self.name: str = schema.name
-        #: What is called on meta tensors, for the sizes of the results: without the layer of Python
-        #: around it.
+        #: The function to call on meta tensors for the sizes of the results, without Python's
+        #: layer.
         self.predicting: Callable[..., Any] = getattr(func, "_op", func)
         aliased = [r.alias_info for r in schema.returns if r.alias_info is not None]
         arguments = list(enumerate(schema.arguments))
@@ -236,32 +242,33 @@ class Operator:
             for position, argument in arguments
             if argument.alias_info is not None
             and argument.alias_info.is_write
-            and not moves  # the tensor gets other memory, nothing is written
+            and not moves  # the tensor gets other memory, and nothing is written
         )
         if self.name in COLLECTIVES_IN_PLACE:
             self.written = ((0, schema.arguments[0].name),)
         elif self.name.startswith("c10d::") and self.name.endswith("_"):
             _check_collective(self.name, bool(self.written))
         only_aliases = bool(aliased) and len(aliased) == len(schema.returns)
-        #: Returns views only, or marks a place for the profiler: no memory, no work. (What is
-        #: composed of others, as `ravel`, comes here whole in inference mode, and may copy.)
+        #: True if it only returns views or only marks a range for the profiler: no memory, no work.
+        #: A composite operator such as `ravel` arrives undivided in inference mode and may copy, so
+        #: it is not one.
         views = only_aliases and not self.written and not _is_composed(func)
         self.view = views or self.name.startswith("profiler::")
-        #: Returns tensors: else it makes none.
+        #: True if it returns tensors.
         self.returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
-        #: Returns what it writes, and nothing beside.
+        #: True if it returns nothing but what it writes.
         self.returns_written = all(r.alias_info and r.alias_info.is_write for r in schema.returns)
         tags = func.tags
         self.random = torch.Tag.nondeterministic_seeded in tags or self.name in UNTAGGED_RANDOM
         self.results = len(schema.returns)
-        #: Decides its sizes by a list of numbers that are no integers.
+        #: True if a list of non-integer numbers determines the sizes of its results.
         self.scaled = any(argument.name == "scale_factors" for _, argument in arguments)
         self.reduced_in_place = self.name in REDUCED_IN_PLACE
-        #: What the content of a result is until somebody writes to it; nothing special: 0.
+        #: State of the result's contents before the first write. 0: nothing special.
         self.content = _content(self.name)
         self.sees_requires_grad = self.name in SEES_REQUIRES_GRAD
         self.statistics = self.name in HIDDEN_STATISTICS or self.name in ALWAYS_WRITTEN_STATISTICS
-        #: May change the size of a storage: set_, resize_, and whatever writes to `out`.
+        #: True if it may resize a storage: set_, resize_, and operators with `out`.
         self.resizes = self.name.startswith(("aten::resize", "aten::set_")) or any(
             argument.kwarg_only for position, argument in arguments if self._writes(position)
         )
@@ -273,7 +280,7 @@ class Operator:
         return any(position == written for written, _ in self.written)
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:
-        """The positions of running statistics that this call writes behind the schema's back."""
+        """Return the positions of the running statistics that this call writes."""
         if self.name in ALWAYS_WRITTEN_STATISTICS:
             return ALWAYS_WRITTEN_STATISTICS[self.name]
         mean, variance, training = HIDDEN_STATISTICS[self.name]
@@ -281,24 +288,24 @@ class Operator:
 
 
 def is_roomy_on_host(name: str) -> bool:
-    """Whether such an operator may take more inside itself on a CPU than it makes."""
+    """Return True if the operator's workspace on a CPU may exceed its results."""
     return _is_one_of(ROOMY_ON_HOST, name)
 
 
 def _is_one_of(parts: tuple[str, ...], name: str) -> bool:
-    """Whether one of `parts` is in its name, or it is not torch's own: who knows what it does?"""
+    """Return True if a part is in the name, or if the operator is not torch's own."""
     namespace, _, rest = name.partition("::")
     return namespace != "aten" or any(part in rest for part in parts)
 
 
 def _check_collective(name: str, tells: bool) -> None:
-    """Refuses one that may write nobody knows what (R11)."""
+    """Refuse a collective of which it is unknown what it writes (R11)."""
     if not tells and name not in COLLECTIVES_WITHOUT_RESULT:
         raise unseen_collective(name)
 
 
 def unseen_collective(name: str) -> Unsupported:
-    """A collective may write nobody knows what."""
+    """Return the error for a collective of which it is unknown what it writes."""
     return Unsupported(
         f"the collective {name} inside rekindle.budget(...): its name says that it writes its "
         "arguments, and nothing says which. Leave the budget for it, or use its functional "
@@ -307,11 +314,13 @@ def unseen_collective(name: str) -> Unsupported:
 
 
 def _is_composed(func: Any) -> bool:
+    """Return True if the operator is composed of others (CompositeImplicitAutograd)."""
     composed = torch._C.DispatchKey.CompositeImplicitAutograd  # type: ignore[attr-defined]
     return isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(composed)
 
 
 def _content(name: str) -> int:
+    """Return the state of the result's contents before the first write."""
     if name in EMPTY:
         return UNWRITTEN
     if name in ZEROS:
@@ -320,7 +329,7 @@ def _content(name: str) -> int:
 
 
 def check_higher_order(higher: HigherOrderOperator) -> None:
-    """Refuses what may write its arguments unseen (R11)."""
+    """Refuse a higher-order operator that may write its arguments unseen (R11)."""
     if higher.name() not in FUNCTIONAL:
         raise Unsupported(
             f"the higher-order operator {higher.name()} inside rekindle.budget(...): what it does "
@@ -333,6 +342,6 @@ _known: dict[int, Operator] = {}
 
 
 def operator(func: Any) -> Operator:
-    """The facts of `func`, an `OpOverload`."""
-    found = _known.get(id(func))  # its own hash is written in Python
+    """Return the properties of `func`, an `OpOverload`."""
+    found = _known.get(id(func))  # by id, because the hash of an overload is implemented in Python
     return _known.setdefault(id(func), Operator(func)) if found is None else found

@@ -1,11 +1,13 @@
-"""Tracing with the kernels that eager PyTorch runs: a plan's numbers are eager's, bit for bit.
+"""Trace with the kernels that eager PyTorch runs, so that a plan gives the same bits as eager mode.
 
-Under AOTAutograd some operators are taken apart by Python code in place of their kernels, whatever
-table of decompositions is given: those with one registered for a dispatch key
-(`OpOverload.py_impl`). Dropout on a CPU, for one, then draws a mask of another type and scales in
-another order. Here those registrations are out of the way, but for batch norm, whose kernels write
-the statistics behind the schema's back: its Python code calls the same kernels under schemas that
-tell.
+Under AOTAutograd, Python code replaces the kernels of some operators whatever table of
+decompositions is given: operators with a Python implementation for a dispatch key
+(`OpOverload.py_impl`). For example, dropout on a CPU then draws a mask of another dtype and scales
+in another order.
+
+This file removes such implementations while tracing. Batch norm is the exception. Its kernels write
+statistics although their schema denies it, and its Python implementation calls the same kernels
+under correct schemas.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _TELLING = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "insta
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Inside, composite operators are traced as their kernels take them apart."""
+    """Inside the block, trace composite operators as their kernels decompose them."""
     taken = [(each, key, each.py_kernels.pop(key)) for each in _taken_apart() for key in _KEYS
              if key in each.py_kernels]  # fmt: skip
     _forget(each for each, _, _ in taken)
@@ -38,7 +40,8 @@ def plain_kernels() -> Iterator[None]:
 
 
 def _taken_apart() -> list[OpOverload]:
-    import torch._decomp  # registers them
+    """Return the overloads with a Python implementation, except batch norm."""
+    import torch._decomp  # the imports register the implementations
     import torch._refs
 
     found: list[OpOverload] = []
@@ -51,5 +54,6 @@ def _taken_apart() -> list[OpOverload]:
 
 
 def _forget(overloads: Iterator[OpOverload]) -> None:
+    """Clear the dispatch caches of `overloads`."""
     for each in overloads:
         each._dispatch_cache.clear()

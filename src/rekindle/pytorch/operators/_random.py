@@ -1,4 +1,4 @@
-"""Which generators a call of a random operator draws from."""
+"""Find the generator of a random operator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from rekindle.pytorch.devices import accelerator, is_accelerator
 def generator_of(
     tensors: Sequence[Tensor], extras: Iterable[Any], device: torch.device | None
 ) -> torch.Generator:
-    """The generator that a random operator draws from; `device`: where its result is asked for.
+    """Return the generator that a random operator draws from.
 
-    A number on the CPU may stand beside tensors of a device: the result is there.
+    Args:
+        tensors: The tensors among its arguments. A number on the CPU may accompany tensors on a
+            device; the result is on the device.
+        extras: The other arguments, which may contain a generator.
+        device: The device that the call requests for its result, or None.
     """
     for extra in extras:
         if type(extra) is torch.Generator:
@@ -27,6 +31,7 @@ def generator_of(
 
 
 def _default(device: torch.device) -> torch.Generator:
+    """Return the default generator of `device`."""
     if is_accelerator(device):
         return accelerator.default_generator(device)
     return torch.default_generator

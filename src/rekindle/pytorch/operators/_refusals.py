@@ -1,4 +1,4 @@
-"""Words for what a recomputation refuses."""
+"""Errors of recomputation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rekindle._types import Bytes
 
 
 def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
-    """An operator that ran again made so many bytes."""
+    """Return the error for an operator whose recomputation made a result of another size."""
     return Unsupported(
         f"{name} made {now} bytes when it ran again, {before} the first time: its result depends "
         "on something outside its arguments. Keep it: run it in "
@@ -16,7 +16,7 @@ def changed_size(name: str, now: Bytes, before: Bytes) -> Unsupported:
 
 
 def resized_input(now: Bytes, before: Bytes) -> Unsupported:
-    """What an operator that is to run again reads has so many bytes."""
+    """Return the error for an input of a recomputation that was resized."""
     return Unsupported(
         f"a tensor of {before} bytes that recomputation needs now has {now}: its memory was "
         "resized outside (as FSDP does after the forward pass). Use reshard_after_forward=False"
@@ -24,7 +24,7 @@ def resized_input(now: Bytes, before: Bytes) -> Unsupported:
 
 
 def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
-    """What an operator that is to run again reads was written unseen: its version is another."""
+    """Return the error for an input of a recomputation that was written unseen (R7)."""
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: {made_by} that recomputation needs is at version {now}; expected version "
@@ -34,7 +34,7 @@ def modified_input(made_by: str, now: int, expected: int) -> RuntimeError:
 
 
 def foreign_input(made_by: str) -> RuntimeError:
-    """What an operator that is to run again reads was written from outside of PyTorch."""
+    """Return the error for an input of a recomputation that was written outside of PyTorch."""
     return RuntimeError(
         f"{made_by} that recomputation needs lies in memory that others may write "
         "(NumPy, another process, a file), and was modified there. Modify it by PyTorch, "
@@ -43,7 +43,7 @@ def foreign_input(made_by: str) -> RuntimeError:
 
 
 def recomputed_in_a_graph(maker: str) -> Unsupported:
-    """What was evicted is asked for while the device writes a graph."""
+    """Return the error for a recomputation during CUDA graph capture."""
     return Unsupported(
         f"{maker} was evicted, and is needed while CUDA captures a graph, in which its inputs "
         "would not be those of each replay. Capture forward and backward pass together, write "

@@ -1,9 +1,11 @@
-"""Compiled regions: the code that Inductor made of a graph is one operator here (R12).
+"""Compiled regions: code that Inductor made of a graph is one operator here (R12).
 
-PyTorch shows it to dispatch modes as the higher-order operator `inductor_compiled_code`, if it was
-told so when it compiled. The graph comes along and says what the code cannot: what it writes, how
-large its results will be, whether it may run twice. A forward pass that may is recomputed as a
-whole; what it saves is let go piece by piece, and one run brings all missing pieces back.
+PyTorch shows such code to dispatch modes as the higher-order operator `inductor_compiled_code`, if
+a setting was on when it was compiled. The graph comes with it, and tells what the code writes, how
+large its results will be, and whether it may run twice.
+
+A region of a forward pass that may run twice is recomputed as a whole. Its saved results are
+evicted one by one, and one run recomputes all that are missing.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from rekindle.pytorch.operators._operators import EFFECTS, FUNCTIONAL, ROUTING
 
 COMPILED = "inductor_compiled_code"
 REGION = "inductor::compiled_region"
-#: What makes CUDA graphs of compiled code.
+#: The setting, and the functions that make CUDA graphs of compiled code.
 _WRAPPING = "wrap_inductor_compiled_regions"
 _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """What is compiled inside shows itself to dispatch modes from then on, and is not captured.
+    """Compile code inside the block such that dispatch modes see it, and without CUDA graphs.
 
-    In torch 2.10 it does not show itself, for it would come without its graph: there it is as if
-    compiled outside.
+    The code stays visible after the block. torch 2.10 passes no graph with it, so code compiled
+    there stays invisible.
     """
     with ExitStack() as stack:
         stack.enter_context(when_imported("torch._inductor.output_code", _nothing_captured))
@@ -48,11 +50,11 @@ def regions_shown() -> Iterator[None]:
 
 @contextmanager
 def _wrapped(config: Any) -> Iterator[None]:
-    """Inside, what is compiled shows itself, whichever thread compiles it.
+    """Switch the setting on inside the block, for all threads.
 
-    A value of `config` is a thread's own (`config.patch` is of this one alone), and any thread may
-    have imported it. What the environment forces counts for all. Giving this thread its value
-    again makes PyTorch forget the key of its caches.
+    A value of `config` belongs to one thread (`config.patch` sets this thread's), and any thread
+    may have imported it. A value forced by the environment applies to all threads. Setting this
+    thread's value again makes PyTorch recompute the key of its caches.
     """
     setting = config._config[_WRAPPING]
     value, forced = getattr(config, _WRAPPING), setting.env_value_force
@@ -67,10 +69,10 @@ def _wrapped(config: Any) -> Iterator[None]:
 
 @contextmanager
 def _nothing_captured(output_code: Any) -> Iterator[None]:
-    """What is compiled inside does without CUDA graphs, `mode="reduce-overhead"` or not.
+    """Compile without CUDA graphs inside the block, even with `mode="reduce-overhead"`.
 
-    A graph reads its inputs where they were when it was recorded, and has memory of its own that
-    nobody can let go of: what a region saves for its backward pass would stay.
+    A CUDA graph reads its inputs at fixed addresses, and has private memory that cannot be evicted.
+    What a region saves for its backward pass would stay in memory.
     """
     before = {name: getattr(output_code, name, None) for name in _CAPTURING}
 
@@ -78,7 +80,8 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
         inputs: Any, compiled: Any, cudagraphs: Any, constants: Any, forward: Any
     ) -> None:
         type(cudagraphs).disable(cudagraphs)
-        if forward is not None and forward.value is not None:  # it was compiled before, and is
+        # the backward pass was compiled ahead
+        if forward is not None and forward.value is not None:
             output_code.maybe_handle_backward_generation(compiled, forward)
 
     for name, capturing in before.items():
@@ -94,7 +97,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
 
 @final
 class Region:
-    """What is known of the code of one graph."""
+    """The properties of the code of one graph."""
 
     def __init__(self, code: Callable[[list[Any]], Any], module: fx.GraphModule) -> None:
         self._code = code
@@ -104,13 +107,14 @@ class Region:
         written = _written(nodes)
         #: Positions and names of the arguments that it writes.
         self.written = tuple((n, each.name) for n, each in enumerate(arguments) if each in written)
-        #: No result depends on what was there: running statistics, which move once (R6).
+        #: True if it writes arguments but no result depends on their old contents: running
+        #: statistics, which must be updated only once (R6).
         self.statistics = bool(written) and not _depends(nodes, written)
-        #: The forward pass of something that has a backward pass.
+        #: True for a forward pass that has a backward pass.
         self.training = _is_forward(arguments)
         targets = [node.target for node in nodes if isinstance(node.target, OpOverload)]
         self._doubts = {doubt_of(target._schema) for target in targets} - {Doubt.NONE}
-        #: Decides something, or talks to the outside (R8, R9): never run again.
+        #: True if it makes a decision or talks to the outside (R8, R9): never recompute it.
         self.opaque = any(
             torch.Tag.dynamic_output_shape in target.tags
             or target.namespace in EFFECTS
@@ -119,12 +123,12 @@ class Region:
         )
 
     def may_differ(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether the code may give other bits when it runs again on `tensors`."""
+        """Return True if running the code again on `tensors` may give different bits."""
         doubts = {Doubt.ATOMICS if each > Doubt.ATOMICS else each for each in self._doubts}
         return any(may_differ(each, None, (), tensors) for each in doubts)
 
     def func(self, *arguments: Any) -> Any:
-        """Runs the code, as PyTorch does."""
+        """Run the code, as PyTorch does."""
         with torch.no_grad():
             return self._code(list(arguments))
 
@@ -133,7 +137,7 @@ _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
 def region_of(compiled: Any) -> Region:
-    """The region of the first argument of `inductor_compiled_code`."""
+    """Return the region of `compiled`, the first argument of `inductor_compiled_code`."""
     found = _regions.get(compiled)
     if found is None:
         found = _regions[compiled] = Region(compiled.compiled_callable, compiled.original_gm)
@@ -141,13 +145,13 @@ def region_of(compiled: Any) -> Region:
 
 
 def _is_forward(arguments: list[fx.Node]) -> bool:
-    """By the names that PyTorch gives: without gradients all arguments are `arg...`."""
+    """Return True for a forward graph that has a backward graph (arguments "primals")."""
     names = [node.name.split("_")[0] for node in arguments]
     return "primals" in names and "tangents" not in names
 
 
 def _written(nodes: list[fx.Node]) -> set[fx.Node]:
-    """The arguments of the graph that it writes, maybe through views."""
+    """Return the arguments that the graph writes, directly or through views."""
     owner = {node: node for node in nodes if node.op == "placeholder"}  # of memory
     written: set[fx.Node] = set()
     for node in nodes:
@@ -171,7 +175,7 @@ def _written(nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
-    """What the node's result may share memory with, and whether it is written."""
+    """Iterate over the arguments that the result may alias, each with True if it is written."""
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None:
             given = node.args[position] if position < len(node.args) else None
@@ -181,7 +185,7 @@ def _aliased(node: fx.Node, target: OpOverload) -> Iterator[tuple[Any, bool]]:
 
 
 def _depends(nodes: list[fx.Node], on: set[fx.Node]) -> bool:
-    """Whether a result of the graph is computed from what was in those arguments."""
+    """Return True if a result of the graph depends on the contents of the nodes `on`."""
     dependent = set(on)
     for node in nodes:
         if not dependent.isdisjoint(node.all_input_nodes):
@@ -191,7 +195,7 @@ def _depends(nodes: list[fx.Node], on: set[fx.Node]) -> bool:
 
 @final
 class _OnMeta(fx.Interpreter):
-    """Runs a graph on meta tensors, wherever it says that it makes some."""
+    """An interpreter that runs a graph on meta tensors, and makes new tensors on meta as well."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))

@@ -1,8 +1,8 @@
-"""Calls that differ only in the content of their tensors share a signature.
+"""Signatures of calls: calls that differ only in the contents of their tensors share one.
 
-A signature holds the arguments with a `Geometry` in the place of each tensor: enough to know the
-sizes of the results before the operator runs. Numbers that change from call to call (a float, a
-generator) stay out of it, as `extras`.
+A signature holds the arguments, with a `Geometry` in place of each tensor. That suffices to predict
+the sizes of the results before the operator runs. Arguments that change from call to call (floats,
+generators) are not part of it: they are the `extras`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STRIDED = torch.strided
 
 @final
 class _Mark:
-    """Stands for something in a key."""
+    """A unique object that stands for an argument in a key."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class _Mark:
 
 
 EXTRA = _Mark("extra")
-TRUE, FALSE = _Mark("true"), _Mark("false")  # True == 1, but not for an operator
+TRUE, FALSE = _Mark("true"), _Mark("false")  # True == 1, but operators distinguish them
 _HASHABLE = (
     str,
     torch.dtype,
@@ -59,15 +59,15 @@ _HASHABLE = (
 
 @final
 class Invocation:
-    """One call of an operator by the program: its arguments, taken apart, and what is known."""
+    """One call of an operator by the program, with its arguments taken apart."""
 
     __slots__ = ("extras", "key", "opaque", "operator", "tensors")
 
     def __init__(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.operator = operator
         self.tensors: list[Tensor] = []  #: in order
-        self.extras: list[Any] = []  #: what is not in the key: floats, generators
-        self.opaque = False  #: a tensor of a kind that cannot be rebuilt is among the arguments
+        self.extras: list[Any] = []  #: arguments that are not in the key: floats, generators
+        self.opaque = False  #: True if an argument is a tensor that cannot be rebuilt
         parts: list[Any] = [operator, len(args)]
         self._take(args, parts)
         for name, arg in kwargs.items():
@@ -76,12 +76,12 @@ class Invocation:
         if self.extras:
             if self.opaque:
                 parts[1] = (len(args), *map(_size_of_opaque, self.extras))
-            elif not self.tensors:  # arange(0.0, 1.0, 0.1): here they decide the size
+            elif not self.tensors:  # arange(0.0, 1.0, 0.1): here the floats determine the size
                 parts[1] = (len(args), *(extra for extra in self.extras if type(extra) is float))
         self.key = tuple(parts)
 
     def _take(self, args: Sequence[Any], parts: list[Any]) -> None:
-        """Adds to `parts`, a key in the making, what stands there for each of `args`."""
+        """Append to `parts`, the key under construction, what represents each of `args`."""
         find = geometries.get
         sees_requires_grad = self.operator.sees_requires_grad
         for arg in args:
@@ -90,10 +90,10 @@ class Invocation:
                 if arg.layout is not STRIDED:
                     self._take_opaque(arg, parts)
                     continue
-                # As in `geometry_of`: nothing is called as often as this.
+                # As in `geometry_of`, inlined because this is the most frequent call.
                 try:
                     key = (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype)
-                except RuntimeError:  # nested: it has memory of its own, and no shape
+                except RuntimeError:  # nested: it has memory but no shape
                     self.tensors.append(arg)
                     self._take_opaque(arg, parts)
                     continue
@@ -128,6 +128,7 @@ class Invocation:
                 parts.append(EXTRA)
 
     def _take_opaque(self, arg: Tensor, parts: list[Any]) -> None:
+        """Record a tensor that has no geometry."""
         self.opaque = True
         self.tensors += parts_of(arg)
         self.extras.append(arg)
@@ -136,7 +137,7 @@ class Invocation:
 
 @final
 class Signature:
-    """What calls of one operator with equal geometries and plain arguments have in common."""
+    """The common properties of calls with equal geometries and plain arguments."""
 
     __slots__ = ("_device", "key", "needed", "operator")
 
@@ -145,24 +146,35 @@ class Signature:
     ) -> None:
         self.operator = operator
         self.key = key
-        self._device = device  # by which what it makes is counted
-        #: Bytes of the storages that a call makes, or an upper bound; negative until known.
+        self._device = device  # decides how sizes are rounded
+        #: Total bytes of the storages that a call makes, or an upper bound. Negative: unknown.
         self.needed: Bytes = -1
 
     def predict(self, extras: Sequence[Any]) -> Bytes:
-        """Bytes of what a call will make, from the operator's meta kernel: nothing is computed."""
+        """Return the bytes that a call will allocate, from the operator's meta kernel.
+
+        Nothing is computed.
+        """
         if self.needed < 0:
             self.needed = _predicted_bytes(self, extras)
         return self.needed
 
     def rounded(self, nbytes: Bytes) -> Bytes:
-        """What a storage of `nbytes` counts as."""
+        """Return the bytes that a storage of `nbytes` counts as."""
         return rounded(nbytes, self._device)
 
     def arguments(
         self, tensors: Iterator[Tensor | None], extras: Sequence[Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of one call again; a tensor given as None is left out as None."""
+        """Rebuild the arguments of one call.
+
+        Args:
+            tensors: The tensors, in order. None is passed on as None.
+            extras: The extras of the call.
+
+        Returns:
+            The positional and the keyword arguments.
+        """
         rest = iter(extras)
         count: int = self.key[1] if type(self.key[1]) is int else self.key[1][0]
         args = [_put_back(part, tensors, rest) for part in self.key[2 : 2 + count]]
@@ -171,22 +183,23 @@ class Signature:
         return args, kwargs
 
     def geometries(self) -> Iterator[Geometry]:
-        """The geometries of the tensor arguments, in order."""
+        """Iterate over the geometries of the tensor arguments, in order."""
         return _geometries_in(self.key[2:])
 
 
-# Functions of the module, not closures: one that names itself is a cycle, and keeps what it closes
-# over (here: memory) until the garbage collector comes by.
+# Module functions instead of closures: a recursive closure is a reference cycle, and would keep its
+# memory until the next garbage collection.
 
 
 def _size_of_opaque(extra: Any) -> object:
-    """What the size of the results depends on, of a tensor without a geometry."""
+    """Return what the size of the results depends on, for a tensor without a geometry."""
     if type(extra) is not Tensor:
         return None
     return extra.nbytes if extra.is_nested else extra.shape
 
 
 def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]) -> Any:
+    """Return the argument that `part` of a key stands for."""
     if type(part) is Geometry:
         return next(tensors)
     if part is EXTRA:
@@ -201,6 +214,7 @@ def _put_back(part: Any, tensors: Iterator[Tensor | None], extras: Iterator[Any]
 
 
 def _geometries_in(parts: Any) -> Iterator[Geometry]:
+    """Iterate over the geometries in a key."""
     for part in parts:
         if type(part) is Geometry:
             yield part
@@ -208,15 +222,17 @@ def _geometries_in(parts: Any) -> Iterator[Geometry]:
             yield from _geometries_in(part)
 
 
-#: Where an operator runs, as far as prices and counted bytes differ: of a budget for a device, and
-#: whether it is there. None: that of a budget for the CPU.
+#: Where an operator runs, as far as costs and counted bytes differ: the device of the budget, and
+#: True if the operator runs on it. None: a budget for the CPU.
 Place = tuple[torch.device, bool] | None
 
-#: By the default type, on which the sizes of results depend (integers divided, say), and place.
+#: Signatures by default dtype and place. The default dtype matters for sizes (division of
+#: integers).
 _signatures: dict[tuple[torch.dtype, Place], dict[tuple[Any, ...], Signature]] = {}
 
 
 def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) -> Signature:
+    """Return the signature for `key`. Equal keys give the same object while it is cached."""
     here = torch.get_default_dtype(), place
     signatures = _signatures.get(here)
     if signatures is None:
@@ -231,7 +247,7 @@ def signature_of(operator: Operator, key: tuple[Any, ...], place: Place = None) 
 
 
 def tensors_in(result: Any) -> list[Tensor]:
-    """The tensors that an operator returned, in order (a sparse or wrapped one counts too)."""
+    """Return the tensors that an operator returned, in order, including sparse and wrapped ones."""
     if type(result) is Tensor:
         return [result]
     if type(result) is tuple or type(result) is list:
@@ -241,9 +257,10 @@ def tensors_in(result: Any) -> list[Tensor]:
 
 @functools.lru_cache(MOST_KEPT)
 def is_plain(kind: type) -> bool:
-    """Whether tensors of this kind are like any other to an operator.
+    """Return True if operators treat tensors of this type like plain tensors.
 
-    A subclass is, unless it answers operators itself. A lazy parameter will be: it has no memory.
+    A subclass qualifies unless it handles operators itself. A lazy parameter has no memory yet, so
+    it does not.
     """
     return (
         issubclass(kind, Tensor)
@@ -253,6 +270,7 @@ def is_plain(kind: type) -> bool:
 
 
 def _has_dispatch(kind: type) -> bool:
+    """Return True if the type has its own `__torch_dispatch__`."""
     plain: Any = getattr(Tensor, "__torch_dispatch__")  # noqa: B009 - the stubs deny it
     return getattr(kind, "__torch_dispatch__", plain) not in (
         plain,
@@ -261,12 +279,12 @@ def _has_dispatch(kind: type) -> bool:
 
 
 def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
-    """Runs the operator on meta tensors.
+    """Return the bytes of the results, by running the operator on meta tensors.
 
-    Where the sizes depend on values (nonzero) or there is no meta kernel: an upper bound that holds
-    for every operator of the first kind, as many 8-byte coordinates as the largest argument has.
-    A sparse or nested argument has no meta tensor, and is not to be computed with: as many bytes as
-    the largest argument has, padded, are a guess.
+    Some cases give an estimate only. If the sizes depend on values (`nonzero`) or there is no meta
+    kernel, the result is an upper bound for operators of the first kind: 8-byte coordinates, as
+    many as the largest argument has. A sparse or nested argument has no meta tensor, so the result
+    is a guess: the padded size of the largest argument.
     """
     operator = signature.operator
     if not operator.returns_tensors:
@@ -280,17 +298,19 @@ def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
         return max((*plain, *nested), default=0)
     try:
         return _bytes_on_meta(signature, extras)
-    except Exception:  # if the arguments are wrong, the operator itself will say so
+    except Exception:  # wrong arguments make the operator itself raise
         counts = (g.size.numel() * max(len(g.size), 1) for g in signature.geometries())
         return 8 * max(counts, default=0) * operator.results
 
 
 def _padded_bytes(nested: Tensor) -> Bytes:
+    """Return the bytes of `nested` after padding."""
     sizes = nested._nested_tensor_size()
     return nested.dtype.itemsize * len(sizes) * int(sizes.amax(0).prod()) if sizes.numel() else 0
 
 
 def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
+    """Return the bytes of new storages when the operator runs on meta tensors."""
     metas = [_meta(geometry) for geometry in signature.geometries()]
     homes = [meta.untyped_storage() for meta in metas]
     known = {home._cdata: signature.rounded(home.nbytes()) for home in homes}
@@ -302,7 +322,7 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
     results = tensors_in(result)
     total = 0
     for tensor in results:
-        if tensor.layout is torch.strided:  # new, or larger than before: `out` grows
+        if tensor.layout is torch.strided:  # a new storage, or a grown one (`out`)
             home = tensor.untyped_storage()
             size = signature.rounded(home.nbytes())
             total += max(0, size - known.get(home._cdata, 0))
@@ -314,6 +334,7 @@ def _bytes_on_meta(signature: Signature, extras: Sequence[Any]) -> Bytes:
 
 
 def _meta(geometry: Geometry) -> Tensor:
+    """Return a meta tensor with the given geometry."""
     reach = sum((n - 1) * s for n, s in zip(geometry.size, geometry.stride, strict=True))
     length = geometry.offset + reach + 1 if geometry.size.numel() else 0
     flat = torch.empty(length, dtype=geometry.dtype, device="meta")
@@ -323,7 +344,7 @@ def _meta(geometry: Geometry) -> Tensor:
 def written_by(
     operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Tensor]:
-    """The tensors that a call writes, running statistics that the schema hides included (R6)."""
+    """Iterate over the tensors that a call writes, including hidden running statistics (R6)."""
     if operator.statistics:
         written = (args[position] for position in operator.written_statistics(tuple(args)))
         yield from (target for target in written if target is not None)

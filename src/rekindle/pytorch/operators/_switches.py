@@ -1,4 +1,4 @@
-"""PyTorch's switches that choose among a device's kernels."""
+"""PyTorch's global settings that choose among kernels of a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _C: Any = torch._C
 
 
 def kernels_in_words() -> str:
-    """What a device's kernels are chosen by, and so what they cost."""
+    """Return the settings that affect the choice of kernels, and thus costs, as a text."""
     precision = _C._get_fp32_precision_getter("cuda", "matmul")
     chosen = "benchmark" if _C._get_cudnn_benchmark() else "heuristics"
     settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
@@ -18,6 +18,6 @@ def kernels_in_words() -> str:
 
 
 def kernels_are_timed() -> bool:
-    """Whether cuDNN tries its kernels and takes the quickest, which may be another one later."""
+    """Return True if cuDNN times its kernels and takes the fastest, which may change later."""
     settled = _C._get_cudnn_deterministic() or _C._get_deterministic_algorithms()
     return _C._get_cudnn_benchmark() and not settled

@@ -1,6 +1,6 @@
-"""The tables of `_operators` as data, for the native core.
+"""The tables of `_operators` as data for the native core.
 
-What the schema says of an operator the core reads for itself.
+The core reads the schema of an operator itself.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from rekindle.pytorch.operators._operators import (
 
 
 def _in_aten(names: Iterable[str]) -> set[str]:
+    """Return `names` with the prefix "aten::"."""
     return {f"aten::{name}" for name in names}
 
 
-#: By the bit that stands for it, as in `native/ops/facts.h`.
+#: Tables by their bit, as in `native/ops/facts.h`.
 _KINDS: Final = {
     1: ROUTING,
     2: INDEXING,
@@ -57,21 +58,21 @@ _KINDS: Final = {
 
 
 class Traits(NamedTuple):
-    """What the tables say of one name."""
+    """The entries of all tables for one operator."""
 
     name: str
     flags: int
-    #: Positions of running statistics that are written (R6), and of the flag that says whether;
-    #: -1: there is none.
+    #: Positions of running statistics that are written (R6), and of the flag that enables the
+    #: write. -1: none.
     mean: int
     variance: int
     training: int
-    #: The position of the argument that says whether it adds; -1: there is none.
+    #: Position of the argument that makes the call accumulate. -1: none.
     accumulate: int
 
 
 def traits() -> list[Traits]:
-    """Every name that is in a table."""
+    """Return the entries of all operators that are in a table."""
     found: list[Traits] = []
     for name in sorted(set[str]().union(*_KINDS.values())):
         flags = sum(bit for bit, names in _KINDS.items() if name in names)
