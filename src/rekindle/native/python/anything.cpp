@@ -25,7 +25,8 @@ void add_homes(const at::Tensor& tensor, Homes& homes) {
     }
 }
 
-// What variables hold is let go only as a last resort: a note is enough that it is read.
+// Register a read of `homes`, and restore them. Enough for `evict="auto"`, where user-held values
+// are evicted only as a last resort. Return the number of the read.
 std::int64_t read_there(Driver& driver, const Homes& homes, bool saved, Locked& lock) {
     const std::int64_t number = ++driver.notes;
     driver.noted.emplace(number, std::make_unique<Reading>(driver, homes, saved));
@@ -42,7 +43,10 @@ std::int64_t read_there(Driver& driver, const Homes& homes, bool saved, Locked& 
 
 }  // namespace
 
-// let_go_of_anything(driver): from the beginning, what variables hold is let go like all else
+// let_go_of_anything(driver) -> None
+//
+// Evict user-held values like all others from now on (`evict="anything"`). Must be called before
+// the budget is entered.
 PyObject* let_go_of_anything(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     TORCH_CHECK(there_are_husks(), "with this torch storages cannot refuse to be read");
@@ -51,7 +55,9 @@ PyObject* let_go_of_anything(PyObject* arguments) {
     return nothing();
 }
 
-// husks(driver) -> how many storages of the program are empty now
+// husks(driver) -> int
+//
+// Return the number of storages of the program that are evicted while it holds them.
 PyObject* husks(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     in_words(driver, [&] {
@@ -61,7 +67,9 @@ PyObject* husks(PyObject* arguments) {
     return PyLong_FromLong(driver.husks);
 }
 
-// record_without_grad(driver, 1 or -1): one reason more, or less, that there are no recipes then
+// record_without_grad(driver, change) -> None
+//
+// Add (1) or remove (-1) a reason not to record recipes with grad mode off.
 PyObject* record_without_grad(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int more = 0;
@@ -71,8 +79,10 @@ PyObject* record_without_grad(PyObject* arguments) {
     return nothing();
 }
 
-// lock_there(driver, tensors, saved) -> a number: until that is unlocked, their memory is there,
-// and, if `saved`, what autograd has as well
+// lock_there(driver, tensors, saved) -> int
+//
+// Restore the memory of `tensors`, and keep it until `unlock_there`. If `saved`, values that
+// autograd saved are kept as well. Return a number for `unlock_there`.
 PyObject* lock_there(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensors = nullptr;
@@ -93,7 +103,9 @@ PyObject* lock_there(PyObject* arguments) {
     }));
 }
 
-// unlock_there(driver, number)
+// unlock_there(driver, number) -> None
+//
+// End the read that `lock_there` began.
 PyObject* unlock_there(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;

@@ -1,4 +1,4 @@
-// What Python asks of a core that lets go of anything (`evict="anything"`).
+// Module functions for `evict="anything"` and for memory that Python code reads.
 #pragma once
 
 struct _object;

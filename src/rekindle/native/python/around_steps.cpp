@@ -10,7 +10,9 @@
 
 namespace rekindle {
 
-// take_samples(driver) -> their numbers as they lie in memory
+// take_samples(driver) -> bytes
+//
+// Return the samples of memory over time, as an array of their fields, and clear them.
 PyObject* take_samples(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<Sample> taken;
@@ -24,7 +26,9 @@ PyObject* take_samples(PyObject* arguments) {
     );
 }
 
-// space_samples(driver, next, every): in ns
+// space_samples(driver, next, every) -> None
+//
+// Take the next sample at clock `next` and one each `every` afterwards (ns).
 PyObject* space_samples(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long next = 0;
@@ -35,7 +39,9 @@ PyObject* space_samples(PyObject* arguments) {
     return nothing();
 }
 
-// set_budget(driver, bytes); a negative one is none
+// set_budget(driver, nbytes) -> None
+//
+// Change the budget; negative: no limit.
 PyObject* set_budget(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long budget = 0;
@@ -51,8 +57,10 @@ PyObject* set_budget(PyObject* arguments) {
     return nothing();
 }
 
-// shortfall(driver) -> how often the device had less than the budget says, what that is now, and
-// how often no place among neighbors in memory helped
+// shortfall(driver) -> (int, int, int, int)
+//
+// Return how often the device had less memory than the budget, the budget now (-1: no limit), how
+// often evicting neighbors did not suffice, and for how many free blocks something was evicted.
 PyObject* shortfall(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -67,7 +75,9 @@ PyObject* shortfall(PyObject* arguments) {
     );
 }
 
-// keep_reserved(driver): the budget is one of what the device's allocator reserves
+// keep_reserved(driver) -> None
+//
+// Let the budget limit the memory that the device's allocator reserves.
 PyObject* keep_reserved(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -76,7 +86,9 @@ PyObject* keep_reserved(PyObject* arguments) {
     return nothing();
 }
 
-// met(driver) -> the addresses of storages of weights that were met since this was last asked
+// met(driver) -> list[int]
+//
+// Return the addresses of storages of weights that were seen first since the last call.
 PyObject* met(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<const void*> found;
@@ -93,8 +105,9 @@ PyObject* met(PyObject* arguments) {
     return list.give();
 }
 
-// forget_sources(driver): what is kept for nothing but to compute again what is there goes
-// -> whether anything did
+// forget_sources(driver) -> bool
+//
+// Release sources kept only to recompute values that are resident. Return True if memory was freed.
 PyObject* forget_sources(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const bool any = in_words(driver, [&] {

@@ -1,5 +1,4 @@
-// What Python asks of the core around the step of an optimizer, as `OptimizerSteps` does it, and
-// for the figures of each step.
+// Module functions that Python calls around optimizer steps and for the figures of each step.
 #pragma once
 
 struct _object;

@@ -1,4 +1,4 @@
-// What comes from Python and goes there: conversions of the module's functions.
+// Conversions between Python objects and the core's types, for the module's functions.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -19,7 +19,7 @@ namespace rekindle {
 
 inline constexpr const char* DRIVER = "rekindle.native.Driver";
 
-class Object final {  // a reference of our own
+class Object final {  // An owned reference
 public:
     explicit Object(PyObject* object) : object_(object) {
         if (object_ == nullptr) {
@@ -48,12 +48,14 @@ private:
     PyObject* object_;
 };
 
+// Raise the pending Python error unless `done`.
 inline void must(bool done) {
     if (!done) {
         Object::throw_error();
     }
 }
 
+// Parse the arguments of a function, like `PyArg_ParseTuple`. Raises if they do not match.
 template <class... Pointers>
 void parse(PyObject* arguments, const char* format, Pointers... pointers) {
     must(PyArg_ParseTuple(arguments, format, pointers...) != 0);
@@ -65,13 +67,14 @@ inline Driver& driver_of(PyObject* capsule) {
     return *static_cast<Driver*>(found);
 }
 
-// Of who gives nothing else.
+// Return the driver from arguments that are nothing but its capsule.
 inline Driver& driver_in(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
     return driver_of(capsule);
 }
 
+// Destructor of a driver's capsule.
 inline void release_driver(PyObject* capsule) {
     if (void* found = PyCapsule_GetPointer(capsule, DRIVER)) {
         let_go(c10::intrusive_ptr<Driver>::reclaim(static_cast<Driver*>(found)));
@@ -85,7 +88,7 @@ inline const c10::TensorImpl& tensor_of(PyObject* object) {
     return *THPVariable_Unpack(object).unsafeGetTensorImpl();
 }
 
-// As a list of Python's has them.
+// Return the integers of a Python sequence.
 inline std::vector<std::int64_t> numbers_in(PyObject* list) {
     const Object each(PySequence_Fast(list, "numbers: a list"));
     const Py_ssize_t n = PySequence_Fast_GET_SIZE(each.get());
@@ -98,7 +101,7 @@ inline std::vector<std::int64_t> numbers_in(PyObject* list) {
     return found;
 }
 
-// Words, for an array of Python's.
+// Return the bytes of an array of 64-bit words, which Python reads as `array("q")`.
 template <class T>
 PyObject* bytes_of(std::span<const T> things) {
     static_assert(sizeof(T) % sizeof(std::int64_t) == 0);
@@ -110,7 +113,9 @@ inline PyObject* nothing() {
     Py_RETURN_NONE;
 }
 
-// (driver, on): sets one of its flags.
+// set_flag(driver, on) -> None
+//
+// Set one flag of the driver.
 template <bool Driver::* flag>
 PyObject* set_flag(PyObject* arguments) {
     PyObject* capsule = nullptr;

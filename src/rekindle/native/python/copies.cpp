@@ -1,3 +1,4 @@
+// Calls the Python object that stores swapped-out values; see memory/copies.h.
 #define PY_SSIZE_T_CLEAN
 #include "../memory/copies.h"
 
@@ -17,12 +18,13 @@ namespace rekindle {
 
 namespace {
 
+// Deleter of a lent storage.
 void give_back(void* home) {
     const std::unique_ptr<Home> kept(static_cast<Home*>(home));
 }
 
-// The memory of `home` as a storage of Python's, which keeps it. Not `home` itself: what refers to
-// that is counted, and the program knows it.
+// Return a Python storage with the memory of `home`, which it keeps alive. It is not `home` itself,
+// because references to `home` are counted and the program has it.
 PyObject* lent(const Home& home) {
     auto* const kept = std::make_unique<Home>(home).release();
     c10::DataPtr there(home->mutable_data(), kept, &give_back, home->device());
@@ -30,7 +32,7 @@ PyObject* lent(const Home& home) {
     return THPStorage_Wrap(c10::Storage(c10::Storage::use_byte_size_t(), size, std::move(there)));
 }
 
-// Inside, no mode of functions hears of what Python calls.
+// Scope in which no torch function mode sees the calls.
 class Unwatched final {
 public:
     Unwatched() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
@@ -50,8 +52,8 @@ private:
     const at::impl::TorchFunctionDisabledState before_;
 };
 
-// Calls the method `name`, with a reference of its own to each object among `values`; has `take`
-// look at what it returns. What either raises is thrown.
+// Call the method `name` of `object`, and pass its result to `take`. Objects among `values` are
+// consumed. Throws the Python error that either of them raises.
 template <class F, class... Values>
 void call(PyObject* object, F&& take, const char* name, const char* format, Values... values) {
     python_error raised;

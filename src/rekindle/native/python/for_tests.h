@@ -1,55 +1,97 @@
-// What only tests ask of the module: to see what happened, and to make it go wrong.
+// Module functions that only tests call: they inspect the core, or make it fail.
 #pragma once
 
 #include "conversions.h"
 
 namespace rekindle {
 
-// let_go_now(driver): of all that may be
+// let_go_now(driver) -> None
+//
+// Evict everything that may be evicted.
 PyObject* let_go_now(PyObject* arguments);
-// bytes_of_positions() -> of all generators, as recipes keep them
+// bytes_of_positions() -> int
+//
+// Return the bytes that recipes keep for the states of all generators.
 PyObject* bytes_of_positions(PyObject* arguments);
-// longest_chain(driver, calls)
+// longest_chain(driver, calls) -> None
+//
+// Set the length at which a chain of recipes is cut.
 PyObject* longest_chain(PyObject* arguments);
-// count_again(driver): from now on, `again` tells
+// count_again(driver) -> None
+//
+// Start to list recomputed operators for `again`.
 PyObject* count_again(PyObject* arguments);
-// again(driver) -> the names of the operators that ran again
+// again(driver) -> list[str]
+//
+// Return the names of the operators that were recomputed.
 PyObject* again(PyObject* arguments);
-// in_flight(driver) -> how many operators run, and what they take
+// in_flight(driver) -> (int, int)
+//
+// Return the number of operators that run, and the bytes that they take.
 PyObject* in_flight(PyObject* arguments);
-// has_lock() -> whether this thread has the session's mutex
+// has_lock() -> bool
+//
+// Return True if this thread has the session's mutex.
 PyObject* has_lock(PyObject* arguments);
-// bytes_asked_for(words) -> the bytes that an allocator wanted when it said this
+// bytes_asked_for(text) -> int
+//
+// Return the bytes that an allocation wanted, from the text of its error.
 PyObject* bytes_asked_for(PyObject* arguments);
-// window([(address, bytes, used, loss or None)], bytes) -> the loss, the first and the last of the
-// neighbors that go, or None
+// window(blocks, nbytes) -> (loss, first, last) | None
+//
+// Return the cheapest neighbors to evict for `nbytes`. `blocks`: list of (address, bytes, used,
+// loss or None).
 PyObject* window(PyObject* arguments);
-// take_out(driver, what): "in_order", "keep_until_read", "may_differ", "kept_back" or
-// "cheapest_neighbors", of the device; "fitted": a device that has less than the budget says does
-// not lower it; "took" and "guess", of workspaces; or "ahead": nothing is copied to the host that
-// may stay
+// take_out(driver, name) -> None
+//
+// Disable one feature, to show that a test needs it. Features of the device: "in_order",
+// "readers_wait", "writers_wait", "keep_until_read", "may_differ", "kept_back", "find_place",
+// "cheapest_neighbors". Of workspaces: "took", "guess". "fitted": lower the budget after a device
+// OOM. "ahead": copy values to the host before room is needed.
 PyObject* take_out(PyObject* arguments);
-// fitted(driver, bytes): a device that has less than the budget says had so much
+// fitted(driver, nbytes) -> None
+//
+// Lower the budget as if a device had turned out to have `nbytes`.
 PyObject* fitted(PyObject* arguments);
-// interrupt(driver, after how many replays, before or after it)
+// interrupt(driver, replays, before) -> None
+//
+// Raise an error after so many replays, before or after the kernel of the replay.
 PyObject* interrupt(PyObject* arguments);
-// refuse(driver, after how many operators; negative: never) -> how many were left until then
+// refuse(driver, operators) -> int
+//
+// Refuse room after so many operators; negative: never. Return how many were left of the last call.
 PyObject* refuse(PyObject* arguments);
-// fix_costs(nanoseconds): of every signature; negative: they are measured
+// fix_costs(ns) -> None
+//
+// Use this cost for every signature; negative: measure costs again.
 PyObject* fix_costs(PyObject* arguments);
-// open_journal(driver, entries)
+// open_journal(driver, entries) -> None
+//
+// Start to keep the last so many entries of the engine's journal.
 PyObject* open_journal(PyObject* arguments);
-// journal(driver) -> [(kind, id, number, flags, clock, memory)], oldest first
+// journal(driver) -> list of (kind, id, number, flags, clock, memory)
+//
+// Return the entries of the journal, the oldest first.
 PyObject* journal(PyObject* arguments);
-// remembered(driver) -> how many operators of the step that runs
+// remembered(driver) -> int
+//
+// Return the number of operators noted for the step that runs.
 PyObject* remembered(PyObject* arguments);
-// remember_at_most(driver, operators)
+// remember_at_most(driver, operators) -> None
+//
+// Set the longest step that is followed.
 PyObject* remember_at_most(PyObject* arguments);
-// tally(whether): from now on all that the CPU's allocator gives out is added up
+// tally(on) -> None
+//
+// Start or stop adding up what the CPU's allocator gives out.
 PyObject* tally(PyObject* arguments);
-// tallied() -> bytes that were not returned so far, and the most at once since this was last asked
+// tallied() -> (int, int)
+//
+// Return the bytes that are given out now, and their peak since the last call.
 PyObject* tallied(PyObject* arguments);
-// places_in(shape, step) -> which operators of the shape those of the step are, or None
+// places_in(shape, step) -> list[int] | None
+//
+// Align `step` with `shape`; see `places` in steps/walk.h.
 PyObject* places_in(PyObject* arguments);
 
 }  // namespace rekindle

@@ -37,7 +37,10 @@ const char* said(Ended::Reason reason) noexcept {
 
 }  // namespace
 
-// teach(driver, key, met, starts, numbers, (stops, moves, restores, restored, kept)): lists
+// teach(driver, key, met, starts, numbers, (stops, moves, restores, restored, kept)) -> bool
+//
+// Add a learned plan; see `Lesson` in steps/learner.h and `Route` in engine/follower.h. All
+// arguments after `key` are lists of integers. Return False if they are inconsistent.
 PyObject* teach(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* met = nullptr;
@@ -84,7 +87,9 @@ PyObject* teach(PyObject* arguments) {
     return PyBool_FromLong(sound ? 1 : 0);
 }
 
-// know(driver, keys): of those that were taught, the one met last first; others are forgotten
+// know(driver, keys) -> None
+//
+// Keep the plans with these keys, the most recently used first, and forget the others.
 PyObject* know(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* keys = nullptr;
@@ -96,7 +101,9 @@ PyObject* know(PyObject* arguments) {
     return nothing();
 }
 
-// begin_step(driver, write_down)
+// begin_step(driver, write_down) -> None
+//
+// Allow a step to begin, and record it if `write_down`.
 PyObject* begin_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int write_down = 0;
@@ -107,9 +114,11 @@ PyObject* begin_step(PyObject* arguments) {
     return nothing();
 }
 
-// end_step(driver) -> key of the lesson that was followed at the end, whether all of it was,
-// whether any was for a part of the step, the number of operators; why one was left, number and
-// name of the operator
+// end_step(driver) -> (key, complete, taken, length, reason, number, name)
+//
+// End the step. `key`: the plan followed to the end, or -1. `complete`: all of its operators came.
+// `taken`: some plan was followed for a part. `length`: operators of the step. `reason`: why the
+// last plan was abandoned ("", "went on", "another" or "failed"), at operator `number` with `name`.
 PyObject* end_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
@@ -132,7 +141,9 @@ PyObject* end_step(PyObject* arguments) {
     );
 }
 
-// met_in_step(driver) -> the operators of the step that is over
+// met_in_step(driver) -> bytes
+//
+// Return the numbers of the operators of the last step.
 PyObject* met_in_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);
@@ -141,7 +152,9 @@ PyObject* met_in_step(PyObject* arguments) {
     return bytes_of(learner.met());
 }
 
-// written_in_step(driver) -> as it was written down, as of `written_down`; None: it was not
+// written_in_step(driver) -> tuple | None
+//
+// Return the recording of the last step as `written_down` does. None: it was not recorded.
 PyObject* written_in_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     parse(arguments, "O", &capsule);

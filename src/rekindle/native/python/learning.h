@@ -1,4 +1,4 @@
-// What Python asks of the core between the steps of a program that it learns.
+// Module functions that Python calls between the steps of a program whose steps are learned.
 #pragma once
 
 struct _object;

@@ -1,5 +1,6 @@
-// The Python module `_torch`: the native core of the online runtime. METH functions and
-// conversions, nothing else. The twin of what it is asked for is rekindle.pytorch.native.
+// The Python module `_torch`, the native core of the runtime: functions, and conversions of their
+// arguments. Functions that belong together are in the other files of this folder. The Python code
+// that calls them is in rekindle.pytorch.native.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -48,8 +49,9 @@ using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::tensor_of;
 
-// -- what may be asked for ------------------------------------------------------------------------
+// -- functions -----------------------------------------------------------------------------------
 
+// Return the strings of a Python sequence.
 std::vector<std::string> texts(PyObject* list) {
     const Object each(PySequence_Fast(list, "names: a list"));
     std::vector<std::string> found;
@@ -61,6 +63,8 @@ std::vector<std::string> texts(PyObject* list) {
     return found;
 }
 
+// Register the traits of operators: a list of (name, flags, three positions of batch statistics,
+// and the position of an `accumulate` argument).
 void learn_all_traits(PyObject* list) {
     const Object each(PySequence_Fast(list, "traits: a list"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(each.get()); ++i) {
@@ -81,7 +85,13 @@ void learn_all_traits(PyObject* list) {
     }
 }
 
-// start(answers, tensor, parameter, traits, effects, products, roomy) -> why it cannot, or ""
+// start(answers, tensor, parameter, traits, effects, products, roomy) -> str
+//
+// Install the core in PyTorch, once per process. `answers`: the object that answers calls into
+// Python. `tensor` and `parameter`: the classes. `traits`: see `learn_all_traits`. `effects`:
+// namespaces of operators that are never replayed (R9). `products` and `roomy`: parts of operator
+// names, for those that sum products and those that may use a workspace on a CPU. Return the reason
+// if that is impossible, else "".
 PyObject* start(PyObject* arguments) {
     PyObject* answers = nullptr;
     PyObject* tensor = nullptr;
@@ -112,7 +122,9 @@ PyObject* start(PyObject* arguments) {
     return PyUnicode_FromString(why_not);
 }
 
-// learn_traits(name, flags): of an operator that is made just now
+// learn_traits(name, flags) -> None
+//
+// Register the traits of an operator that is defined now.
 PyObject* learn_traits(PyObject* arguments) {
     const char* name = nullptr;
     rekindle::Traits made;
@@ -122,8 +134,11 @@ PyObject* learn_traits(PyObject* arguments) {
     return nothing();
 }
 
-// new(budget, device, assumed, learns, lends, score, chooser) -> driver; a negative budget is none.
-// `score`: of a policy of ours; `chooser`: None, or the object that chooses in its place.
+// new(budget, device, assumed, learns, lends, score, chooser) -> driver
+//
+// Make a driver; see `Driver` in memory/driver.h. A negative budget is no limit. `lends`: evict
+// user-held values as a last resort. `score`: (costs, by_size, by_staleness, root) of a built-in
+// policy. `chooser`: a policy written in Python that replaces it, or None.
 PyObject* make(PyObject* arguments) {
     long long budget = 0;
     const char* device = nullptr;
@@ -175,14 +190,18 @@ PyObject* make(PyObject* arguments) {
     return capsule.give();
 }
 
-// number(driver) -> what callbacks call it
+// number(driver) -> int
+//
+// Return the id of the driver in calls to Python.
 PyObject* number(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
     return PyLong_FromSsize_t(driver_of(driver).number());
 }
 
-// see(driver): operators of this thread are seen by it; None: by nobody any more
+// see(driver) -> None
+//
+// Put this thread into the budget of `driver`; None: into none.
 PyObject* see(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -191,7 +210,9 @@ PyObject* see(PyObject* arguments) {
     return nothing();
 }
 
-// enter(driver): what runs from now on is within its budget
+// enter(driver) -> None
+//
+// Make `driver` the active one of this process.
 PyObject* enter(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -202,7 +223,9 @@ PyObject* enter(PyObject* arguments) {
     return nothing();
 }
 
-// leave(driver)
+// leave(driver) -> None
+//
+// End the budget: restore what the program holds, and process deaths at once from now on.
 PyObject* leave(PyObject* arguments) {
     PyObject* driver = nullptr;
     parse(arguments, "O", &driver);
@@ -219,7 +242,7 @@ PyObject* leave(PyObject* arguments) {
     return nothing();
 }
 
-// (driver, tensor): does `act` to the tensor, if it has memory.
+// Parse (driver, tensor), and call `act` with the tensor if it has memory.
 template <class F>
 PyObject* to_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
@@ -235,21 +258,26 @@ PyObject* to_tensor(PyObject* arguments, F&& act) {
     return nothing();
 }
 
-// keep(driver, tensor)
+// keep(driver, tensor) -> None
+//
+// Pin the storage of `tensor`.
 PyObject* keep(PyObject* arguments) {
     return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
         driver.keep(tensor);
     });
 }
 
-// meet(driver, tensor): it counts from now on
+// meet(driver, tensor) -> None
+//
+// Count the memory of `tensor` from now on.
 PyObject* meet(PyObject* arguments) {
     return to_tensor(arguments, [](Driver& driver, Locked&, const c10::TensorImpl& tensor) {
         driver.meet(tensor);
     });
 }
 
-// Likewise, unless an operator of this thread reads the tensor now: then its memory is there.
+// Like `to_tensor`, but do nothing if an operator of this thread reads the tensor now: its memory
+// is resident in that case.
 template <class F>
 PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
     PyObject* capsule = nullptr;
@@ -262,7 +290,9 @@ PyObject* to_absent_tensor(PyObject* arguments, F&& act) {
     return there ? nothing() : to_tensor(arguments, std::forward<F>(act));
 }
 
-// bring_back(driver, tensor): its memory is there
+// bring_back(driver, tensor) -> None
+//
+// Restore the memory of `tensor`.
 PyObject* bring_back(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
@@ -271,7 +301,9 @@ PyObject* bring_back(PyObject* arguments) {
     );
 }
 
-// keep_there(driver, tensor): likewise, and it stays as long as the program has it
+// keep_there(driver, tensor) -> None
+//
+// Restore the memory of `tensor`, and keep it while the program holds it.
 PyObject* keep_there(PyObject* arguments) {
     return to_absent_tensor(
         arguments, [](Driver& driver, Locked& lock, const c10::TensorImpl& tensor) {
@@ -281,7 +313,9 @@ PyObject* keep_there(PyObject* arguments) {
     );
 }
 
-// put_method(type, name, function): also into a type of C's, which refuses that from Python
+// put_method(type, name, function) -> None
+//
+// Set a method of a type, which may be a C type that refuses assignment from Python.
 PyObject* put_method(PyObject* arguments) {
     PyObject* owner = nullptr;
     const char* name = nullptr;
@@ -293,7 +327,9 @@ PyObject* put_method(PyObject* arguments) {
     return nothing();
 }
 
-// make_room(driver, bytes, who)
+// make_room(driver, nbytes, who) -> None
+//
+// Evict until `nbytes` fit. `who`: named in the error.
 PyObject* make_room(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long bytes = 0;
@@ -309,12 +345,14 @@ PyObject* make_room(PyObject* arguments) {
     return nothing();
 }
 
-// Python knows a storage by its address.
+// Return the storage at `address`, by which Python identifies it.
 c10::StorageImpl& home_at(unsigned long long address) {
     return *reinterpret_cast<c10::StorageImpl*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// about_to_resize(driver, address of a storage, bytes) -> whether it is known
+// about_to_resize(driver, address, nbytes) -> bool
+//
+// Prepare for a resize of the storage at `address`. Return True if it is known.
 PyObject* about_to_resize(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
@@ -328,7 +366,9 @@ PyObject* about_to_resize(PyObject* arguments) {
     return PyBool_FromLong(known ? 1 : 0);
 }
 
-// give_away(driver, address of a storage): others may write there from now on
+// give_away(driver, address) -> None
+//
+// Note that others may write to the storage at `address` from now on.
 PyObject* give_away(PyObject* arguments) {
     PyObject* capsule = nullptr;
     unsigned long long address = 0;
@@ -345,7 +385,9 @@ PyObject* give_away(PyObject* arguments) {
     return nothing();
 }
 
-// step_back(driver, tensor): nothing follows it
+// step_back(driver, tensor) -> None
+//
+// Suspend tracking of `tensor`, for `torch.utils.swap_tensors`.
 PyObject* step_back(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* object = nullptr;
@@ -356,7 +398,9 @@ PyObject* step_back(PyObject* arguments) {
     return nothing();
 }
 
-// follow_again(driver): those that it stepped back from
+// follow_again(driver) -> None
+//
+// Resume tracking of the tensors passed to `step_back`.
 PyObject* follow_again(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -364,7 +408,9 @@ PyObject* follow_again(PyObject* arguments) {
     return nothing();
 }
 
-// resized(driver): what was about to be
+// resized(driver) -> None
+//
+// Finish the resize that `about_to_resize` announced.
 PyObject* resized(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -372,7 +418,9 @@ PyObject* resized(PyObject* arguments) {
     return nothing();
 }
 
-// never_recompute(driver, 1 or -1)
+// never_recompute(driver, change) -> None
+//
+// Enter (1) or leave (-1) `rekindle.never_recompute()`.
 PyObject* never_recompute(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int more = 0;
@@ -382,14 +430,18 @@ PyObject* never_recompute(PyObject* arguments) {
     return nothing();
 }
 
-// unpack(handle) -> the tensor that autograd saved
+// unpack(handle) -> Tensor
+//
+// Return the saved tensor of a handle, for compiled autograd.
 PyObject* unpack(PyObject* arguments) {
     PyObject* handle = nullptr;
     parse(arguments, "O", &handle);
     return THPVariable_Wrap(rekindle::unpack(handle));
 }
 
-// check(driver): asserts every invariant
+// check(driver) -> None
+//
+// Raise AssertionError if an invariant does not hold.
 PyObject* check(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -407,19 +459,25 @@ PyObject* check(PyObject* arguments) {
     return nothing();
 }
 
-// about_to_fork(): this thread is
+// about_to_fork() -> None
+//
+// Prepare for a fork by this thread: take the session mutex.
 PyObject* about_to_fork(PyObject* /*arguments*/) {
     rekindle::about_to_fork();
     return nothing();
 }
 
-// forked_here(): it has, and goes on
+// forked_here() -> None
+//
+// Release the session mutex in the parent process after a fork.
 PyObject* forked_here(PyObject* /*arguments*/) {
     rekindle::forked(false);
     return nothing();
 }
 
-// forked(): in a child process nothing is within a budget
+// forked() -> None
+//
+// Release the session mutex in the child process after a fork. The child is in no budget.
 PyObject* forked(PyObject* /*arguments*/) {
     rekindle::forked(true);
     rekindle::join(nullptr);
@@ -429,7 +487,9 @@ PyObject* forked(PyObject* /*arguments*/) {
     return nothing();
 }
 
-// arena() -> bytes that it has mapped: in use, and not
+// arena() -> (int, int)
+//
+// Return the bytes that the arena has mapped: in use, and free.
 PyObject* arena(PyObject* /*arguments*/) {
     const rekindle::Arena& found = rekindle::the_arena();
     return Py_BuildValue(
@@ -437,7 +497,9 @@ PyObject* arena(PyObject* /*arguments*/) {
     );
 }
 
-// count_allocations() -> whether one may `watch` the CPU's allocator from now on
+// count_allocations() -> bool
+//
+// Start to count allocations of the CPU's allocator. Return True if that is possible.
 PyObject* count_allocations(PyObject* /*arguments*/) {
     rekindle::count_allocations();
     return PyBool_FromLong(rekindle::allocations_are_counted() ? 1 : 0);
@@ -445,7 +507,8 @@ PyObject* count_allocations(PyObject* /*arguments*/) {
 
 // -- the module -----------------------------------------------------------------------------------
 
-// What the core threw is put into words: its first argument is a driver, wherever it does.
+// Turn an error of the core into a Python exception. The first argument of every function that may
+// throw one is a driver.
 template <PyObject* (*function)(PyObject*)>
 PyObject* in_words_of(PyObject* arguments) {
     try {
@@ -458,7 +521,7 @@ PyObject* in_words_of(PyObject* arguments) {
     }
 }
 
-// No exception crosses C.
+// Call `function`. No C++ exception may pass through C code.
 template <PyObject* (*function)(PyObject*)>
 PyObject* guarded(PyObject* /*module*/, PyObject* arguments) {
     try {

@@ -16,7 +16,7 @@ namespace rekindle {
 
 namespace {
 
-// Nested containers end the program no sooner than nested calls of Python's.
+// Scope of a nested container. Raises RecursionError where nested Python calls would.
 class Deeper final {
 public:
     Deeper() { must(Py_EnterRecursiveCall(" in the state of an optimizer") == 0); }
@@ -32,7 +32,7 @@ public:
 template <class F>
 void each_within(PyObject* value, F& visit);
 
-// `value` is a tensor that is made of others (a DTensor).
+// Visit the tensors of which the tensor subclass `value` consists, such as a DTensor.
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
 void each_part(PyObject* value, F& visit) {
@@ -61,7 +61,7 @@ void each_item(PyObject* value, F& visit) {
     }
 }
 
-// Calls `visit` with each tensor in nested containers; of one that is made of others, with those.
+// Call `visit` with each tensor in nested containers, and with the parts of tensor subclasses.
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
 void each_within(PyObject* value, F& visit) {
@@ -83,8 +83,8 @@ void each_within(PyObject* value, F& visit) {
     }
 }
 
-// The state of one parameter after the other, as a rule in the order of the parameters: there it
-// asks for no hash of a tensor, which is a function of Python's.
+// Looks up the state of one parameter after the other. State is usually in the order of the
+// parameters; in that case no hash of a tensor is needed, which would call Python.
 class States final {
 public:
     explicit States(PyObject* state) : state_(state) {
@@ -95,7 +95,7 @@ public:
         advance();
     }
 
-    // Null: there is none.
+    // Return the state of `parameter`, or null.
     PyObject* of(PyObject* parameter) {
         if (parameter != key_) {
             PyObject* found = PyDict_GetItemWithError(state_, parameter);
@@ -123,10 +123,11 @@ private:
 using Tensors = std::vector<at::Tensor>;
 
 struct Optimized final {
-    Tensors read;          // parameters, their gradients, all state
-    Tensors written;       // of those with a gradient what a step may write
-    bool is_plain = true;  // dense gradients of plain parameters
-    std::string kind;      // steps of the same kind take the same memory
+    Tensors read;  // parameters, their gradients, all state
+    // Tensors that the step may write: parameters with a gradient, their gradient and state.
+    Tensors written;
+    bool is_plain = true;  // all parameters are plain and all gradients dense
+    std::string kind;      // key: steps of equal kind need the same memory
 };
 
 template <class Number>
@@ -177,7 +178,7 @@ void add_group(PyObject* group, States& states, Optimized& found) {
     }
 }
 
-// `groups`: a list of dicts, `state`: a dict by parameters, as every optimizer has them.
+// Collect the tensors of an optimizer. `groups`: its list of dicts; `state`: its dict by parameter.
 Optimized optimized(PyObject* groups, PyObject* state) {
     Optimized found;
     const auto read = [&](const at::Tensor& tensor) { found.read.push_back(tensor); };
@@ -202,12 +203,15 @@ void each_with_memory(const Tensors& tensors, F&& act) {
 
 void save_what_needs(Driver& driver, const Tensors& written) {
     each_with_memory(written, [&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
-    driver.forget_sources();  // or they would seem to be freed by the step
+    // Otherwise the optimizer step would seem to free them.
+    driver.forget_sources();
 }
 
 }  // namespace
 
-// tensors_within(value) -> those in nested containers, in order
+// tensors_within(value) -> list[Tensor]
+//
+// Return the tensors in nested containers, in order.
 PyObject* tensors_within(PyObject* arguments) {
     PyObject* value = nullptr;
     parse(arguments, "O", &value);
@@ -220,10 +224,11 @@ PyObject* tensors_within(PyObject* arguments) {
     return list.give();
 }
 
-// begin_optimizer_step(driver, groups, state, saves): what the step of an optimizer reads counts
-// from now on, and what it writes is a constant for all that is recomputed. `saves`: if all of it
-// is plain, what can only be computed from that as it is now is recomputed, and stays (R4)
-// -> whether all of it is plain; the kind of the step
+// begin_optimizer_step(driver, groups, state, saves) -> (bool, bytes)
+//
+// Count what the optimizer step reads, and make what it writes sources that are kept. If `saves`
+// and all parameters are plain, also recompute and pin the values that need the current contents
+// (R4, sources). Return whether all parameters are plain, and a key for the kind of the step.
 PyObject* begin_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;
@@ -234,7 +239,7 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     const Optimized found = optimized(groups, state);
     settled(driver, [&](Locked& /*lock*/) {
         driver.device.about_to_step();
-        // All of them first, or they would seem to come of the step.
+        // Count all of them first. Otherwise their memory would be attributed to the step.
         each_with_memory(found.read, [&](const c10::TensorImpl& each) { driver.meet(each); });
         each_with_memory(found.read, [&](const c10::TensorImpl& each) {
             driver.keep_from_now_on(each);
@@ -251,8 +256,10 @@ PyObject* begin_optimizer_step(PyObject* arguments) {
     );
 }
 
-// save_before_optimizer_step(driver, groups, state): what can only be computed from what the step
-// writes, as it is now, is recomputed, and stays (R4)
+// save_before_optimizer_step(driver, groups, state) -> None
+//
+// Recompute and pin the values that need the current contents of what the step writes (R4,
+// sources).
 PyObject* save_before_optimizer_step(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* groups = nullptr;

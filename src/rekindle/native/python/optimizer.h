@@ -1,4 +1,5 @@
-// What the step of an optimizer reads and writes, found in one pass over Python's containers.
+// Module functions that find the tensors that an optimizer step reads and writes, in one pass over
+// its groups and state.
 #pragma once
 
 struct _object;

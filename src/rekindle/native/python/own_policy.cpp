@@ -1,3 +1,4 @@
+// Calls a policy written in Python; see memory/own_policy.h.
 #include "../memory/own_policy.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -18,11 +19,12 @@ namespace rekindle {
 
 namespace {
 
-// A storage as a policy sees it: `rekindle.policies.Candidate`.
+// View of a storage for a policy, with the attributes of `rekindle.policies.Candidate`.
 struct CandidateObject final {
     PyObject_HEAD;
-    Storage* storage;        // null: it is gone, and these were its last numbers
-    PythonChooser* chooser;  // which knows its neighbors
+    // Null once the storage is destroyed; `numbers` are its last values then.
+    Storage* storage;
+    PythonChooser* chooser;  // finds the views of its neighbors
     std::array<std::int64_t, 4> numbers;
 };
 
@@ -34,7 +36,7 @@ CandidateObject& candidate_in(PyObject* object) noexcept {
     return *reinterpret_cast<CandidateObject*>(object);
 }
 
-// From any thread: a policy may hand what it knows to another one.
+// Getter of one number. Any thread may call it, because a policy may share its views.
 template <std::size_t which>
 PyObject* number_in(PyObject* object, void* /*closure*/) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -53,7 +55,8 @@ PyObject* is_resident(PyObject* object, void* /*closure*/) noexcept {
     return PyBool_FromLong(view.storage != nullptr && view.storage->resident ? 1 : 0);
 }
 
-// A list of what `each` visits. It is made without the lock: Python may collect garbage then.
+// Return a list of the storages that `each` visits. The list is made without the lock, because
+// Python may collect garbage then.
 template <class F>
 PyObject* neighbors(PyObject* object, F&& each) noexcept {
     const CandidateObject& view = candidate_in(object);
@@ -94,7 +97,7 @@ void free_candidate(PyObject* object) noexcept {
     Py_DECREF(type);
 }
 
-// With the GIL. Null: Python raised.
+// Return the type of views, or null if Python raised. Needs the GIL.
 PyTypeObject* candidate_type() noexcept {
     static PyTypeObject* type = nullptr;
     if (type != nullptr) {
@@ -132,7 +135,7 @@ PyTypeObject* candidate_type() noexcept {
     return type;
 }
 
-// What Python was about to raise when an event came between.
+// Saves a Python error that was pending when an event interrupted, and restores it.
 class PendingError final {
 public:
     PendingError() {
@@ -159,7 +162,7 @@ private:
 
 }  // namespace
 
-// Python is asked, or told, as long as this lives; unless it was already.
+// Scope in which one thread calls Python. `is_first` is false if another thread does so already.
 class PythonChooser::Busy final {
 public:
     explicit Busy(bool& flag) noexcept : flag_(flag), is_first_(take()) {}
@@ -238,7 +241,7 @@ void PythonChooser::disposed(Storage& storage) noexcept {
     Py_DECREF(object);
 }
 
-// -- what the engine tells ------------------------------------------------------------------------
+// -- events of the engine ------------------------------------------------------------------------
 
 void PythonChooser::hear(const char* method, Storage& storage) {
     news_.push_back({method, Ref<Storage>(&storage)});
@@ -251,14 +254,15 @@ void PythonChooser::tell_now() {
     }
     const Busy busy(busy_);
     if (!busy.is_first()) {
-        return;  // whoever asks will tell
+        return;  // the thread that asks delivers the events
     }
     const c10::impl::ExcludeDispatchKeyGuard passing(KEY);
     const Gil gil;
     tell_all();
 }
 
-// With the GIL, without the lock. Of what there is now: others may go on to do more meanwhile.
+// Deliver the events that are queued now; other threads may queue more meanwhile. Needs the GIL,
+// and must be called without the lock.
 void PythonChooser::tell_all() {
     std::size_t left = 0;
     {
@@ -275,7 +279,8 @@ void PythonChooser::tell_all() {
     }
 }
 
-// A new reference, to what came first; null: there is no more.
+// Take the oldest event. Return a new reference to the view of its storage, or null if there is
+// none.
 PyObject* PythonChooser::next_news(const char*& method) {
     const Looking looking;
     if (news_.empty()) {
@@ -316,7 +321,7 @@ Storage* PythonChooser::choose(Nanoseconds now) {
     }
 }
 
-// With the GIL, without the lock.
+// Ask Python to choose. Needs the GIL, and must be called without the lock.
 PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
     const Object chosen(PyObject_CallMethod(object_, "choose", "L", static_cast<long long>(now)));
     if (chosen.get() == Py_None) {
@@ -353,7 +358,7 @@ PythonChooser::Answer PythonChooser::ask(Nanoseconds now) {
     return {storage, stale};
 }
 
-// What was used longest ago.
+// Return the least recently used candidate.
 Storage* PythonChooser::oldest() const noexcept {
     const auto before = [](const Storage* one, const Storage* other) {
         return std::pair(one->last_access, one->order) <

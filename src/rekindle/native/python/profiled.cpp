@@ -1,3 +1,4 @@
+// Callbacks around PyTorch's profiler; see the note in profiled.h.
 #include "profiled.h"
 
 #include <ATen/record_function.h>
@@ -16,13 +17,14 @@ namespace rekindle {
 
 namespace {
 
-// What this thread made readable, and has not refused since.
+// Storages that this thread made readable, and that must raise on reads again.
 thread_local std::vector<Home> readable;
-// The callback of this thread that comes after its profiler's, if one runs in it.
+// Callback of this thread that runs after its profiler's, while one runs.
 thread_local at::CallbackHandle last_callback = at::INVALID_CALLBACK_HANDLE;
-// Profilers that run within the budget. Under the GIL, like the handles.
+// Number of profilers within the budget. Guarded by the GIL, like the handles.
 int profilers = 0;
 
+// Make the storages raise on reads again, at the end of an operator.
 void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*none*/) {
     if (readable.empty()) {
         return;
@@ -34,11 +36,13 @@ void refuse_again(const at::RecordFunction& /*call*/, at::ObserverContext* /*non
     readable.clear();
 }
 
+// Make the storages raise on reads again, as soon as the profiler has read them.
 std::unique_ptr<at::ObserverContext> refuse_first(const at::RecordFunction& call) {
     refuse_again(call, nullptr);
     return nullptr;
 }
 
+// Make the storages of evicted operands readable, before the profiler reads them.
 std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
     const Looking looking;
     const c10::ArrayRef<const c10::IValue> inputs = call.inputs();
@@ -55,8 +59,8 @@ std::unique_ptr<at::ObserverContext> allow(const at::RecordFunction& call) {
     return nullptr;
 }
 
-// The callback that comes before those of profilers, because those of a thread come after all of
-// the process. Without a profiler it is disabled, so that operators take no detour.
+// Return the callback that runs before a profiler's: global callbacks run before those of a thread.
+// It is disabled while no profiler runs, so that operators do not pay for it.
 at::CallbackHandle first() {
     static const at::CallbackHandle handle = [] {
         const at::CallbackHandle made = at::addGlobalCallback(
@@ -77,7 +81,9 @@ void remove_last() {
 
 }  // namespace
 
-// profiler_starts(): one runs in this thread from now on
+// profiler_starts() -> None
+//
+// Note that a profiler starts in this thread.
 PyObject* profiler_starts(PyObject* /*arguments*/) {
     if (last_callback == at::INVALID_CALLBACK_HANDLE) {
         if (profilers++ == 0) {
@@ -88,7 +94,9 @@ PyObject* profiler_starts(PyObject* /*arguments*/) {
     return nothing();
 }
 
-// profiler_stops(): that of this thread is over
+// profiler_stops() -> None
+//
+// Note that the profiler of this thread stops.
 PyObject* profiler_stops(PyObject* /*arguments*/) {
     if (last_callback != at::INVALID_CALLBACK_HANDLE) {
         remove_last();
@@ -102,7 +110,9 @@ PyObject* profiler_stops(PyObject* /*arguments*/) {
     return nothing();
 }
 
-// profilers_are_over(): the budget is, and whatever profilers still run read no evicted tensor
+// profilers_are_over() -> None
+//
+// Stop at the end of the budget: profilers that still run read no evicted tensor any more.
 PyObject* profilers_are_over(PyObject* /*arguments*/) {
     remove_last();
     if (profilers > 0) {

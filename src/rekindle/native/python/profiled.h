@@ -1,10 +1,14 @@
-// Profilers read evicted tensors.
+// Makes evicted tensors readable for PyTorch's profiler.
 //
-// With `record_shapes=True` PyTorch's profiler reads the address of each operand before the
-// operator begins, so before the operand is recomputed. The storage of an evicted tensor raises
-// when it is read, and the profiler is left with half a note: its end fails, or shapes go to wrong
-// operators. So its storage is readable, at a null address, while the profiler looks. What
-// profilers run for is not changed by that: nothing is recomputed for them.
+// NOTE [Profilers read addresses]
+//
+// Scenario: with `record_shapes=True` the profiler reads the address of each operand before the
+// operator begins, hence before an evicted operand is recomputed. The storage of an evicted tensor
+// raises when it is read. The profiler would be left with an incomplete event: its end would fail,
+// or shapes would be assigned to wrong operators.
+//
+// So while the profiler's callback runs, such a storage is readable at a null address. Nothing is
+// recomputed for a profiler, so profiling does not change what a program recomputes.
 #pragma once
 
 struct _object;

@@ -1,3 +1,5 @@
+// The core's calls into Python, declared in memory/program.h, and errors of the core as Python
+// exceptions.
 #define PY_SSIZE_T_CLEAN
 #include "../memory/program.h"
 
@@ -26,7 +28,7 @@ namespace {
 
 struct Python final {
     PyObject* answers = nullptr;
-    PyObject* files = nullptr;  // by their names, whose code is in them
+    PyObject* files = nullptr;  // owner of the code in a file, by file name
 };
 
 Python& python() noexcept {
@@ -34,14 +36,14 @@ Python& python() noexcept {
     return made;
 }
 
-// Raises the exception that the method `name` of Python's returns.
+// Raise the exception that the Python method `name` returns.
 template <class... Numbers>
 [[noreturn]] void raise_what(const char* name, const char* format, Numbers... numbers) {
     python_error raised;
     {
         const Gil gil;
         PyObject* error = PyObject_CallMethod(python().answers, name, format, numbers...);
-        if (error != nullptr) {  // else the call itself raised
+        if (error != nullptr) {  // otherwise the call raised an error of its own
             PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
             Py_DECREF(error);
         }
@@ -53,7 +55,8 @@ template <class... Numbers>
 }  // namespace
 
 void meet_python(PyObject* answers) {
-    Py_INCREF(answers);  // for good: drivers outlive modules
+    // Never released, because drivers outlive modules.
+    Py_INCREF(answers);
     python().answers = answers;
     python().files = Object(PyDict_New()).give();
     const Object full(PyObject_GetAttrString(answers, "full"));
@@ -63,8 +66,8 @@ void meet_python(PyObject* answers) {
 
 namespace {
 
-// Calls the method `name` of Python's, and has `take` look at what it returns; what either raises
-// is thrown.
+// Call the Python method `name`, and pass its result to `take`. Throws the Python error that either
+// of them raises.
 template <class F, class... Numbers>
 void ask_and(F&& take, const char* name, const char* format, Numbers... numbers) {
     if (Py_IsInitialized() == 0) {
@@ -84,7 +87,7 @@ void ask_and(F&& take, const char* name, const char* format, Numbers... numbers)
     throw raised;
 }
 
-// Likewise, where it returns nothing of interest.
+// Call the Python method `name`, and ignore its result.
 template <class... Numbers>
 void ask(const char* name, const char* format, Numbers... numbers) {
     ask_and([](PyObject*) { return true; }, name, format, numbers...);
@@ -101,7 +104,7 @@ Segments segments_of(Driver& driver) {
             std::vector<Block>& segment = segments.emplace_back();
             const char* at = PyBytes_AsString(words);
             for (Py_ssize_t left = PyBytes_Size(words); left > 0;) {
-                std::array<std::int64_t, 3> block{};  // address, bytes, whether it is used
+                std::array<std::int64_t, 3> block{};  // address, bytes, used
                 std::memcpy(block.data(), at, sizeof(block));
                 segment.push_back({block[0], block[1], block[2] != 0, {}});
                 at += sizeof(block);
@@ -151,7 +154,7 @@ void ask_for_lessons(const Driver& driver, std::int64_t met) {
 
 namespace {
 
-// What Python says: whether it is so.
+// Call the Python method `name`. Return true if its result is True.
 bool is_so(const char* name, const Driver& driver) {
     bool so = false;
     const auto take = [&](PyObject* told) {
@@ -174,9 +177,9 @@ bool move_copies_out(const Driver& driver) {
 
 namespace {
 
-enum class Whose : long { nobody, library, user };  // as Python's `owner_of_file` has it
+enum class Whose : long { nobody, library, user };  // as in Python's `owner_of_file`
 
-// Whose code is in the file `name`. Python decides once for each file.
+// Return the owner of the code in the file `name`. Python decides once per file.
 Whose owner_of_file(PyObject* name) {
     if (PyObject* known = PyDict_GetItemWithError(python().files, name)) {
         return static_cast<Whose>(PyLong_AsLong(known));
@@ -186,7 +189,8 @@ Whose owner_of_file(PyObject* name) {
     return static_cast<Whose>(PyLong_AsLong(answer.get()));
 }
 
-// Notes where `frame` is, if that is the user's or a library's. Returns whether it is the user's.
+// Note the position of `frame` if its code is the user's or a library's. Return true if it is the
+// user's.
 bool note_frame(PyFrameObject* frame, ProgramLine& line) {
     const Object code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
     PyObject* file = reinterpret_cast<PyCodeObject*>(code.get())->co_filename;
@@ -228,7 +232,7 @@ void note_peak(Driver& driver) {
             const Locked lock;
             driver.take_peak_snapshot(std::move(line));
         }
-        if (driver.notes_places) {  // then Python has words of every snapshot
+        if (driver.notes_places) {  // Python wants every snapshot as text
             ask("peak", "n", driver.number());
         }
     } catch (python_error& error) {
@@ -295,7 +299,8 @@ int say_gone(void* number) {
 
 }  // namespace
 
-// It may go in any thread, amid anything: the main one is told when it is safe.
+// A driver may be destroyed in any thread and under any lock. The main thread tells Python when
+// that is safe.
 void tell_gone(std::ptrdiff_t number) noexcept {
     if (Py_IsInitialized() != 0 && python().answers != nullptr) {
         // NOLINTNEXTLINE(performance-no-int-to-ptr): it takes no number

@@ -1,3 +1,4 @@
+// Functions of the module for snapshots, and their conversion to tuples.
 #include "py_snapshot.h"
 
 #include <utility>
@@ -13,11 +14,11 @@ namespace rekindle {
 
 namespace {
 
-// A tensor that an optimizer keeps, and Python's object for the parameter that it belongs to.
+// A tensor of optimizer state, and the Python object of its parameter.
 using State = std::pair<at::Tensor, const void*>;
 
-// Adds the tensors in `entries`, which an optimizer keeps for a parameter by their names, and those
-// in lists among them.
+// Add the tensors in `entries`, the optimizer's dict of state for `parameter`, and those in lists
+// among its values.
 void add_states(PyObject* entries, const void* parameter, std::vector<State>& found) {
     PyObject* name = nullptr;
     PyObject* value = nullptr;
@@ -34,7 +35,8 @@ void add_states(PyObject* entries, const void* parameter, std::vector<State>& fo
     }
 }
 
-// What a list of optimizers keeps. Without the lock: `state` may be a property.
+// Return the state of a list of optimizers. Must be called without the lock, because `state` may be
+// a property that runs user code.
 std::vector<State> states_of(PyObject* optimizers) {
     std::vector<State> found;
     for (Py_ssize_t i = 0; i < PyList_Size(optimizers); ++i) {
@@ -49,7 +51,7 @@ std::vector<State> states_of(PyObject* optimizers) {
     return found;
 }
 
-// With the lock.
+// Note in `snapshot` which allocations are optimizer state. Needs the lock.
 void add_to(Snapshot& snapshot, Driver& driver, const std::vector<State>& states) {
     if (std::exchange(snapshot.has_states, true)) {
         return;
@@ -112,7 +114,9 @@ PyObject* tuple_of(const Snapshot& snapshot) {
 
 }  // namespace
 
-// add_module_tensor(driver, tensor, whether it is a parameter): a module was given it
+// add_module_tensor(driver, tensor, parameter) -> None
+//
+// Note that a module was given `tensor` as a parameter or as a buffer.
 PyObject* add_module_tensor(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* tensor = nullptr;
@@ -124,7 +128,9 @@ PyObject* add_module_tensor(PyObject* arguments) {
     return nothing();
 }
 
-// has_new_peak(driver) -> whether there is a snapshot in which no optimizer has said what is its
+// has_new_peak(driver) -> bool
+//
+// Return True if there is a snapshot of the peak without optimizer state.
 PyObject* has_new_peak(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -132,7 +138,9 @@ PyObject* has_new_peak(PyObject* arguments) {
     return PyBool_FromLong(peak.memory != 0 && !peak.has_states ? 1 : 0);
 }
 
-// note_states(driver, optimizers): says in the snapshot of the peak what is the optimizers' state
+// note_states(driver, optimizers) -> None
+//
+// Note in the snapshot of the peak which allocations are state of these optimizers.
 PyObject* note_states(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* optimizers = nullptr;
@@ -144,7 +152,10 @@ PyObject* note_states(PyObject* arguments) {
     return nothing();
 }
 
-// peak_snapshot(driver) -> memory, clock, line, holders, what the program says of allocations
+// peak_snapshot(driver) -> tuple
+//
+// Return the snapshot of the peak: (memory, clock, resident, cached, line, holders, owned). See
+// `Snapshot` in memory/snapshot.h.
 PyObject* peak_snapshot(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     Snapshot copy;
@@ -155,7 +166,9 @@ PyObject* peak_snapshot(PyObject* arguments) {
     return tuple_of(copy);
 }
 
-// expect_peak(driver, bytes): takes a snapshot now, and one of each new peak of so much or more
+// expect_peak(driver, nbytes) -> None
+//
+// Take a snapshot now, and one at each new peak of `nbytes` or more.
 PyObject* expect_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long nbytes = 0;
@@ -167,7 +180,9 @@ PyObject* expect_peak(PyObject* arguments) {
     return nothing();
 }
 
-// program_tensors(driver) -> those that the program still has of what is in memory and in the graph
+// program_tensors(driver) -> list[Tensor]
+//
+// Return tensors of the program that refer to resident values with a record.
 PyObject* program_tensors(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     std::vector<at::Tensor> found;
@@ -185,7 +200,9 @@ PyObject* program_tensors(PyObject* arguments) {
     return list.give();
 }
 
-// snapshot(driver, optimizers) -> the same of this moment
+// snapshot(driver, optimizers) -> tuple
+//
+// Take a snapshot now, and return it as `peak_snapshot` does.
 PyObject* snapshot(PyObject* arguments) {
     PyObject* capsule = nullptr;
     PyObject* optimizers = nullptr;

@@ -1,7 +1,7 @@
-// Functions of the module: who holds memory. Python has words for what these return.
+// Module functions for snapshots of who holds memory. Python turns their results into text.
 #pragma once
 
-// As Python.h has it.
+// Declared as in Python.h.
 struct _object;
 
 namespace rekindle {

@@ -6,8 +6,11 @@
 
 namespace rekindle {
 
-// swap(driver, copies, host, out, in, only): values may go to the host, of which a negative number
-// of bytes is no limit; out and in are bytes in a second. Before anything runs
+// swap(driver, copies, host, out, in, only) -> None
+//
+// Swap values to the host from now on. Must be called before anything runs. `copies`: the object
+// that stores values. `host`: limit in bytes; negative: none. `out` and `in`: bandwidths in bytes
+// per second. `only`: always swap instead of recomputing, while the host has room.
 // NOLINTNEXTLINE(bugprone-exception-escape): it exchanges no two values
 PyObject* swap(PyObject* arguments) {
     PyObject* capsule = nullptr;
@@ -22,7 +25,9 @@ PyObject* swap(PyObject* arguments) {
     return nothing();
 }
 
-// swapped(driver) -> bytes that went to the host and that came back in all, and most at once
+// swapped(driver) -> (int, int, int)
+//
+// Return the bytes swapped out and in so far, and the peak of bytes on the host.
 PyObject* swapped(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;

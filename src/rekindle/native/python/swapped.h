@@ -1,4 +1,4 @@
-// What Python asks of a driver that swaps.
+// Module functions for swapping values to the host.
 #pragma once
 
 struct _object;

@@ -12,7 +12,10 @@
 
 namespace rekindle {
 
-// numbers(driver) -> in this order
+// numbers(driver) -> tuple[int, ...]
+//
+// Return memory, peak, clock, compute_ns, recompute_ns, lost_ns, evictions, recomputations, bytes
+// that are only counted, storages, records and recipes, and bytes of bookkeeping.
 PyObject* numbers(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -50,7 +53,9 @@ PyObject* tuple_of(std::span<const std::int64_t> numbers) {
 
 }  // namespace
 
-// seen() -> [(operator, sizes of its tensors, cost, workspace)] of what ran and is known
+// seen() -> list of (operator, sizes, cost, workspace)
+//
+// Return the signatures with a measured cost or workspace. `sizes`: those of the tensor arguments.
 PyObject* seen(PyObject* arguments) {
     parse(arguments, "");
     const Locked lock;
@@ -77,7 +82,9 @@ PyObject* seen(PyObject* arguments) {
     return list.give();
 }
 
-// has_room(driver, bytes) -> whether so many more would fit if all that may be let go went
+// has_room(driver, nbytes) -> bool
+//
+// Return True if `nbytes` more would fit after evicting everything evictable.
 PyObject* has_room(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long bytes = 0;
@@ -87,7 +94,9 @@ PyObject* has_room(PyObject* arguments) {
     return PyBool_FromLong(driver.engine.has_room(bytes + driver.kept_back(bytes)) ? 1 : 0);
 }
 
-// devices_met(driver) -> what they are called
+// devices_met(driver) -> list[str]
+//
+// Return the names of the devices that were seen.
 PyObject* devices_met(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -99,7 +108,9 @@ PyObject* devices_met(PyObject* arguments) {
     return list.give();
 }
 
-// set_peak(driver, bytes)
+// set_peak(driver, nbytes) -> None
+//
+// Set the peak.
 PyObject* set_peak(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long peak = 0;
@@ -109,14 +120,18 @@ PyObject* set_peak(PyObject* arguments) {
     return nothing();
 }
 
-// evicted_bytes(driver) -> bytes of evicted values that the program or autograd still has
+// evicted_bytes(driver) -> int
+//
+// Return the bytes of evicted values that the program or autograd still refers to.
 PyObject* evicted_bytes(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     const Locked lock;
     return PyLong_FromLongLong(driver.evicted_bytes());
 }
 
-// audit(driver): from now on what is computed again is compared
+// audit(driver) -> None
+//
+// Start to compare recomputed values with the first ones.
 PyObject* audit(PyObject* arguments) {
     Driver& driver = driver_in(arguments);
     const Locked lock;
@@ -124,7 +139,9 @@ PyObject* audit(PyObject* arguments) {
     return nothing();
 }
 
-// recomputed_differently(driver) -> [(operator, its id)] of calls that gave something else
+// recomputed_differently(driver) -> list of (operator, id)
+//
+// Return the calls whose results differed when they were recomputed.
 PyObject* recomputed_differently(PyObject* arguments) {
     const Driver& driver = driver_in(arguments);
     std::vector<Audit::Difference> found;

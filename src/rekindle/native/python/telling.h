@@ -1,4 +1,4 @@
-// What Python asks of the core for reports: how much memory there is, and who has it.
+// Module functions for reports: how much memory there is, and what ran.
 #pragma once
 
 struct _object;

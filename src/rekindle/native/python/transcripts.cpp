@@ -14,7 +14,7 @@ namespace rekindle {
 
 namespace {
 
-// A trace says when the program lets go, not when somebody asks.
+// Process deaths now: a trace needs the moment at which the program frees a value.
 void catch_up(Driver& driver) {
     in_words(driver, [&] {
         const Locked lock;
@@ -23,7 +23,7 @@ void catch_up(Driver& driver) {
     });
 }
 
-// Whose transcript Python wants, and which; all that happened until now is in it.
+// Parse the driver and the number of a recording, and complete the recording.
 std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
     PyObject* capsule = nullptr;
     long long number = 0;
@@ -61,7 +61,9 @@ PyObject* words_of(const Transcript& transcript) {
     );
 }
 
-// write_down(driver, whole) -> what to call it; `whole`: it is a record of all of the run
+// write_down(driver, whole) -> int
+//
+// Start a recording; `whole`: it is one of the whole run. Return its number.
 PyObject* write_down(PyObject* arguments) {
     PyObject* capsule = nullptr;
     int whole = 0;
@@ -78,20 +80,26 @@ PyObject* write_down(PyObject* arguments) {
     }));
 }
 
-// written_down(driver, number) -> what was there when it began: in the graph, only counted; since
-// then: entries, places of a step's operators, what calls took beside what they made, whether in a
-// backward pass, their names
+// written_down(driver, number) -> tuple
+//
+// Return a recording: (present, counted, entries, places, workspaces, backward, names). `present`
+// and `counted` are the storages at its start, with a record and without. `entries` are the events
+// since then. `places` has the number of entries before each operator of a step. The last three
+// have one item per call: bytes of its workspace, 1 in a backward pass, and the operator's name.
+// All but `names` are bytes; see memory/transcript.h.
 PyObject* written_down(PyObject* arguments) {
     const auto [driver, number] = asked_for(arguments);
     const Locked lock;
     Transcript& transcript = driver.transcripts.at(number);
     check_written(driver.transcriber.tell(transcript));
     Object words(words_of(transcript));
-    transcript.entries = {};  // which are written elsewhere
+    transcript.entries = {};  // the journal has them too
     return words.give();
 }
 
-// write_no_more(driver, number) -> likewise; it is over
+// write_no_more(driver, number) -> tuple
+//
+// End a recording, and return it as `written_down` does.
 PyObject* write_no_more(PyObject* arguments) {
     const auto [driver, number] = asked_for(arguments);
     const Locked lock;

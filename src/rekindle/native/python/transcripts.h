@@ -1,4 +1,4 @@
-// What Python asks of the core to be written down.
+// Module functions that record a run.
 #pragma once
 
 struct _object;
@@ -7,7 +7,7 @@ namespace rekindle {
 
 struct Transcript;
 
-// As tuples of Python's have it: see `written_down`.
+// Return `transcript` as a tuple; see `written_down`.
 _object* words_of(const Transcript& transcript);
 
 _object* write_down(_object* arguments);
