@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 CONVENTIONS = ("architecture", "architecture_native", "files", "public_api", "tooling")
-#: Folders whose tests are elsewhere than in the folder of the same name.
+#: Parts whose tests are not in the folder of the same name.
 ELSEWHERE = {
     "src/rekindle/native/base": ("tests/native",),
     "src/rekindle/native/engine": ("tests/native",),

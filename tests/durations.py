@@ -1,7 +1,7 @@
-"""Keep the fast tests fast: which tests are slow, as measured, and how long the others may take.
+"""Keep the fast tests fast: list the tests measured to be slow, and limit the others.
 
-Times are processor times, of the test's process and of those that it started and waited for: the
-clock on the wall says more about the machine's other work. `tests/slow.txt` lists the slow tests;
+Times are processor times of the test's process and of the children that it waited for. Wall-clock
+times would depend on other work of the machine. `tests/slow.txt` lists the slow tests;
 `scripts/test --measure` writes it. `tests/conftest.py` calls this module.
 """
 
@@ -17,8 +17,8 @@ import pytest
 FILE = Path(__file__).with_name("slow.txt")
 #: Processor seconds from which a test is slow.
 SLOW = 0.6
-#: Processor seconds from which a test fails that is not marked as slow. Far above `SLOW`: another
-#: machine is slower, and the first test of a process pays for imports.
+#: Processor seconds above which a test fails that is not marked as slow. It is far above `SLOW`,
+#: because other machines are slower, and the first test of a process pays for imports.
 LIMIT = 12.0
 
 _HEADER = (
@@ -28,7 +28,7 @@ _HEADER = (
 
 
 def processor_seconds() -> float:
-    """Return what this process and the children that it waited for have used so far."""
+    """Return the processor seconds of this process and of the children that it waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -44,21 +44,20 @@ def write_slow(entries: Iterable[str], path: Path = FILE) -> None:
 
 
 def is_slow(test: str, entries: Collection[str]) -> bool:
-    """Whether the test, its function or its file is listed."""
+    """Return True if the test, its function or its file is listed."""
     return not {test, function_of(test), file_of(test)}.isdisjoint(entries)
 
 
 def find_slow(
     seconds: Mapping[str, float], before: Collection[str], marked: Collection[str] = ()
 ) -> set[str]:
-    """Return the entries for tests that took so many processor seconds.
+    """Return the entries for tests that took at least `SLOW` processor seconds.
 
-    A test that is listed already stays until it takes less than half of `SLOW`, so that two
-    measurements of the same tests give the same file. A function, or a file, all of whose tests
-    are slow is one entry.
+    A listed test stays until it takes less than half of `SLOW`, so that two measurements of the
+    same tests give the same file. A function or a file whose tests are all slow is one entry.
 
     Args:
-        seconds: What each test took, of whole files; entries of other files stay.
+        seconds: Processor seconds of each test, for whole files. Entries of other files stay.
         before: The entries so far.
         marked: Tests with `@pytest.mark.slow`, which are not listed one by one.
     """
@@ -84,7 +83,7 @@ def find_slow(
 
 
 def judge(report: pytest.TestReport, taken: float, limit: float) -> None:
-    """Fail a test that passed and took more processor seconds than the limit; 0: there is none."""
+    """Fail a test that passed but took more processor seconds than `limit` (0: no limit)."""
     if report.passed and 0 < limit < taken:
         report.outcome = "failed"
         report.longrepr = (

@@ -1,4 +1,4 @@
-"""What many tests need, as one list of all policies: a newcomer is covered by one line."""
+"""Helpers of many tests, and one list of all policies: a new policy is tested by adding a line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL_POLICIES: tuple[Policy, ...] = (
 
 
 def own_cache(folder: Path) -> Path:
-    """Make `folder` a cache that knows nothing yet but the native cores that are compiled."""
+    """Make `folder` a cache that contains nothing but the compiled native cores."""
     folder.mkdir(parents=True, exist_ok=True)
     cores, link = core_folder(), folder / "cores"
     cores.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -36,31 +36,31 @@ def own_cache(folder: Path) -> Path:
     return folder
 
 
-#: Whether nothing is left out, as by `scripts/sweep tests`.
+#: True if nothing is left out, as with `scripts/sweep tests`.
 WHOLE = os.environ.get("REKINDLE_TEST_WHOLE") == "1"
 
 
 def combined(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Combine each value of each axis with one of the others; `scripts/sweep tests`: with all."""
+    """Combine each value of each axis with one of each other; all with `scripts/sweep tests`."""
     if WHOLE:
         return list(product(*axes))
     return list(islice(zip(*map(cycle, axes), strict=False), max(map(len, axes))))
 
 
 def sampled(values: Iterable[Any], most: int) -> list[Any]:
-    """Draw so many by a seed, the same each time; all of them by `scripts/sweep tests`."""
+    """Draw `most` values with a fixed seed; all of them with `scripts/sweep tests`."""
     values = list(values)
     return values if WHOLE else random.Random(20).sample(values, min(most, len(values)))
 
 
 def name_of(value: object) -> str:
-    """Return what a parameter of a test is called."""
+    """Return the name of a parameter of a test."""
     name = getattr(value, "name", None)
     return name if isinstance(name, str) else repr(value)
 
 
 def others_slow(values: Iterable[object]) -> list[Any]:
-    """As parameters of a long test: the first one always, all others where slow tests run."""
+    """Parametrize a long test: the first value always runs, the others are slow tests."""
     first, *others = values
     return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies, drawn where it is tight."""
+"""Hypothesis strategies for traces and problems, with budgets that are hard to meet."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from rekindle.trace import Trace, keep_all_peak, largest_need, random_dag
 
-#: Hypothesis' own number of examples, which its profile in CI keeps.
+#: Hypothesis' default number of examples, which the CI profile keeps.
 USUAL_EXAMPLES = 100
 
 
 def examples(most: int) -> settings:
-    """Draw this many examples in CI, and a share of them where the profile draws fewer.
+    """Draw `most` examples in CI, and proportionally fewer where the profile draws fewer.
 
-    Write it instead of `settings(max_examples=...)`, which no profile changes.
+    Use it instead of `settings(max_examples=...)`, which ignores the profile.
     """
     share = settings().max_examples / USUAL_EXAMPLES
     return settings(
@@ -28,7 +28,7 @@ def examples(most: int) -> settings:
 
 @st.composite
 def traces(draw: st.DrawFn, *, longest: int = 24) -> Trace:
-    """Of half of them some operators have a workspace."""
+    """Draw a trace; in half of the traces some operators have a workspace."""
     rng = draw(st.randoms(use_true_random=False))
     trace = random_dag(draw(st.integers(1, longest)), rng, sources=draw(st.integers(0, 2)))
     if draw(st.booleans()):
@@ -42,7 +42,7 @@ def traces(draw: st.DrawFn, *, longest: int = 24) -> Trace:
 
 @st.composite
 def problems(draw: st.DrawFn, *, longest: int = 24) -> tuple[Trace, int]:
-    """A trace, and a budget between the largest operator's need and keep-everything."""
+    """Draw a trace, and a budget between the largest operator's need and keep-everything."""
     trace = draw(traces(longest=longest))
     low, high = largest_need(trace), keep_all_peak(trace)
     return trace, draw(st.integers(min(low, high), high))

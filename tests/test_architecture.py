@@ -1,7 +1,7 @@
-"""The rules of the house: who imports whom, no cycles, no long files, a light `import rekindle`.
+"""The rules of the layout: imports between parts, no cycles, no long files, light import.
 
-Each rule is a function from a tree of files to complaints. It is asked about the real tree, and
-about small trees with one planted fault each, which shows that it can fail.
+Each rule is a function from a tree of files to complaints. It runs on the real tree, and on small
+trees with one planted fault each, which show that the rule can fail.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Who may import whom. A part is a folder or a file right under src/rekindle; a dotted name is one
-# module of a part. To draw a new arrow, change this table and say why in the same commit.
+# For each part, the parts that it may import. A part is a folder or a file directly in
+# src/rekindle; a dotted name is one module of a part. To allow another import, change this table
+# and give the reason in the same commit.
 SHARED = {"_types", "_errors", "_units", "_checks", "_cache", "_files"}
 ALLOWED = {
     "_types": set[str](),
@@ -32,35 +33,35 @@ ALLOWED = {
     "_files": set[str](),
     "_progress": set[str](),
     "trace": SHARED,
-    # Of policies only how fast the ways to the host and back are: time is told of schedules here.
+    # Of policies only the swap bandwidths, which give the times of schedules.
     "schedule": SHARED | {"trace", "policies.swap"},
     "policies": SHARED,
     "engine": SHARED | {"trace", "schedule", "policies"},
-    "native": {"_cache"},  # it compiles, finds and loads; what goes in and out is its callers'
+    "native": {"_cache"},  # it compiles, finds and loads; callers know the data
     "simulator": SHARED | {"trace", "schedule", "policies", "engine", "native"},
-    # Neither engine nor simulator: a planner does not judge itself.
+    # Neither engine nor simulator: a planner must not judge itself.
     "planners": SHARED | {"trace", "schedule", "policies.swap"},
-    # Of planners only what a planner returns, and the operations and costs of a chain: data too. Of
-    # report only what `run.report()` returns: data that draws itself when it is asked to. The
-    # simulator says what a step needs that was rehearsed on shapes, which takes seconds.
+    # Of planners only data: the result, and the operations and costs of a chain. Of report only
+    # the data that `run.report()` returns, which can draw itself. The simulator computes the
+    # budget that a rehearsed step needs, which takes seconds.
     "pytorch": SHARED
     | {"trace", "schedule", "policies", "engine", "native", "simulator", "_progress"}
     | {"planners._result", "planners._chain", "planners._costs", "report._report", "report._data"},
     "report": SHARED | {"trace", "schedule"},
     "integrations": SHARED | {"pytorch"},
-    "distributed": {"pytorch"},  # the public names of a room there
-    # What joins parts that know nothing of each other: planners that begin with a simulated run,
-    # a process that plans while a program runs, predictions of real runs, the public functions.
+    "distributed": {"pytorch"},  # it exports the public names of pytorch/distributed
+    # Modules that join independent parts: planners that begin with a simulated run, a process that
+    # plans while a program runs, predictions of real runs, the public functions.
     "_planners": SHARED | {"trace", "schedule", "policies", "engine", "simulator", "planners"},
     "_route": SHARED | {"trace", "policies", "engine", "planners", "_planners"},
     "_predict": SHARED
     | {"trace", "schedule", "policies", "simulator", "report", "pytorch", "_progress"},
     "_facade": SHARED | {"trace", "policies", "planners", "pytorch", "_planners", "_progress"},
 }
-ALLOWED_EVERYTHING = {"__init__", "__main__", "cli"}  # which nobody imports
+ALLOWED_EVERYTHING = {"__init__", "__main__", "cli"}  # no other part imports these
 
-# The rooms of a large part, lowest first: a room imports those named with it, and those by their
-# front door (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).
+# The rooms of a large part, lowest first. A room imports the rooms named with it, and those by
+# their front door (`rekindle.pytorch.online`, not `rekindle.pytorch.online._driver`).
 ROOMS = {
     "pytorch": {
         "devices": set[str](),
@@ -70,7 +71,7 @@ ROOMS = {
         "held": {"tensors", "operators", "online"},
         "swap": {"devices", "tensors"},
         "native": {"devices", "tensors", "operators", "online"},
-        "learned": {"devices", "native"},  # it learns from what that wrote
+        "learned": {"devices", "native"},  # it plans from the records of the native core
         "planned": {"devices", "operators"},
         "chains": {"tensors"},
         "rehearsed": {"devices", "tensors", "operators", "online"},
@@ -97,7 +98,7 @@ ROOMS = {
     }
 }
 
-# Third parties: by part, or by the one file that is their adapter.
+# Third-party packages, by the part or the one file that may import them.
 THIRD_PARTIES = {
     "policies": {"numpy"},
     "planners": {"numpy"},
@@ -108,7 +109,7 @@ THIRD_PARTIES = {
     "integrations.huggingface": {"transformers"},
     "integrations.lightning": {"lightning"},
     "cli": {"click", "rich"},
-    "cli._demo_training": {"torch"},  # a program as a user would write it
+    "cli._demo_training": {"torch"},  # a program such as a user writes
 }
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "highspy")
@@ -122,7 +123,7 @@ class Import:
     module: str
     line: int
     when_loaded: bool
-    """Whether it stands at the top level of its module and not inside a function."""
+    """True if it is at the top level of its module, not inside a function."""
 
 
 # Reading a tree of files. `modules` maps dotted names to files, packages to their __init__.py.
@@ -137,7 +138,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def imports_of(module: str, modules: dict[str, Path]) -> Iterator[Import]:
-    """All imports: in functions and under TYPE_CHECKING, relative, by literal name."""
+    """Yield all imports: in functions, under TYPE_CHECKING, relative, by literal name."""
     path = modules[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
 
@@ -159,7 +160,7 @@ def _named(node: ast.AST, package: str, modules: dict[str, Path]) -> Iterator[st
             ancestors = package.split(".")
             up = ancestors[: len(ancestors) - node.level + 1] if node.level else []
             base = ".".join([*up, *([node.module] if node.module else [])])
-            for alias in node.names:  # `from package import module` names a module too
+            for alias in node.names:  # `from package import module` imports a module too
                 inner = f"{base}.{alias.name}"
                 yield inner if inner in modules else base
         case ast.Call(
@@ -193,12 +194,12 @@ def layering(package: Path) -> Iterator[str]:
 
 
 def rooms(package: Path) -> Iterator[str]:
-    """Inside a large part: no arrow that the table of rooms does not have, none past a door."""
+    """Complain about imports between rooms that the table lacks, or past a front door."""
     modules = modules_of(package)
     for module, path in modules.items():
         part, room = _room_of(module)
         if part not in ROOMS or not room:
-            continue  # the part's own door hands on what it likes
+            continue  # the front door of the part may import any of its rooms
         if room not in ROOMS[part]:
             yield f"{path.relative_to(package)}: {part}/{room} is not in the table of this test"
             continue
@@ -214,7 +215,7 @@ def rooms(package: Path) -> Iterator[str]:
 
 
 def _room_of(module: str) -> tuple[str, str]:
-    """("pytorch", "online") for "rekindle.pytorch.online._driver"; "" where there is no such."""
+    """Return ("pytorch", "online") for "rekindle.pytorch.online._driver"; "" for a missing one."""
     _, part, room, *_ = [*module.split("."), "", ""]
     return part, room
 
@@ -224,14 +225,14 @@ def _of(table: dict[str, set[str]], key: str) -> set[str]:
 
 
 def _may(part: str, target: str) -> bool:
-    """Whether a part may import a target such as "trace._model"."""
+    """Return True if a part may import a target such as "trace._model"."""
     if part in ALLOWED_EVERYTHING or target.partition(".")[0] == part:
         return True
     return target in ALLOWED[part] or target.partition(".")[0] in ALLOWED[part]
 
 
 def cycles(package: Path) -> Iterator[str]:
-    """Modules that import each other when loaded, or would if TYPE_CHECKING were true."""
+    """Complain about modules that import each other when loaded, or under TYPE_CHECKING."""
     modules = modules_of(package)
     graph = {
         module: {found.module for found in imports_of(module, modules) if found.when_loaded}
@@ -245,7 +246,7 @@ def cycles(package: Path) -> Iterator[str]:
 
 
 def devices_named(package: Path) -> Iterator[str]:
-    """Only one file names what there is for CUDA alone."""
+    """Complain about files that name CUDA; only one file may."""
     for path in sorted(package.rglob("*.py")):
         if path.parent.name == "devices":
             continue
@@ -264,7 +265,11 @@ def long_files(root: Path) -> Iterator[str]:
 
 
 def heavy_imports(path: Path | None = None) -> list[str]:
-    """What `import rekindle` loads that it should not; `path` comes before what is installed."""
+    """Return heavy modules that `import rekindle` loads.
+
+    Args:
+        path: A folder that is searched before the installed packages.
+    """
     program = f"import sys, rekindle; print(*sorted(sys.modules.keys() & set({HEAVY!r})))"
     environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
     result = subprocess.run(
@@ -273,7 +278,7 @@ def heavy_imports(path: Path | None = None) -> list[str]:
     return result.stdout.split()
 
 
-# The real tree keeps them.
+# The real tree obeys the rules.
 
 
 @pytest.mark.parametrize("rule", [layering, rooms, cycles, devices_named])
@@ -294,7 +299,7 @@ def test_no_file_is_long() -> None:
 
 
 def test_the_design_page_shows_the_house() -> None:
-    """Each row of the tables of Python folders: a folder, its first line, what it may import."""
+    """Compare the tables of Python folders: name, first line, allowed imports."""
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if re.match(r"\| `\w+/` \|", line)]
     rows = [line.strip("| ").split(" | ") for line in lines]
@@ -317,11 +322,11 @@ def test_import_rekindle_is_light() -> None:
     assert heavy_imports() == []
 
 
-# And each can fail.
+# Each rule can fail.
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
-    """A package of these files, with the __init__.py files that are missing."""
+    """Make a package of these files, and add missing `__init__.py` files."""
     package = root / "rekindle"
     for name, text in files.items():
         path = package / name
@@ -481,5 +486,5 @@ def test_heavy_imports_complains(tmp_path: Path, heavy: str) -> None:
         tmp_path,
         {"__init__.py": "from rekindle import trace", "trace/__init__.py": f"import {heavy}"},
     )
-    (tmp_path / f"{heavy}.py").touch()  # a stand-in: quick, and there without the extras
+    (tmp_path / f"{heavy}.py").touch()  # a fake module: fast, and independent of installed extras
     assert heavy_imports(tmp_path) == [heavy]

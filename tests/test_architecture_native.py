@@ -1,6 +1,7 @@
-"""The rules of the house for the C++ sources: who includes whom, how long a file may be, and what
-is forbidden. As in test_architecture: each rule is asked about the real tree, and about small ones
-with a planted fault."""
+"""The rules of the layout of the C++ sources: includes, lengths of files, forbidden words.
+
+As in test_architecture, each rule runs on the real tree, and on small trees with a planted fault.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src" / "rekindle" / "native"
 MOST_LINES = 800
 
-# The rooms of the core, lower ones first: each includes from itself and from those before it.
+# The rooms of the core, lowest first: each includes itself and the rooms before it.
 ROOMS = ("base", "engine", "allocator", "torch", "ops", "memory", "steps", "dispatch", "python")
 WITH_TORCH = rf"({'|'.join(ROOMS[2:])})/"
-# Which folders a folder may include from, beside itself and the standard library.
+# For each folder, the folders that it may include in addition to itself.
 ALLOWED = {room: {*ROOMS[:place]} for place, room in enumerate(ROOMS)} | {
     "replay": {"base", "engine"},
 }
-# What is not the standard library, by the files that may include it.
+# Headers outside the standard library, and the files that may include them.
 OUTSIDE = {
     r"Python\.h": r"replay/module\.cpp|torch/(pyobjects\.cpp|raised\.cpp|gil\.h)|python/.*",
     r"(torch|ATen|c10)/.*": rf"{WITH_TORCH}.*",
@@ -30,7 +31,7 @@ OUTSIDE = {
 }
 PURE = r"(base|engine)/.*"
 
-# Forbidden words: the pattern, and the files that may have it all the same.
+# Forbidden words: a pattern, and a pattern of files that may contain it nevertheless.
 FORBIDDEN = {
     r"\busing namespace\b": "",
     r"\bshared_ptr\b": r"dispatch/proxy\.cpp",  # in the signatures of autograd's engine
@@ -41,7 +42,7 @@ FORBIDDEN = {
     r"\bTODO\b|\bFIXME\b": "",
     r"(?<!<)\bnew\b(?! ?\(static_cast)": r"base/slab\.h",
     r"\bdelete\b(?!;)": r"base/slab\.h",
-    # Addresses as numbers, method tables, and what torch hands out as const.
+    # Addresses as numbers, method tables, and const objects of torch.
     r"\breinterpret_cast\b|\bconst_cast\b": rf"{WITH_TORCH}.*|base/addresses\.h",
     r"#define (?!REKINDLE_|PY_SSIZE_T_CLEAN|Py_LIMITED_API)": "",
     r"catch \(\.\.\.\)": rf"{WITH_TORCH}.*",
@@ -52,14 +53,14 @@ FORBIDDEN = {
 
 
 def sources(native: Path) -> Iterator[tuple[str, str]]:
-    """Each file by its path in `native`, and its text."""
+    """Yield each file: its path in `native` and its text."""
     for path in sorted(native.rglob("*")):
         if path.suffix in (".h", ".cpp", ".cc", ".hpp"):
             yield path.relative_to(native).as_posix(), path.read_text(encoding="utf-8")
 
 
 def code_of(text: str) -> str:
-    """Without comments and the contents of strings; lines stay where they are."""
+    """Blank out comments and contents of strings; line numbers stay."""
     return re.sub(r"//[^\n]*", "", re.sub(r'(?<!include )"(\\.|[^"\\\n])*"', '""', text))
 
 

@@ -1,4 +1,4 @@
-"""One function says where the cache is."""
+"""The folder of the cache is decided in one function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests are run for what differs from main."""
+"""The choice of tests for files that differ from main."""
 
 from __future__ import annotations
 

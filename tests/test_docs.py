@@ -1,4 +1,4 @@
-"""What the documents say is so: examples run, commands, scripts and linked files exist."""
+"""The documents are true: examples run; commands, scripts and linked files exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def commands(text: str) -> set[str]:
 
 @names
 def test_examples_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, as a reader would type them."""
+    """Run the examples of a document one after the other, as a reader would."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for example in examples(document.read_text()):
@@ -104,7 +104,7 @@ def test_something_is_checked() -> None:
 def test_the_page_of_benchmarks_says_what_the_results_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as where it is run
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as if run from that folder
     page = runpy.run_path(str(ROOT / "benchmarks" / "page.py"))["page"]()
     assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "python benchmarks/page.py"
 

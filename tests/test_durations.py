@@ -1,4 +1,4 @@
-"""Slow tests are found by what they took, and one that has grown fails."""
+"""Slow tests are found by their measured times, and a test that becomes too slow fails."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_is_slow_by_itself_its_function_or_its_file(test: str) -> None:
 
 
 def missing(entries: frozenset[str], root: Path = ROOT) -> list[str]:
-    """Return the entries whose file or function is gone."""
+    """Return the entries whose file or function does not exist."""
     gone = []
     for entry in sorted(entries):
         path = root / durations.file_of(entry)

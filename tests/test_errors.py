@@ -1,4 +1,4 @@
-"""Errors reach another process as they are."""
+"""Errors can be sent to another process unchanged."""
 
 from __future__ import annotations
 

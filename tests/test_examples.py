@@ -1,4 +1,4 @@
-"""Every example runs as a reader would run it, and ends with a report."""
+"""Every example runs, and ends with a report."""
 
 from __future__ import annotations
 

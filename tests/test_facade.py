@@ -80,7 +80,7 @@ def test_who_cannot_swap_says_so() -> None:
 def test_what_takes_long_says_so_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the third second on, and each task from its own beginning."""
+    """Show progress from the third second of each task on."""
     now = [100.0]
     monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -99,7 +99,7 @@ def test_what_takes_long_says_so_on_a_terminal(
 
 
 def test_a_search_ends_when_its_plan_is_proven(tmp_path: Path) -> None:
-    """Or it would go on for longer than a test may."""
+    """An unproven search would take longer than a test may."""
     pytest.importorskip("highspy")
     trace = chain(6, nbytes=1000)
     with (tmp_path / "trace.jsonl").open("w") as file:

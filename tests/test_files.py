@@ -1,4 +1,4 @@
-"""Files that were taken for others are told by what they are."""
+"""Files of the wrong kind are described by their contents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_commands_say_what_they_were_given(command: str, tmp_path: Path) -> None
 
 
 def test_a_wrong_file_among_many_is_named(tmp_path: Path) -> None:
-    """Which processes read, and tell of over a pipe."""
+    """Several processes read the files, and report errors to the first."""
     for number in range(4):
         save(chain(3), tmp_path / f"{number}.jsonl")
     (tmp_path / "wrong.jsonl").write_text("not a trace")

@@ -1,4 +1,4 @@
-"""What CI samples has each value, the same each time; and everything where that is asked for."""
+"""Samples for CI contain each value, the same each time; everything runs on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search of `scripts/bench largest_batch`, at a size of milliseconds."""
+"""The search of `scripts/bench largest_batch`, with batches that take milliseconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def measured(
     benchmark: ModuleType, method: str, *, quick: bool = False
 ) -> tuple[dict[str, Any], set[int]]:
-    """The rows by what they are at, and the batches that fit."""
+    """Return the rows by fraction of memory, and the batches that fit."""
     workload = replace(benchmark.WORKLOADS["gpt"], cpu=TINY)
     told: list[dict[str, Any]] = []
     benchmark.measure(workload, method, "cpu", told.append, quick)
@@ -45,7 +45,7 @@ def test_the_plain_program_fits_its_base_batch_and_no_more(benchmark: ModuleType
     assert rows["largest"]["batch"] == 2
     assert rows["largest"]["next"]["batch"] == 3
     assert rows["2x"]["infeasible"].startswith("takes ")
-    assert rows["2x"]["throughput"]["median"] > 0  # beyond its memory it is timed all the same
+    assert rows["2x"]["throughput"]["median"] > 0  # timed although it does not fit plainly
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_the_setting_that_saves_least_is_taken(benchmark: ModuleType) -> None:
     assert search.tried(2).point.setting == "1 in 3"
     saving = search.tried(4)
     assert saving.failure is None
-    assert saving.figures is None  # nobody asked
+    assert saving.figures is None  # not computed before it is needed
     sparser = search.settings[: search.settings.index(saving.point)]
     assert sparser
     search.settings = sparser

@@ -1,4 +1,4 @@
-"""The notebook among the examples runs, and what it shows leaves the page around it alone."""
+"""The example notebook runs, and its output does not change the style of the page around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTEBOOK = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding=
 
 
 def run(cells: list[dict[str, Any]]) -> list[str]:
-    """Runs the cells one after the other; what the last expression of each shows, as a page."""
+    """Run the cells in order; return the HTML of the last expression of each."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     shown: list[str] = []
     for number, cell in enumerate(cells):
@@ -34,14 +34,14 @@ def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(" of 24.0 MiB, peak ") == 5
     assert "What another budget would cost" in profile
     assert "By line of your program" in profile
-    assert "ipython-input-0" in profile  # its own lines
+    assert "ipython-input-0" in profile  # lines of the notebook
     assert "<polygon" in report
     for part in (profile, report):
         check_scope(part)
 
 
 def check_scope(part: str) -> None:
-    """Every rule of its style is about what is in the report."""
+    """Check that each rule of the style sheet applies inside the report only."""
     assert "<html" not in part
     assert "<body" not in part
     (style,) = re.findall(r"<style>(.*?)</style>", part, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The public names: listed, sorted, visible, loaded when asked for."""
+"""The public names are listed, sorted, visible, and loaded on first use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_editors_see_the_same_names_in_the_same_homes() -> None:
     for node in ast.walk(block):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                assert alias.asname == alias.name  # what type checkers take for "exported"
+                assert alias.asname == alias.name  # type checkers treat such names as exported
                 is_module = node.module == "rekindle"
                 seen[alias.name] = f"rekindle.{alias.name}" if is_module else node.module
     assert seen == rekindle._HOME
@@ -38,11 +38,11 @@ def test_editors_see_the_same_names_in_the_same_homes() -> None:
 @pytest.mark.parametrize("name", rekindle.__all__)
 def test_every_name_is_there(name: str) -> None:
     assert getattr(rekindle, name) is not None
-    assert name in vars(rekindle)  # kept, so that it is looked up once
+    assert name in vars(rekindle)  # cached, so that later uses skip __getattr__
 
 
 def test_a_function_is_not_hidden_by_a_folder_of_its_name() -> None:
-    # Importing rekindle.x sets the attribute x of rekindle: a function x would be gone.
+    # Importing rekindle.x sets the attribute x of rekindle, and would hide a function x.
     for name, home in rekindle._HOME.items():
         taken = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
         assert taken == (home == f"rekindle.{name}"), name
@@ -66,7 +66,7 @@ def test_an_unknown_name_is_an_attribute_error_with_a_hint() -> None:
 def test_a_name_like_no_other_gets_no_hint() -> None:
     with pytest.raises(AttributeError, match=r"^module 'rekindle' has no attribute 'xyzzy'$"):
         rekindle.xyzzy  # noqa: B018
-    assert not hasattr(rekindle, "__wrapped__")  # what inspect and doctest ask every module
+    assert not hasattr(rekindle, "__wrapped__")  # inspect and doctest read it of each module
 
 
 def test_the_version_is_the_installed_one() -> None:

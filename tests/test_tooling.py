@@ -1,4 +1,4 @@
-"""The files around the code agree with each other and with what is there."""
+"""The files around the code agree with each other and with the code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
 
 
 def declared() -> list[str]:
-    """Every dependency in pyproject.toml, of all extras."""
+    """Return every dependency in pyproject.toml, extras included."""
     extras = PROJECT["optional-dependencies"].values()
     return [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
 
 
 def pins() -> dict[str, str]:
-    """What constraints.txt pins; any other kind of line is an error."""
+    """Return the versions that constraints.txt pins; fail on any other kind of line."""
     found = {}
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -77,7 +77,7 @@ def test_scripts_run_from_anywhere_and_stop_at_the_first_failure(script: Path) -
     assert os.access(script, os.X_OK)
     lines = script.read_text(encoding="utf-8").splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
-    assert lines[1].startswith("# ")  # what it is for
+    assert lines[1].startswith("# ")  # the purpose of the script
     assert "set -euo pipefail" in lines
     assert any(line.startswith("CDPATH='' cd -- ") for line in lines)
 
@@ -149,7 +149,7 @@ def test_the_citation_names_the_papers_and_the_version() -> None:
 
 
 def hooks() -> dict[str, dict[str, str]]:
-    """The hooks of pre-commit by their names."""
+    """Return the hooks of pre-commit by name."""
     yaml = pytest.importorskip("yaml")
     text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     return {hook["id"]: hook for repo in yaml.safe_load(text)["repos"] for hook in repo["hooks"]}

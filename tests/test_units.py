@@ -1,4 +1,4 @@
-"""Sizes and times, from and to text."""
+"""Sizes and times are parsed from text and formatted as text."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NO_NUMBER = "text that does not start with a number"
         (" 6gib\n", 6 * 2**30),
         ("512MB", 512 * 10**6),
         ("1.5gb", 1_500_000_000),
-        ("1.1 TB", 1_100_000_000_000),  # exact, although 1.1 is no binary fraction
+        ("1.1 TB", 1_100_000_000_000),  # exact, although 1.1 is not a binary fraction
         ("200_000_000", 200_000_000),
         ("1_000.5KB", 1_000_500),
         ("64KiB", 65_536),
         ("100 B", 100),
         ("2 TiB", 2 * 2**40),
         ("+3kb", 3000),
-        ("0.3KiB", 307),  # 307.2: a budget is a cap, so down
+        ("0.3KiB", 307),  # 307.2 rounded down, because a budget is a cap
     ],
 )
 def test_parses(value: Any, n: int) -> None:
@@ -97,7 +97,7 @@ def test_a_refusal_in_full() -> None:
 
 
 def test_a_refusal_is_short_however_long_the_text() -> None:
-    # More digits than int() is willing to read.
+    # Python's int() refuses text with so many digits.
     assert _refusal("7" * 5000) == (
         "rekindle.budget('777777777777...7777777777777'): got 5000 characters, "
         'wanted a size of this world; write rekindle.budget("6GiB")'
@@ -128,7 +128,7 @@ def test_shows_the_line_of_the_caller() -> None:
 @example("0.0001K")
 @example("-6 Gigs")
 @example("0.00000000000001")
-@example("٣GiB")  # digits, but not ours
+@example("٣GiB")  # a digit of another script
 def test_any_text_is_a_size_or_refused_with_lines_that_work(text: str) -> None:
     try:
         assert parse_bytes(text) > 0
@@ -191,7 +191,7 @@ def test_what_is_shown_reads_back_within_its_rounding(n: int) -> None:
     text = format_bytes(n)
     number, unit = text.split()
     last_digit = parse_bytes(f"1{unit}") / 10 ** len(number.partition(".")[2])
-    assert abs(parse_bytes(text) - n) <= last_digit / 2 + 1  # 1: the cut-off fraction of a byte
+    assert abs(parse_bytes(text) - n) <= last_digit / 2 + 1  # 1: parsing rounds down to a byte
     assert float(number) < 1024
 
 

@@ -1,4 +1,4 @@
-"""Wrong arguments of public functions: what was wanted, the line to write. Nothing runs."""
+"""Errors for wrong arguments of public functions say what was wanted and what to write."""
 
 from __future__ import annotations
 
@@ -146,12 +146,12 @@ def test_what_is_written_instead(call: Callable[[], object], told: str) -> None:
     with pytest.raises((rekindle.InvalidArgument, rekindle.InvalidBudget), match=told):
         call()
     assert ran == []
-    with rekindle.budget("1GiB"):  # would be refused inside another
+    with rekindle.budget("1GiB"):  # a second budget would be refused if the first were active
         pass
 
 
 def test_a_device_that_this_pytorch_was_not_built_for() -> None:
-    """Pretending to have one ended the process."""
+    """Such a device must be refused before torch is asked for it, which ends the process."""
     if torch.accelerator.current_accelerator() is not None:
         pytest.skip("this PyTorch was built for an accelerator")
     with pytest.raises(rekindle.InvalidArgument, match=r"was not built for; write .*device=.cpu."):

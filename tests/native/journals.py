@@ -1,4 +1,4 @@
-"""A journal of the native engine, replayed on the engine in Python: does that act the same?"""
+"""Replay a journal of the native engine on the Python engine, and compare their actions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KINDS = (
 )
 REPLAYABLE, HELD = 1, 2
 ACTIONS = ("compute", "free", "swap_out", "swap_in", "discard")
-AMID = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")  # also amid other events
+AMID = ("measured", "swap_out_failed", "swap_in_failed", "copy_lost")  # also within other events
 
 
 class Entry(NamedTuple):
-    """As in native/engine/journal.h."""
+    """One entry of the journal, as in native/engine/journal.h."""
 
     kind: str
     id: int
@@ -39,8 +39,15 @@ def entries(words: Iterable[int]) -> Iterator[Entry]:
 
 
 class Replay:
-    """The engine in Python, told what the journal tells. `driven`: by a driver, which does some
-    things to storages by itself."""
+    """The Python engine, driven by the entries of a journal.
+
+    Args:
+        budget: The budget in bytes.
+        policy: The policy of both engines.
+        advised: True if a learned plan advised the native engine.
+        driven: True if a driver ran the native engine; it changes some storages directly.
+        swap: The swap settings of both engines.
+    """
 
     def __init__(
         self,
@@ -54,19 +61,19 @@ class Replay:
         self.engine = Engine(budget, Advised(policy) if advised else policy, swap=swap)
         self.driven = driven
         self.storages: dict[int, Storage] = {}
-        self.told: list[Entry] = []  # of the call that is to come
-        self.going_on: Iterator[Action] = iter(())  # of the event that was told last
-        self.instead: list[Action] = []  # of what the driver does where a copy failed
+        self.told: list[Entry] = []  # arguments of the next call
+        self.going_on: Iterator[Action] = iter(())  # remaining actions of the last event
+        self.instead: list[Action] = []  # actions of the driver after a failed copy
 
     def compare(self, words: Iterable[int]) -> int:
-        """Asserts that each action is the same, at the same clock and memory. Returns how many."""
+        """Assert that all actions, clocks and memory sizes are equal; return how many were."""
         compared = 0
         for entry in entries(words):
             if entry.kind in ACTIONS:
                 assert entry == self.action(), "the engine in Python does something else"
                 compared += 1
             elif entry.kind in AMID:
-                if not entry.flags:  # not amid an event
+                if not entry.flags:  # not within an event
                     self.end()
                 self.copied(entry)
             else:
@@ -76,7 +83,7 @@ class Replay:
         return compared
 
     def action(self) -> Entry | None:
-        """What the engine in Python does next, amid the event that was told last."""
+        """Return the next action of the Python engine for the last event, or None."""
         engine = self.engine
         action = self.instead.pop() if self.instead else self.next()
         match action:
@@ -97,18 +104,18 @@ class Replay:
     def next(self) -> Action | None:
         with suppress(
             NoRoom
-        ):  # the native engine had none either, or its journal goes on otherwise
+        ):  # the native engine failed here too, or its journal has another action
             return next(self.going_on, None)
         return None
 
     def end(self) -> None:
-        """The event that was told last is over."""
+        """Finish the last event: assert that no action of the Python engine is left."""
         left = self.action()
         assert left is None, f"only the engine in Python did {left}"
         self.engine.idle.clear()
 
     def copied(self, entry: Entry) -> None:
-        """A copy failed, or took long: amid an action, or between two."""
+        """Handle a copy that failed or was slow, within an event or between two."""
         if entry.kind == "measured":
             assert self.engine.host is not None
             rates = {"out_bytes_per_s": entry.id, "in_bytes_per_s": entry.number}
@@ -189,10 +196,10 @@ class Replay:
             self.perform([Free(storage.id) for storage in freed])
 
     def prepare(self, call: Call) -> None:
-        """What a driver does before it admits a call."""
+        """Do what a driver does before it admits a call."""
         for value in call.inputs:
             value.storage.last_access = self.engine.clock
-        for output, source in call.overwrites:  # handles mean what is there now
+        for output, source in call.overwrites:  # handles now mean the new version
             output.storage.references, source.storage.references = source.storage.references, 0
 
     def value(self, entry: Entry) -> Value:

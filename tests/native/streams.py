@@ -1,6 +1,6 @@
-"""Streams of events drawn at random, played on the engine in Python while they are drawn.
+"""Random streams of events, played on the Python engine while they are drawn.
 
-What may come next depends on what the engine has: so the Python engine is the one that draws.
+The state of an engine decides which events are valid next, so the Python engine runs along.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ SWAPPING = [
 ]
 RATES = [2 * 10**8, 10**9, 5 * 10**9]  # a byte takes 5 ns, 1 ns, or less
 
-MOST = 20_000  # actions
+MOST = 20_000  # most actions of a stream
 
 
 def some_swap(rng: random.Random) -> Swap:
-    """Ways about as quick as the operators of a stream, and little room."""
+    """Draw bandwidths similar to the speed of a stream's operators, and little host memory."""
     host = rng.choice([None, None, 0, 8, 20, 60])
     return Swap(host, rng.choice(RATES), rng.choice(RATES), only=rng.random() < 0.2)
 
 
 class Stream:
-    """The words of one stream, and what the engine in Python did with them."""
+    """The words of one stream, and the actions of the Python engine for them."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Stream:
         self.rng = rng
         self.engine = Engine(budget, policy, rules, swap)
         self.drawn_from = EVENTS if swap is None else SWAPPING
-        self.fail_in = -1  # copies until one fails
+        self.fail_in = -1  # number of copies until one fails; negative: none fails
         self.words = array("q")
         self.actions: list[Action] = []
         self.clock: list[int] = []
@@ -101,7 +101,7 @@ class Stream:
         return self.perform(actions)
 
     def perform(self, actions: Iterable[Action]) -> bool:
-        """Whether there was room."""
+        """Perform actions. Return True if there was memory for all of them."""
         room = True
         try:
             for action in actions:
@@ -119,7 +119,7 @@ class Stream:
         self.memory.append(self.engine.memory)
 
     def may_fail(self, action: Action) -> None:
-        """As a driver would tell of it."""
+        """Let some copies fail, and report the failure as a driver does."""
         engine, storage = self.engine, self.engine.subject
         match action:
             case SwapOut() if self.fails():
@@ -189,7 +189,7 @@ class Stream:
                 return not storage.replayable
             case "seal":
                 made = [out.storage for call in storage.makers for out in call.outputs]
-                return all(each.resident for each in made)  # else what is not would be lost
+                return all(each.resident for each in made)  # evicted values would be lost
             case "resize":
                 again = any(call.replayable for call in storage.makers)
                 return storage.held and storage.resident and not again and not self.may_go(storage)
@@ -199,7 +199,7 @@ class Stream:
                 return True
 
     def may_go(self, storage: Storage) -> bool:
-        """To the host, though the program holds it: then it cannot be resized."""
+        """Return True if a held storage may be swapped out, so that it cannot be resized."""
         return self.engine.host is not None and (storage.on_host or storage.returns)
 
     def draw_about(self, name: str, number: int) -> None:
@@ -273,7 +273,7 @@ class Stream:
                 self.event(name, 0, 0, getattr(engine, name)())
 
     def least_loss(self) -> list[Storage]:
-        """The candidate that costs least to evict, whatever its size; none if there is none."""
+        """Return the candidate with the least cost of eviction, or nothing without candidates."""
         engine = self.engine
         losses = [(engine.loss(each), each.order, each) for each in engine.storages]
         known = [(loss, order, each) for loss, order, each in losses if loss is not None]
@@ -324,7 +324,7 @@ class Stream:
             self.lose(self.values[overwritten].storage)
 
     def lose(self, storage: Storage) -> None:
-        """Nobody can ask for what was in `storage`, if it was a source: it is overwritten."""
+        """Release all references to `storage` if it is an overwritten source."""
         if storage.replayable:
             return
         named = [number for number, value in self.values.items() if value.storage is storage]
@@ -335,10 +335,10 @@ class Stream:
             self.event("let", number, 0)
 
     def draw_outputs(self, call: Call, inputs: list[int], overwritten: int | None) -> list[int]:
-        """Number, storage and bytes of each; the first takes over what is overwritten.
+        """Return number, storage and bytes of each output; the first takes over an overwritten one.
 
-        A call that makes a view makes nothing else, and reads nothing else that has to come back:
-        that is all that drivers do.
+        A call that makes a view makes nothing else, and reads nothing else that must be recomputed,
+        because drivers make no other such calls.
         """
         rng = self.rng
         if inputs and overwritten is None and rng.random() < 0.2:
@@ -362,7 +362,7 @@ class Stream:
         return [self.numbers - 1, storage, nbytes]
 
     def undo(self, call: Call, made: list[int]) -> None:
-        """`call` was never made: its views are not there."""
+        """Remove the outputs of a `call` that did not take place."""
         for number in made[::3]:
             value = self.values.pop(number)
             if value.storage.values[0] is not value:
@@ -372,7 +372,7 @@ class Stream:
 
 
 def told(actions: Iterable[Action]) -> list[int]:
-    """As the native engine tells them."""
+    """Encode actions as the native engine does."""
     return [_word(action) for action in actions]
 
 

@@ -1,4 +1,4 @@
-"""Extensions are compiled once, by one process, and where that cannot be there is a reason."""
+"""Native extensions are compiled once, by one process; a failure has a stated reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PyMODINIT_FUNC PyInit_tiny() {
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of sources instead of ours, and an empty cache."""
+    """Make a folder of test sources in place of ours, and an empty cache."""
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "tiny.cpp").write_text(SOURCE)
@@ -55,7 +55,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _again() -> object:
-    """As another process would ask."""
+    """Ask for the extension as a new process would."""
     _build._found.clear()
     return _build.extension("tiny", ["*.cpp"])
 
@@ -159,7 +159,7 @@ def test_units_are_few_and_of_equal_size(tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
 def test_one_interrupt_ends_the_compilers_and_leaves_nothing(tree: Path) -> None:
-    """The compiler's own child is slow, as g++'s is."""
+    """The compiler has a slow child process, as g++ does."""
     marks = tree.parent / "marks"
     marks.mkdir()
     compiler = tree.parent / "compiler"
@@ -196,7 +196,7 @@ def test_one_interrupt_ends_the_compilers_and_leaves_nothing(tree: Path) -> None
     assert not printed
     cache = tree.parent / "cache" / "rekindle" / "cores"
     assert not [*cache.glob("build-*"), *cache.glob("*.so"), *cache.glob("*.failed")]
-    time.sleep(3.2)  # the compilers would have written by now
+    time.sleep(3.2)  # surviving compilers would have written by then
     assert not (marks / "late").exists()
 
 
@@ -229,7 +229,7 @@ def test_what_nobody_loaded_for_long_goes_when_something_is_compiled(tree: Path)
         path.with_suffix(".lock").touch()
     for path in (used, used.with_suffix(".lock"), *cache.glob("old-*"), killed):
         os.utime(path, (0, 0))
-    assert _again() is not None  # loads it: so it is in use
+    assert _again() is not None  # loading it marks it as used
     assert forgotten.exists(), "nothing was compiled"
     (tree / "answer.h").write_text("#define ANSWER 43\n")
     assert _again() is not None
@@ -339,4 +339,4 @@ def test_the_latest_few_are_kept_of_many(tree: Path) -> None:
     assert _again() is not None
     left = sorted(int(path.stem.partition("-")[2]) for path in cache.glob("tiny-?*.so")
                   if path.stem.partition("-")[2].isdigit() and len(path.stem) < 10)  # fmt: skip
-    assert left == [5, 6, 7, 8, 9, 10, 11]  # with the new one, eight
+    assert left == [5, 6, 7, 8, 9, 10, 11]  # eight with the new one

@@ -1,5 +1,7 @@
-"""The native engine does what the engine in Python does: the same actions, one by one, with the
-same memory and at the same clock, and all invariants hold after each event."""
+"""The native engine takes the same actions as the Python engine, one by one.
+
+Memory and clock are equal after each, and all invariants hold after each event.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ RULES = [
 
 
 def _replayed(trace: Trace, budget: int, policy: Policy, rules: Rules, core: str):
-    """How it ended, and all that is known of it."""
+    """Return how a simulated run ended, its totals and its record."""
     run = Run(trace, budget, policy, rules, core=core)
     try:
         run.go()
@@ -68,7 +70,7 @@ def test_the_same_record_of_a_program(
     budget = low + int(share * (high - low))
     try:
         in_python = _replayed(trace, budget, policy, rules, "python")
-    except KeyError:  # the authors' mistakes were never made with such programs
+    except KeyError:  # the authors' simulator never ran such programs, so its quirks fail
         assume(not rules.quirks)
         raise
     assert _replayed(trace, budget, policy, rules, "native") == in_python
@@ -78,7 +80,7 @@ def test_the_same_record_of_a_program(
 @pytest.mark.parametrize("policy", [Thrifty(), DTR(), LRU()], ids=repr)
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_a_deep_chain(policy: Policy, rules: Rules, share: float) -> None:
-    """Without recursion: what is evicted is thousands of operators deep."""
+    """Recomputation that is thousands of operators deep must not overflow the stack."""
     trace = chain(1500, nbytes=7, cost=3)
     budget = int(7 * 1500 * share)
     rules = Rules(rules.dead, 1500 * 10, rules.quirks)

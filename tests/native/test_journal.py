@@ -1,4 +1,4 @@
-"""What the native engine notes is enough for the engine in Python to do the same again."""
+"""The journal of the native engine suffices to replay its run on the Python engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _route(trace: Trace, budget: int) -> Route | None:
 
 @pytest.mark.slow
 def test_a_route_is_followed_as_in_python() -> None:
-    """Also the route of another program, which is wrong all along."""
+    """A plan made for another program, which never fits, is followed the same way too."""
     followed = 0
     for seed in range(120):
         rng = random.Random(seed)

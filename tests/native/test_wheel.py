@@ -1,4 +1,4 @@
-"""A wheel with compiled cores needs no compiler where it is installed."""
+"""A wheel with compiled cores can be used without a compiler."""
 
 from __future__ import annotations
 

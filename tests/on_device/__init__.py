@@ -1,1 +1,1 @@
-"""What a device must show, in ten minutes: `scripts/on_device`; on a CPU, a rehearsal."""
+"""Tests for a real device, in ten minutes: `scripts/on_device`; on a CPU, a rehearsal of them."""

@@ -1,7 +1,7 @@
-"""Runs the stages, each in a process of its own with a limit; findings as JSON and as a page.
+"""Run the stages, each in its own process with a time limit; write findings as JSON and as a page.
 
-An error of CUDA stays with a process for good, so none shares one. What a stage has found is
-written down line by line: where its time is up, what it found stands.
+A CUDA error is permanent in its process, so stages share none. Findings are written line by line:
+when a stage runs out of time, its findings so far stay.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def found_by(name: str, arguments: argparse.Namespace, seconds: float, setting: str = "") -> Any:
-    """What one stage found, and how it ended."""
+    """Run one stage. Return its findings and how it ended."""
     command = [sys.executable, "-m", "tests.on_device.stages", name, arguments.device]
     command += ["--tiny"] if arguments.tiny else []
     command += ["--quick"] if arguments.quick else []
-    # cuBLAS adds up in one order only with a workspace of this kind (stages that compare bits).
+    # cuBLAS sums in a fixed order only with such a workspace; some stages compare bits.
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if setting:
         environment["PYTORCH_ALLOC_CONF"] = setting
@@ -59,7 +59,7 @@ def _has_something(name: str, arguments: argparse.Namespace) -> bool:
 
 
 def _jobs(name: str, arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
-    """What `found_by` is asked for a stage: once for each setting of the allocator."""
+    """Return arguments of `found_by` for a stage, one for each setting of the allocator."""
     stage = STAGES[name]
     settings = stage.settings if arguments.device == "cuda" else ("",)
     limit = stage.seconds * arguments.slower
@@ -68,7 +68,7 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[tuple[Any, ...]]:
 
 @final
 class _Findings:
-    """What all stages found so far, written down after each."""
+    """The findings of all stages so far, written to the files after each stage."""
 
     def __init__(self, folder: Path) -> None:
         self.all: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def main() -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; for a rehearsal: --device cpu --tiny")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if rekindle_core() is None:  # compiled before any clock starts
+    if rekindle_core() is None:  # compiled here, before any stage is timed
         parser.error(f"there is no native core: {why_not()}")
     findings = _Findings(arguments.out)
     names = [name for name in arguments.stage or STAGES if _has_something(name, arguments)]

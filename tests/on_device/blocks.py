@@ -1,4 +1,4 @@
-"""A stack of blocks and its batches: what most of the programs here train."""
+"""A stack of blocks and its batches, which most of these programs train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.on_device.machine import Machine
 def training(
     model: nn.Module, loss: Callable[[], Tensor], optimizer: Any = None, scaler: Any = None
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """A model, and one step of it."""
+    """Return a model, and a function that makes one training step."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Programs whose operators take addresses from Python, as launchers of Triton's kernels do."""
+"""Programs whose operators read addresses in Python, as launchers of Triton kernels do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.on_device.machine import Machine
 
 
 def _doubled(x: Tensor) -> Tensor:
-    """Twice `x`; its addresses were handed out meanwhile."""
+    """Return twice `x`, after its address was read."""
     out = torch.empty_like(x)
     assert x.data_ptr()
     if x.is_cuda:
@@ -24,7 +24,7 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 def by_address(machine: Machine) -> Any:
-    """A custom operator in each block; its body reads `data_ptr()`."""
+    """Each block has a custom operator whose body reads `data_ptr()`."""
     double = _operator("twice", _doubled)
     model = blocks(machine)
 
@@ -38,7 +38,7 @@ def by_address(machine: Machine) -> Any:
 
 
 def in_triton(machine: Machine) -> Any:
-    """Each block has a custom operator and an `autograd.Function`, both launch a kernel."""
+    """Each block has a custom operator and an `autograd.Function`, which both launch a kernel."""
     from tests.on_device.triton_kernel import doubled as launch
 
     double = _operator("twice_in_triton", launch)
@@ -64,7 +64,7 @@ def in_triton(machine: Machine) -> Any:
 
 
 def _operator(name: str, kernel: Any) -> Any:
-    """A custom operator with a gradient, made once in a process."""
+    """Return a custom operator with a gradient, defined once in a process."""
     if name not in _made:
         operator = torch.library.custom_op(
             f"on_device::{name}", kernel, mutates_args=(), schema="(Tensor x) -> Tensor"

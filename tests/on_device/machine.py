@@ -1,4 +1,4 @@
-"""A device, or the CPU in its place: memory, time, and what is asked of either."""
+"""A device, or the CPU in its place: memory, time, trained programs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ import rekindle
 
 Line = dict[str, Any]
 
-#: Makes a model, and one step of its training.
+#: Returns a model, and a function that makes one training step.
 Program = Callable[["Machine"], tuple[Any, Callable[[], None]]]
 
 
 @final
 @dataclass(frozen=True)
 class Took:
-    """What a run left behind, the most memory that it took, and what is still there."""
+    """The result of a run.
+
+    Attributes:
+        values: Parameters and buffers afterwards.
+        peak: The peak of memory, in bytes.
+        constant: Bytes that are still in use at the end.
+        run: The `Run`, if there was a budget.
+    """
 
     values: list[Tensor]
     peak: int
@@ -31,13 +38,19 @@ class Took:
     run: Any = None
 
     def budget(self, share: float) -> int:
-        """What is there at the end, and this share of what came and went."""
+        """Return a budget: constant memory, and this share of the temporary memory."""
         return self.constant + int(share * (self.peak - self.constant))
 
 
 @final
 class Machine:
-    """`kind` is "cuda" or "cpu"; `tiny` programs for a rehearsal; `quick`: few rows of times."""
+    """A kind of device, "cuda" or "cpu".
+
+    Args:
+        kind: The kind of device.
+        tiny: True for a rehearsal with tiny programs.
+        quick: True for fewer rows of times.
+    """
 
     def __init__(self, kind: str, *, tiny: bool, quick: bool = False) -> None:
         self.kind = kind
@@ -55,7 +68,7 @@ class Machine:
     def trained(
         self, program: Program, steps: int = 3, amount: int | None = None, **options: Any
     ) -> Took:
-        """`steps` steps of `program`, within a budget if there is an amount."""
+        """Run `steps` steps of `program`, within a budget if there is an amount."""
         torch.manual_seed(0)
         self.start_anew()
         model, step = program(self)
@@ -74,7 +87,7 @@ class Machine:
     def within(
         self, program: Program, amount: int, steps: int = 3, **options: Any
     ) -> tuple[Took, int]:
-        """The same within the smallest budget from `amount` on that does, and that one."""
+        """Run the same within the smallest sufficient budget from `amount` on; return it too."""
         refusals: list[str] = []
         for _ in range(12):
             try:
@@ -85,7 +98,7 @@ class Machine:
         raise RuntimeError(f"the smallest budget grew too often: {refusals}")
 
     def timed(self, step: Callable[[], object], count: int) -> tuple[list[float], float]:
-        """Milliseconds of `count` steps, and the share of them until the host returned."""
+        """Return the milliseconds of each of `count` steps, and the host's share of them."""
         times, host = [], 0.0
         for _ in range(count):
             self.synchronize()
@@ -104,7 +117,7 @@ class Machine:
         gc.collect()
         if self.is_cuda:
             torch.cuda.synchronize()
-            torch._C._cuda_clearCublasWorkspaces()  # one for each stream that there ever was
+            torch._C._cuda_clearCublasWorkspaces()  # it has one for each stream that was used
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
@@ -116,12 +129,12 @@ class Machine:
 
 
 def check(name: str, ok: bool, **more: Any) -> Line:
-    """A line that says whether something that must hold does."""
+    """Return a finding that says if a condition holds."""
     return {"check": name, "ok": bool(ok), **more}
 
 
 def refusal(error: BaseException | None) -> rekindle.Unsupported | None:
-    """What a program is told, loud and with what to do instead, on its own or by a compiler."""
+    """Return the `Unsupported` among the causes of an error, or None."""
     while error is not None and not isinstance(error, rekindle.Unsupported):
         error = error.__cause__ or error.__context__
     return error
@@ -129,7 +142,7 @@ def refusal(error: BaseException | None) -> rekindle.Unsupported | None:
 
 @contextmanager
 def switched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute has another value inside."""
+    """Give an attribute another value while the context is open."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

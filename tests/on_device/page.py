@@ -1,4 +1,4 @@
-"""One page of what was found, that needs nothing else."""
+"""Write the findings as one self-contained page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ td, th { border: 1px solid #ccc; padding: .15rem .5rem; text-align: left; vertic
 
 
 def failed(findings: list[dict[str, Any]]) -> list[str]:
-    """The checks that do not hold, and stages that did not come to their end."""
+    """Return the checks that fail, and the stages that did not end."""
     wrong = [f"{each['stage']}: {each['ended']}" for each in findings if each["ended"]]
     for each in findings:
         wrong += [line["check"] for line in each["lines"] if line.get("ok") is False]
@@ -22,7 +22,7 @@ def failed(findings: list[dict[str, Any]]) -> list[str]:
 
 
 def page(findings: list[dict[str, Any]]) -> str:
-    """HTML: what holds in all, then a table of checks and one of figures for each stage."""
+    """Return HTML: a summary, then for each stage a table of checks and one of figures."""
     parts = [_verdict(findings), *(_stage(each) for each in findings)]
     head = f'<meta charset="utf-8"><title>On a device</title><style>{_STYLE}</style>'
     body = f"<body><h1>On a device</h1>{''.join(parts)}</body>"
@@ -46,7 +46,7 @@ def _stage(found: dict[str, Any]) -> str:
 
 
 def _tables(lines: list[dict[str, Any]]) -> str:
-    """One for each kind of line: those with the same keys."""
+    """Return one table for each kind of line, where lines of a kind have the same keys."""
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for line in lines:
         kinds.setdefault(tuple(line), []).append(line)

@@ -1,4 +1,4 @@
-"""Programs whose bits a device must keep: one for each thing that it does in a way of its own."""
+"""Programs whose results must keep their bits, one for each peculiarity of a device."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _scattered(machine: Machine) -> Any:
 
 
 def _settled(machine: Machine) -> Any:
-    """The same by deterministic algorithms: it can be recomputed."""
+    """The same with deterministic algorithms, so that it can be recomputed."""
     model, step = _scattered(machine)
 
     def settled() -> None:
@@ -223,7 +223,7 @@ def _precise(machine: Machine) -> Any:
 
 
 def programs(machine: Machine) -> Iterator[tuple[str, Program]]:
-    """Each by its name; those that only CUDA can run are left out elsewhere."""
+    """Yield each program by name, without those that only CUDA can run on another device."""
     yield "mlp, Adam", _mlp
     yield "mlp, Adam fused", partial(_mlp, fused=True)
     yield "batch and number of the host", _host_batch
@@ -257,12 +257,12 @@ def compiled(machine: Machine) -> Program:
 
 
 def reduced_overhead(machine: Machine) -> Program:
-    """Compiled blocks that ask to be captured as CUDA graphs."""
+    """Compiled blocks that are to be captured as CUDA graphs."""
     return _compiled(machine, mode="reduce-overhead")
 
 
 def captured(machine: Machine) -> Program:
-    """A CUDA graph that the program captures inside of the budget."""
+    """A CUDA graph that the program captures inside the budget."""
     return _captured(machine)
 
 
@@ -280,7 +280,7 @@ _BACKENDS = (
 
 
 def on_streams(machine: Machine, *, pinned: bool = True) -> Any:
-    """Blocks in turn on two streams, a pinned buffer that is filled again, sleeping kernels."""
+    """Blocks alternate between two streams, with a refilled staging buffer and sleeping kernels."""
     model = blocks(machine)
     streams = [torch.cuda.Stream() for _ in range(2)] if machine.is_cuda else [None, None]
     buffer = batch(machine, "cpu")

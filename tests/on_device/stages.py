@@ -1,6 +1,6 @@
-"""`python -m tests.on_device.stages NAME KIND [--tiny]`: one stage, its findings as lines of JSON.
+"""`python -m tests.on_device.stages NAME KIND [--tiny]`: run one stage; print findings as JSON.
 
-A check that must hold is {"check": ..., "ok": ...}; all other lines are figures.
+A line {"check": ..., "ok": ...} is a condition that must hold; all other lines are figures.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def facts(machine: Machine) -> Iterator[Line]:
 
 
 def bits(machine: Machine, part: slice = slice(None)) -> Iterator[Line]:
-    """Each program plainly, twice, and within budgets: equal wherever plain equals plain."""
+    """Train each program plainly, twice, and within budgets; bits must agree if plain runs do."""
     for name, program in [*programs.programs(machine)][part]:
         yield from _each(machine, name, program)
 
 
 def alone(machine: Machine, name: str, program: Program) -> Iterator[Line]:
-    """The same for one program, which must have recomputed something unless it was refused."""
+    """Do the same for one program, which must recompute something unless it is refused."""
     found: list[Line] = []
     for line in _each(machine, name, program):
         found.append(line)
@@ -97,7 +97,7 @@ def _bits(machine: Machine, name: str, program: Any) -> Iterator[Line]:
 
 
 def in_place(machine: Machine) -> Iterator[Line]:
-    """A softmax's gradient may be written over the gradient that it reads, with the same bits."""
+    """A softmax's gradient may be written over the gradient that it reads, with equal bits."""
     rows, words = machine.size(8192, 64), machine.size(50257, 100)
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(rows, words, device=machine.kind, dtype=dtype)
@@ -113,7 +113,7 @@ def in_place(machine: Machine) -> Iterator[Line]:
 
 
 def races(machine: Machine) -> Iterator[Line]:
-    """Two streams, a staging buffer, sleeping kernels; whatever is read too early is poisoned."""
+    """Two streams, a staging buffer and sleeping kernels: reads that come too early see poison."""
     for pinned in (True, False):
         program = partial(programs.on_streams, pinned=pinned)
         plain = machine.trained(program)
@@ -121,14 +121,14 @@ def races(machine: Machine) -> Iterator[Line]:
             what = f"races: pinned {pinned}, {options or 'online'}"
             try:
                 took, _ = machine.within(program, plain.budget(0.5), **options)
-            except rekindle.Unsupported as error:  # loud, with what to do instead
+            except rekindle.Unsupported as error:  # a refusal is allowed
                 yield check(what, True, error=str(error)[:300])
             else:
                 yield check(what, same(took.values, plain.values))
 
 
 def no_waiting(machine: Machine) -> Iterator[Line]:
-    """What a budget does makes the host wait for the device nowhere."""
+    """A budget never makes the host wait for the device."""
     torch.manual_seed(0)
     model, step = programs.programs(machine).__next__()[1](machine)
     plain = machine.trained(lambda m: programs._mlp(m))
@@ -151,7 +151,7 @@ def no_waiting(machine: Machine) -> Iterator[Line]:
 
 
 def memory(machine: Machine) -> Iterator[Line]:
-    """The allocator's peak within the budget, but for what operators take inside."""
+    """The allocator's peak is within the budget, apart from workspaces of operators."""
     settings = os.environ.get("PYTORCH_ALLOC_CONF", "default") or "default"
     for program in (workloads.bert_base, workloads.resnet, workloads.unet):
         name = program.__name__
@@ -175,13 +175,13 @@ def memory(machine: Machine) -> Iterator[Line]:
 
 
 def _seen(machine: Machine, program: Any) -> Any:
-    """What operators make, as a budget without a limit sees it."""
+    """Measure the peak of results of operators, as a budget without a limit counts them."""
     took = machine.trained(program, 2, 1 << 50)
     return type(took)(took.values, took.run.peak, took.constant, took.run)
 
 
 def swap(machine: Machine) -> Iterator[Line]:
-    """Half of the activations, by swapping too: the same bits, and what was waited for."""
+    """Halve activations with swapping: bits must agree; figures show the time spent waiting."""
     for program in (workloads.bert_base, workloads.resnet):
         plain = machine.trained(program)
         repeatable = same(plain.values, machine.trained(program).values)
@@ -200,7 +200,7 @@ def swap(machine: Machine) -> Iterator[Line]:
 
 
 def faults(machine: Machine) -> Iterator[Line]:
-    """Out of budget, then more; out of the device's memory: the next step is right."""
+    """After an `OutOfBudget` and after a device OOM, the next step is right."""
     program = dict(programs.programs(machine))["mlp, Adam"]
     plain = machine.trained(program)
     torch.manual_seed(0)
@@ -227,7 +227,7 @@ def faults(machine: Machine) -> Iterator[Line]:
 
 
 def _full(machine: Machine, program: Any, plain: Any) -> Iterator[Line]:
-    """The device has less than the budget says."""
+    """The device has less memory than the budget."""
     total = torch.cuda.get_device_properties(0).total_memory
     machine.start_anew()
     room = plain.budget(0.4) + 32 * MIB
@@ -273,7 +273,7 @@ def world_of_one(machine: Machine) -> Iterator[Line]:
         plain = machine.trained(program)
         try:
             took, amount = machine.within(program, plain.budget(0.7))
-        except rekindle.Unsupported as error:  # loud, with what to do instead
+        except rekindle.Unsupported as error:  # a refusal is allowed
             yield check(f"world of one: {name}", True, error=str(error)[:300])
         else:
             yield check(f"world of one: {name}", _equal(took.values, plain.values), budget=amount)
@@ -295,17 +295,21 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
     return same([local(t) for t in one], [local(t) for t in other])
 
 
-#: Stages whose bits are compared although their programs' operators add up in any order by default.
+#: Stages that compare bits although operators of their programs sum in any order by default.
 _SETTLED = ("memory", "swap")
 
 
 @final
 @dataclass(frozen=True)
 class Stage:
-    """What a process of its own runs.
+    """A stage, which runs in a process of its own.
 
-    seconds: its share of the time on a device. timed: nothing else may run meanwhile. settings: of
-    the allocator; a process for each. on_cpu: it has something to show without a device.
+    Attributes:
+        run: Yields its findings.
+        seconds: Its share of the time on a device.
+        timed: True if nothing else may run at the same time.
+        settings: Settings of the allocator, with a process for each.
+        on_cpu: True if it has findings without a device.
     """
 
     run: Callable[[Machine], Iterator[Line]]
@@ -316,14 +320,14 @@ class Stage:
 
 
 def _alone(name: str, program: Program) -> Stage:
-    """A program whose failure may damage what comes after it."""
+    """Return a stage for a program whose failure may damage later programs."""
     return Stage(partial(alone, name=name, program=program), 100, on_cpu=False)
 
 
 _SEGMENTS = ("", "expandable_segments:True")
 _ALL = (*_SEGMENTS, "backend:cudaMallocAsync")
 
-#: By name. First those that may run beside each other.
+#: By name. Stages that may run at the same time as others come first.
 STAGES: dict[str, Stage] = {
     "bits, first half": Stage(partial(bits, part=slice(0, None, 2)), 150),
     "bits, second half": Stage(partial(bits, part=slice(1, None, 2)), 150),

@@ -1,4 +1,4 @@
-"""The script for a device, on the CPU: all of its stages run, and can fail."""
+"""The device script on the CPU: all of its stages run, and each can fail."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_does_not_hold_or_end_is_told() -> None:
 
 
 def test_the_stages_fit_into_ten_minutes() -> None:
-    """Those of one kind beside each other, with a process for each setting of the allocator."""
+    """Untimed stages run in parallel, with a process for each setting of the allocator."""
     beside = max(stage.seconds for stage in STAGES.values() if not stage.timed)
     timed = sum(stage.seconds * len(stage.settings) for stage in STAGES.values() if stage.timed)
     assert beside + timed <= 600

@@ -1,4 +1,4 @@
-"""What takes time on a device: steps in the memory of a smaller batch, and the host's part."""
+"""Time on a device: steps in the memory of a smaller batch, and the host's share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
-    """Rows a second in the memory that plain PyTorch takes for the smaller batch."""
+    """Measure rows a second in the memory that plain PyTorch needs for the smaller batch."""
     warm, count = machine.size(2, 1), machine.size(6, 2)
     for name, (make, how, rows, sequence, times) in workloads.SPEED.items():
         rows = machine.size(rows, 2)
@@ -45,7 +45,7 @@ def speed(machine: Machine, *, bf16: bool) -> Iterator[Line]:
             except Exception as error:
                 told = f"{type(error).__name__}: {error}"[:300]
                 yield label | {"allocator": _settings(), "error": told}
-                if not limited:  # a limit may be too tight for the allocator's own fragments
+                if not limited:  # the allocator's fragmentation may exceed a limit
                     yield check(what, refusal(error) is not None)
 
 
@@ -55,7 +55,7 @@ _LIMITED = ", in that device"
 def _methods(
     machine: Machine, most: int, rows: int, times: int
 ) -> Iterator[tuple[str, int, Callable[[], Any] | None]]:
-    """The first allocator setting has all rows; others only those that memory decides about."""
+    """Yield all rows for the first allocator setting; for others, rows that depend on memory."""
     within = partial(rekindle.budget, device=machine.kind)
     if not _settings():
         yield "plain", rows, None
@@ -75,7 +75,7 @@ def _settings() -> str:
 
 
 class _device_of:
-    """The device has only this much memory inside; 0: all that it has."""
+    """While entered, limit the device to so many bytes; 0: no limit."""
 
     def __init__(self, amount: int) -> None:
         self._amount = amount
@@ -127,7 +127,7 @@ def _measured(
 
 
 def calls(machine: Machine) -> Iterator[Line]:
-    """What the host pays for a call, in us: plainly, watched, and once a second stream is seen."""
+    """Measure the host's time per call (us): plain, in a budget, and with a second stream."""
     repeats = machine.size(2000, 50)
     size = 256
     x = torch.randn(size, size, device=machine.kind, requires_grad=True)
@@ -160,7 +160,7 @@ def calls(machine: Machine) -> Iterator[Line]:
 
 
 def _us(machine: Machine, call: Callable[[], object], repeats: int) -> float:
-    """Least of three, in us a call; the device is not waited for inside."""
+    """Return the least of three times (us a call); synchronizes only between them."""
     best = float("inf")
     for _ in range(3):
         machine.synchronize()
@@ -172,7 +172,7 @@ def _us(machine: Machine, call: Callable[[], object], repeats: int) -> float:
 
 
 def _optimizers(machine: Machine, contexts: dict[str, Any]) -> Iterator[Line]:
-    """The step of fused AdamW over many small parameters: what its hooks add to each of them."""
+    """Measure what hooks add to a step of fused AdamW over many small parameters."""
     count = machine.size(300, 20)
     for label, context in contexts.items():
         weights = [nn.Parameter(torch.randn(64, device=machine.kind)) for _ in range(count)]
@@ -187,7 +187,7 @@ def _optimizers(machine: Machine, contexts: dict[str, Any]) -> Iterator[Line]:
 
 @final
 class _Counted(TorchDispatchMode):
-    """Counts the calls of operators."""
+    """Count the calls of operators."""
 
     calls = 0
 
@@ -199,7 +199,7 @@ class _Counted(TorchDispatchMode):
 
 
 def models(machine: Machine) -> Iterator[Line]:
-    """The host's time for a step of small batches: plainly, watched, and within half."""
+    """Measure the host's time for a step of small batches: plain, in a budget, at half memory."""
     count = machine.size(10, 2)
     for name, (make, how, *_) in workloads.SPEED.items():
         build = lambda _, make=make, how=how: workloads.language(  # noqa: E731

@@ -1,4 +1,4 @@
-"""One kernel in Triton, which only a PyTorch for CUDA has."""
+"""One Triton kernel, which only a PyTorch for CUDA can compile."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def _kernel(x, out, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Twice `x`, by a kernel."""
+    """Return twice `x`, computed by a kernel."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), block=1024)

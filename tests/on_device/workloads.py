@@ -37,7 +37,7 @@ def gpt2(machine: Machine) -> nn.Module:
 def language(
     machine: Machine, model: nn.Module, rows: int, time: int, *, bf16: bool = False
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """Trains `model` on sequences of random tokens."""
+    """Return a function that trains `model` on sequences of random tokens."""
     model.to(machine.kind)
     words = next(iter(model.parameters())).shape[0]
     if hasattr(model, "tokens"):
@@ -80,7 +80,7 @@ def unet(machine: Machine) -> Any:
     return training(model, loss)
 
 
-#: Model, rows that plain PyTorch has memory for, their length, how many times as many are trained
+#: Model, rows for which plain PyTorch has memory, their length, and the factor for larger batches
 #: (as on the page of the DTR paper's authors).
 SPEED = {
     "BERT-base": (bert, {}, 16, 512, 2),

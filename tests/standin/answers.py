@@ -1,7 +1,7 @@
-"""`python -m tests.standin.answers EXTENSION QUESTION...`: asks the stand-in, answers in JSON.
+"""`python -m tests.standin.answers EXTENSION QUESTION...`: run tests on the stand-in; print JSON.
 
-A question is a program, a mode, and how the streams run: "mlp, native, late". Behind them may stand
-what is taken out of Rekindle: "mlp, native, swap, side first, streams told".
+A question is a program, a mode and a schedule of the streams: "mlp, native, late". After them it
+may name parts of Rekindle to disable: "mlp, native, swap, side first, streams told".
 """
 
 from __future__ import annotations
@@ -44,39 +44,40 @@ MODES: dict[str, dict[str, Any]] = {
     "native, learned": {"learn": "wait"},
     "native, anything": {"evict": "anything"},
     "native, swap": {"swap": "1GiB"},
-    # Whatever there is room for, whatever it takes:
+    # Swaps all that fits, whatever it costs:
     "native, swapped": {"swap": rekindle.policies.Swap(only=True)},
-    "native, full": {},  # the device has less than the budget says
+    "native, full": {},  # the device has less memory than the budget
     "native, reserved": {"of": "reserved"},
     "native, swapped, full": {"swap": rekindle.policies.Swap(only=True)},
     "native, oldest, full": {"policy": rekindle.policies.LRU()},
-    # Decides the same whatever operators took:
+    # Decides independently of measured times:
     "native, oldest": {"policy": rekindle.policies.LRU()},
-    "native, same price": {},  # of all operators, whatever they took
-    "native, harsh": {},  # whatever may go does, before every operator
+    "native, same price": {},  # equal costs for all operators
+    "native, harsh": {},  # evicts all that it may before every operator
 }
 FRACTION = 0.6
 WIDTH = 1000
-#: Where the device alone is the limit.
+#: The budget of modes in which only the device is the limit.
 GIVEN: dict[str, int | None] = {"native, swapped, full": None}
-#: Of what is evicted there, gradients of convolutions are not: they may differ when they run again.
+#: Larger fractions, for programs whose gradients of convolutions are pinned: recomputed bits may
+#: differ.
 MORE = {"convolutions, native, anything": 0.85}
 
-#: For a graph that is captured.
+#: Options of the budget for captured graphs.
 OPTIONS: dict[str, dict[str, Any]] = {
     "swapped": {"swap": rekindle.policies.Swap(only=True)},
     "anything": {"evict": "anything"},
     "auto": {},
 }
 
-#: Which streams run only what somebody waits for: the default one, all others.
+#: By schedule: if the default stream runs as late as possible, and if all other streams do.
 SCHEDULES = {
     "prompt": (False, False),
     "late": (True, True),
     "side first": (True, False),
     "side last": (False, True),
 }
-#: Of the whole peak: order matters where it is tight.
+#: Fraction of the whole peak, for programs in which order matters only with a tight budget.
 FRACTIONS = {
     "streams_in_turn": 0.4,
     "streams_in_turn, native, same price": 0.42,
@@ -85,7 +86,7 @@ FRACTIONS = {
 
 
 def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
-    """Parameters and buffers after training, the allocator's peak, and the last run."""
+    """Return parameters and buffers after training, the allocator's peak, and the last run."""
     torch.manual_seed(0)
     STANDIN.atomics(True)
     torch.cuda.synchronize()
@@ -106,7 +107,7 @@ def _trained(name: str, **budget: Any) -> tuple[list[torch.Tensor], int, Any]:
 
 @contextmanager
 def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
-    """Inside, what is taken out of Rekindle is missing; drivers may be `harsh`."""
+    """While open, disable parts of Rekindle; with `harsh`, drivers evict before each operator."""
     make = NativeDriver.__init__
 
     def made(driver: NativeDriver, *args: Any) -> None:
@@ -124,7 +125,7 @@ def _without(missing: Sequence[str], *, harsh: bool) -> Iterator[None]:
 
 
 def _copying_at_once(way: str) -> Any:
-    """Copies out, or back, that wait for nothing."""
+    """Return a replacement for copies in one direction that does not wait before the copy."""
     copy = PinnedStore._copy
 
     def instead(store: Any, into: Any, source: Any, stream: Any, home: Any) -> Any:
@@ -136,7 +137,7 @@ def _copying_at_once(way: str) -> Any:
 
 
 def _going_on(*, out: bool) -> Any:
-    """Nobody waits for copies out, or back."""
+    """Return a replacement for `Transfers.wait` that skips waits for copies in one direction."""
     wait, missing = Transfers.wait, out
 
     def instead(transfers: Any, way: Any, nbytes: int, *, out: bool) -> None:
@@ -147,11 +148,11 @@ def _going_on(*, out: bool) -> Any:
 
 
 def _none(*_: Any) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def _least() -> dict[str, Any]:
-    """Vectors of a size that the allocator rounds up, within the least that does."""
+    """Train on vectors of a size that the allocator rounds up, within the smallest budget."""
 
     def step() -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -184,7 +185,7 @@ def _least() -> dict[str, Any]:
 
 
 def _dropped(streams: str) -> dict[str, Any]:
-    """What is read ahead, and dropped before anybody waits for it: its memory goes to another."""
+    """Read a swapped value ahead and drop it before any wait; its memory is reused."""
     STANDIN.late(*SCHEDULES[streams])
     device = torch.device("cuda", 0)
     store = PinnedStore(1 << 30, device, Streams(device))
@@ -201,8 +202,10 @@ def _dropped(streams: str) -> dict[str, Any]:
 
 
 def _auto(streams: str, *missing: str) -> dict[str, Any]:
-    """Budgets "auto" before and after two steps, amid the first of which another process takes
-    memory of the device, or gives some back."""
+    """Return budgets of "auto" before and after two steps.
+
+    During the first step another process takes memory of the device, or frees some.
+    """
     STANDIN.late(*SCHEDULES[streams])
     found: dict[str, Any] = {}
     for what, megabytes in (("less", 48), ("more", 160)):
@@ -232,8 +235,10 @@ def _auto(streams: str, *missing: str) -> dict[str, Any]:
 
 
 def _fails(streams: str) -> dict[str, Any]:
-    """What the program gets where an event reports an error of the device, and what goes on
-    afterwards."""
+    """Return the error that the program gets when an event reports a device error.
+
+    Also return the state of Rekindle afterwards, and if the next step is right.
+    """
     STANDIN.late(*SCHEDULES[streams])
     weight = torch.ones(64, 64, device="cuda", requires_grad=True)
 
@@ -265,8 +270,10 @@ def _fails(streams: str) -> dict[str, Any]:
 
 
 def _acts(name: str, streams: str) -> dict[str, Any]:
-    """Two steps on the native core at fixed prices, and whether the engine in Python, told the same
-    events, acts the same. Copies take about as long as recomputation, so that both happen."""
+    """Compare the actions of the native core with the Python engine on two steps of a program.
+
+    Costs are fixed, and copies take about as long as recomputation, so that both happen.
+    """
     STANDIN.late(*SCHEDULES["prompt"])
     core: Any = native_core()
     core.fix_costs(1_000)
@@ -284,7 +291,7 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
         core.open_journal(driver.handle, 200_000)
 
     kinds = KINDS.split()
-    outside = torch.cuda.memory_allocated()  # known from the start, before the journal is
+    outside = torch.cuda.memory_allocated()  # known before the journal begins
     words = [kinds.index("makes"), 0, outside, 0, 0, 0, kinds.index("admit"), 0, 0, HELD, 0, 0]
     with (
         patch.object(NativeDriver, "__init__", made),
@@ -304,8 +311,8 @@ def _acts(name: str, streams: str) -> dict[str, Any]:
     }
 
 
-#: Waits around copies: where each stands, and what does nothing in its place. What else can be
-#: taken out is the native core's (`take_out`).
+#: Waits around copies, and replacements that do nothing. `take_out` of the native core disables
+#: other parts.
 MUTANTS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "keep_until_read": ((Streams, "keep_until_read", _none),),
     "waits of copies out": ((PinnedStore, "_copy", _copying_at_once("_out")),),
@@ -319,7 +326,7 @@ _plain: dict[str, tuple[list[torch.Tensor], int, int, int]] = {}
 
 
 def _planned(streams: str) -> dict[str, Any]:
-    """A model by its plan, against the model itself."""
+    """Compare a model trained by its plan with the plain model."""
     torch.manual_seed(0)
     model, state = blocks(), blocks().state_dict()
 
@@ -345,8 +352,10 @@ def _planned(streams: str) -> dict[str, Any]:
 
 
 def _small(*missing: str) -> dict[str, Any]:
-    """How many results of next to nothing are made after pieces of a megabyte have filled a budget
-    with what the program holds, and the allocator's peak over the budget."""
+    """Return how many tiny results fit after large ones have filled the budget.
+
+    The program holds the large results. Also return the allocator's peak over the budget.
+    """
     STANDIN.late(*SCHEDULES["prompt"])
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -370,7 +379,7 @@ def _small(*missing: str) -> dict[str, Any]:
 
 
 def _undone() -> dict[str, Any]:
-    """A step that nobody knows ahead and that fails, with half the room that copies take."""
+    """Undo a step that was not forecast and that fails, with room for half of the copies."""
     model = blocks(256)
     model(torch.randn(8, 256, device="cuda")).pow(2).mean().backward()
     before = [weight.detach().cpu() for weight in model.parameters()]
@@ -399,7 +408,7 @@ def _undone() -> dict[str, Any]:
     }
 
 
-#: What is no mode of a program.
+#: Questions that are not modes of a program.
 ALONE = (
     "planned", "least", "dropped", "auto", "acts", "fails", "small", "captured",
     "ordered", "refuses", "undone",
@@ -407,7 +416,7 @@ ALONE = (
 
 
 def _parts(question: str) -> list[str]:
-    """Program, mode, streams, and what is missing."""
+    """Return program, mode, schedule and disabled parts of a question."""
     name, *rest = question.split(", ")
     modes = sorted([*MODES, *ALONE], key=len, reverse=True)
     mode = next(mode for mode in modes if ", ".join(rest).startswith(mode))
@@ -415,13 +424,13 @@ def _parts(question: str) -> list[str]:
 
 
 def _at_most(name: str, amount: int) -> int:
-    """What the device is to have, in the segments that its allocator takes."""
+    """Return the memory of the device, in whole segments of its allocator."""
     segment = 2 << 20
     return max(-(-amount // segment), 1) * segment
 
 
 def answer(question: str) -> dict[str, Any]:
-    """Whether the bits are those without a budget, and the allocator's peak over the budget."""
+    """Answer a question: usually if bits are equal, and the allocator's peak over the budget."""
     name, mode, streams, *missing = _parts(question)
     if mode == "refuses":
         STANDIN.late(*SCHEDULES[streams])
@@ -495,8 +504,8 @@ def main() -> None:
             found[question] = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    # At once: autograd's thread for the device may still let go of a graph task, for which it wants
-    # the GIL; PyTorch then ends the process if the interpreter is on its end.
+    # Exit without finalizing. Autograd's device thread may still free a graph task, for which it
+    # needs the GIL, and PyTorch aborts the process if the interpreter is finalizing.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""Graphs that are captured inside a budget: which waits, copies and recomputations there are none.
+"""Capture graphs inside a budget: during capture no wait, copy or recomputation may happen.
 
-The stand-in runs at once what is captured, and refuses what CUDA refuses then: to wait across
-streams, to record an event with a time, to ask for a generator's state.
+The stand-in runs captured operators at once. It refuses what CUDA refuses during capture: waits
+across streams, timed events, and reads of a generator's state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def deep(x: Tensor, depth: int = DEPTH) -> Tensor:
 
 @contextmanager
 def capturing(side: Any) -> Iterator[None]:
-    """Inside, what is launched on `side` goes into a graph."""
+    """While open, capture what is launched on `side` into a graph."""
     import _standin
 
     side.wait_stream(torch.cuda.current_stream())
@@ -50,9 +50,9 @@ Scene = Callable[[Tensor, Tensor, Any, Evict], list[Tensor]]
 
 
 def _step_amid_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Captures a backward pass and an optimizer's step.
+    """Capture a backward pass and an optimizer step.
 
-    Copies to the host are under way then, and values die that have some.
+    Meanwhile copies to the host are in flight, and values with such copies are freed.
     """
     optimizer = torch.optim.SGD([small], 0.1)
     found: list[Tensor] = []
@@ -71,7 +71,7 @@ def _step_amid_copies(weight: Tensor, small: Tensor, side: Any, evict: Evict) ->
 
 
 def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Captures the backward pass of what was evicted."""
+    """Capture a backward pass whose saved values were evicted."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         loss = deep(weight)
@@ -82,7 +82,7 @@ def _evicted_input(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> li
 def _of_evicted(
     weight: Tensor, side: Any, evict: Evict, read: Callable[[Tensor], object]
 ) -> list[Tensor]:
-    """Captures `read` of what a variable holds, and may have been evicted."""
+    """Capture `read` of a tensor that a variable holds and that may have been evicted."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -103,7 +103,7 @@ def _operator_of_evicted(weight: Tensor, small: Tensor, side: Any, evict: Evict)
 
 
 def _evicted_afterwards(weight: Tensor, small: Tensor, side: Any, evict: Evict) -> list[Tensor]:
-    """Captures an operator of what variables hold: a graph has their addresses from then on."""
+    """Capture an operator on tensors of variables, whose addresses the graph then contains."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         held = weight * 2
@@ -123,9 +123,11 @@ SCENES: dict[str, Scene] = {
 
 
 def captured(scene: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Whether it gives the same bits within a budget, or what it raises; and that the next does.
+    """Run a scene within a budget, and then another step.
 
-    "of variables": how many storages of the program were evicted when all were that may be.
+    Returns:
+        "equal": if the bits are those without a budget, or "raised": the error. "of variables":
+        how many storages of the program were evicted when all evictable ones were.
     """
     core: Any = native_core()
     core.fix_costs(1_000)

@@ -1,7 +1,7 @@
-"""Makes the stand-in device `cuda`. It must come before torch does: in a process of its own.
+"""Install the stand-in as the device `cuda`, before torch is imported, in a process of its own.
 
-What of `torch.cuda` is Python that asks for a real driver is replaced; all else (guards, events,
-autograd's thread for the device, autocast) finds the stand-in where it looks for CUDA.
+It replaces the Python parts of `torch.cuda` that need a real driver. Everything else (guards,
+events, autograd's thread for the device, autocast) finds the stand-in where it expects CUDA.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 DEVICES = 2
-_CUDA = 1  # the number of c10::DeviceType::CUDA
+_CUDA = 1  # the value of c10::DeviceType::CUDA
 
 
 def install(extension: Path) -> ModuleType:
-    """Makes `extension`, which `tests.standin.process` compiles, the CUDA of this process."""
+    """Install `extension`, compiled by `tests.standin.process`, as the CUDA of this process."""
     assert "torch" not in sys.modules, "torch asks but once which devices there are"
     spec = importlib.util.spec_from_file_location("_standin", extension)
     assert spec is not None
@@ -39,7 +39,7 @@ def install(extension: Path) -> ModuleType:
 
 
 def _snapshot(standin: ModuleType) -> dict[str, Any]:
-    """As much of it as Rekindle reads."""
+    """Return the part of the allocator's snapshot that Rekindle reads."""
     states = {True: "active_allocated", False: "inactive"}
     return {
         "segments": [
@@ -57,7 +57,7 @@ def _snapshot(standin: ModuleType) -> dict[str, Any]:
 
 
 def _resizing(standin: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The binding of a PyTorch for CPUs knows no other device."""
+    """Return a `resize_` that knows the device; that of a CPU-only PyTorch does not."""
     import torch
 
     def resize_(self: Any, nbytes: int) -> Any:
@@ -82,7 +82,7 @@ def _making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _functions(standin: ModuleType) -> dict[str, Any]:
-    """What of `torch.cuda` programs and Rekindle use."""
+    """Return replacements for the functions of `torch.cuda` that programs and Rekindle use."""
     import torch
 
     def at(device: Any = None) -> int:
@@ -109,7 +109,7 @@ def _functions(standin: ModuleType) -> dict[str, Any]:
 
     def event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:
         assert not standin.is_capturing(), "an event with a time while a graph is captured"
-        return torch.Event("cuda", enable_timing=enable_timing)  # elapsed_time takes no subclass
+        return torch.Event("cuda", enable_timing=enable_timing)  # elapsed_time rejects subclasses
 
     @contextlib.contextmanager
     def stream(wanted: torch.Stream | None) -> Iterator[None]:

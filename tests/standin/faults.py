@@ -1,4 +1,4 @@
-"""A device that refuses memory by the byte, and what a budget makes of that."""
+"""A device that runs out of memory at a given byte, and how a budget handles it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ def _weight() -> Tensor:
 
 @contextmanager
 def _room_for(vectors: int, said: str = "") -> Iterator[list[int]]:
-    """Inside, the device has room for so many beside what is there.
+    """Limit the device to the memory in use and so many vectors more.
 
-    Yields where it is noted, in the end, how often it refused.
+    Args:
+        vectors: The number of vectors that still fit.
+        said: The message of the error, if a library raises it instead of the allocator.
 
-    said: the error's words, if it is a library's and not the allocator's.
+    Yields:
+        A list that at the end has the number of refusals.
     """
     import _standin
 
@@ -47,12 +50,12 @@ def _room_for(vectors: int, said: str = "") -> Iterator[list[int]]:
 
 
 def _budget() -> rekindle.budget:
-    """Far more than the device has."""
+    """Return a budget of far more than the device has."""
     return rekindle.budget(1400 * VECTOR, device="cuda", learn=False)
 
 
 def _refused(said: str = "") -> dict[str, Any]:
-    """More and more is evicted, and it works."""
+    """The device refuses memory; more is evicted each time, and the step succeeds."""
     weight = _weight()
     (plain,) = torch.autograd.grad(_deep(weight, 12).sum(), weight)
     wanted = plain.cpu()
@@ -69,7 +72,7 @@ def _refused(said: str = "") -> dict[str, Any]:
 
 
 def _held() -> dict[str, Any]:
-    """How many vectors are in memory after a forward pass."""
+    """Return how many vectors are in memory after a forward pass."""
     weight = _weight()
     with _room_for(40) as refused, _budget() as run:
         loss = _deep(weight, 50).sum()
@@ -79,7 +82,7 @@ def _held() -> dict[str, Any]:
 
 
 def _hoarded() -> dict[str, Any]:
-    """What is said, and after how many tries, where the program itself holds too much."""
+    """Return the error, and the number of attempts, when the program itself holds too much."""
     rows = [_weight()]
     with _room_for(14) as refused, _budget() as run:
         try:
@@ -92,7 +95,7 @@ def _hoarded() -> dict[str, Any]:
 
 
 def _drawn() -> dict[str, Any]:
-    """Whether an operator that had drawn when it failed draws the same numbers again."""
+    """A random operator fails after it drew numbers; the retry must draw the same numbers."""
     import _standin
 
     def draw(*, grad_mode: bool, refuse: bool) -> tuple[Tensor, int]:
@@ -120,7 +123,7 @@ _calls: list[int] = []
 
 @torch.library.custom_op("standin::add_one_to_each", mutates_args=["rows"], device_types="cuda")
 def _add_one_to_each(rows: list[Tensor]) -> None:
-    """Fails once it has written."""
+    """Write all rows, and then fail."""
     _calls.append(len(rows))
     for row in rows:
         row.add_(1)
@@ -128,7 +131,7 @@ def _add_one_to_each(rows: list[Tensor]) -> None:
 
 
 def _written() -> dict[str, Any]:
-    """What becomes of a list of which an operator had written a part when it failed."""
+    """An operator fails after it wrote part of a list; it must not be retried."""
     rows = [torch.ones(3, device="cuda"), torch.ones(4, device="cuda")]
     _calls.clear()
     found: dict[str, Any] = {}

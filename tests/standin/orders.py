@@ -1,7 +1,7 @@
-"""What waits for what where a recomputation and the program are on two streams.
+"""Order between a recomputation and the program on two streams.
 
-Here the program orders all that it knows of, and no more: that a value is recomputed on one stream,
-and is read on another, is for Rekindle to order.
+The programs here order all work that they know of, and no more. If a value is recomputed on one
+stream and read on another, Rekindle must order the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _within(missing: list[str]) -> Any:
 
 
 def _evict(run: Any) -> None:
-    """Evict all that may be, at the next operator."""
+    """Evict everything evictable at the next operator."""
     driver = run._driver
     driver.core.let_go_of_everything(driver.handle, True)
     torch.ones(1, device="cuda")
@@ -42,7 +42,7 @@ def _gradient(result: Tensor, weight: Tensor) -> Tensor:
 
 
 def read(missing: list[str]) -> dict[str, Any]:
-    """A value is recomputed on the main stream, and then read on the other one."""
+    """A value is recomputed on the main stream and then read on the side stream."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     weight = torch.rand(N).cuda().requires_grad_()
     with _within(missing) as run:
@@ -67,7 +67,7 @@ def read(missing: list[str]) -> dict[str, Any]:
 
 
 def write(missing: list[str]) -> dict[str, Any]:
-    """A recomputation on the other stream reads what the main stream then writes."""
+    """A recomputation on the side stream reads a source that the main stream then writes."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     weight = torch.rand(N).cuda().requires_grad_()
     source = torch.rand(N).cuda()
@@ -92,7 +92,7 @@ def write(missing: list[str]) -> dict[str, Any]:
 
 
 def unseen(missing: list[str]) -> dict[str, Any]:
-    """A function of the program's reads what it saved on the other stream, by no operator."""
+    """A user function reads a saved value on the side stream without an operator."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
     weight = torch.rand(N).cuda().requires_grad_()
 
@@ -105,14 +105,14 @@ def unseen(missing: list[str]) -> dict[str, Any]:
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
             (x,) = ctx.saved_tensors
-            with hidden(), torch.cuda.stream(side):  # as a kernel of one's own
+            with hidden(), torch.cuda.stream(side):  # like a user's own kernel
                 out = -x.sin()
             main.wait_stream(side)
             out.record_stream(main)
             return grad * out
 
     with _within(missing) as run:
-        with torch.cuda.stream(side):  # or nobody knows of the stream
+        with torch.cuda.stream(side):  # otherwise Rekindle does not know of the stream
             torch.ones(1, device="cuda")
         value = weight * 2
         result = Cosine.apply(value)
@@ -120,7 +120,7 @@ def unseen(missing: list[str]) -> dict[str, Any]:
         value.record_stream(side)
         del value
         _evict(run)
-        torch.cuda.synchronize()  # what was there is overwritten
+        torch.cuda.synchronize()  # overwrites the evicted memory
         found = _gradient(result, weight)
         torch.cuda.synchronize()
         again = run.recomputations
@@ -129,7 +129,7 @@ def unseen(missing: list[str]) -> dict[str, Any]:
 
 
 def idle(missing: list[str]) -> dict[str, Any]:
-    """How often the main stream waits, or is waited for, once another one ran one operator."""
+    """Count waits of the main stream after another stream ran a single operator."""
     import _standin
 
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""Compiles the stand-in once, and asks it questions in a process of its own."""
+"""Compile the stand-in once, and ask it questions in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def compiled(compiler: str) -> Path:
-    """The extension, compiled where it is not there yet; for the torch here and these sources."""
+    """Return the extension for this torch and these sources, and compile it if it is missing."""
     made_for = f"{torch.__version__} {torch.__file__} {sys.version} {compiler}"
     digest = hashlib.sha256(made_for.encode())
     for path in sorted(SOURCES.iterdir()):
@@ -32,7 +32,7 @@ def compiled(compiler: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             fresh = Path(folder) / path.name
             subprocess.run(_command(compiler, fresh), check=True, cwd=SOURCES)
-            fresh.replace(path)  # at once, whoever else does the same
+            fresh.replace(path)  # atomic, since other processes may do the same
     return path
 
 
@@ -48,12 +48,14 @@ def _command(compiler: str, target: Path) -> list[str]:
 
 
 def asked(extension: Path, *questions: str, **environment: str) -> dict[str, Any]:
-    """What `tests.standin.answers` says to each question, in a process with the stand-in.
+    """Ask `tests.standin.answers` questions in a process with the stand-in.
 
-    Poison among indices may end that process: then that is the answer.
+    Returns:
+        The answer to each question. Poisoned indices may crash the process; the signal then is the
+        answer to each.
     """
     command = [sys.executable, "-W", "error", "-m", "tests.standin.answers", str(extension)]
-    # Sums that threads share, as of gradients of an index, come out otherwise each time.
+    # With several threads, sums such as the gradient of an index differ from run to run.
     alone = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | environment
     result = subprocess.run(
         [*command, *questions], capture_output=True, text=True, cwd=ROOT, check=False, env=alone

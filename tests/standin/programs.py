@@ -1,4 +1,4 @@
-"""Programs that train on `cuda`: of every kind of thing that a device does differently."""
+"""Programs that train on `cuda`, one for each behavior that is particular to a device."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def mlp() -> tuple[Any, Step]:
 
 
 def large() -> tuple[Any, Step]:
-    """Each activation is as much as the allocator takes of the device at once."""
+    """Each activation takes a whole segment of the allocator."""
     model = blocks(width=256)
     return _training(model, lambda: model(torch.randn(2048, 256, device="cuda")).pow(2).mean())
 
 
 def of_many_sizes() -> tuple[Any, Step]:
-    """Activations of 6 to 24 MiB, so that few free pieces are of use to the next one."""
+    """Activations have 6 to 24 MiB, so that few free blocks fit the next one."""
     widths = (64, 256, 64, 192) * 3 + (64,)
     layers = [nn.Linear(*each) for each in pairwise(widths)]
     model = nn.Sequential(*(nn.Sequential(each, nn.GELU()) for each in layers)).cuda()
@@ -54,14 +54,14 @@ def of_many_sizes() -> tuple[Any, Step]:
 
 
 def batches_of_the_host() -> tuple[Any, Step]:
-    """Made on the CPU inside the budget, moved; a number of the CPU's among the operands."""
+    """Batches are made on the CPU inside the budget; one operand is a number on the CPU."""
     model = blocks()
     scale = torch.tensor(0.5)
     return _training(model, lambda: (model(torch.randn(256, 64).cuda()) * scale).pow(2).mean())
 
 
 def a_staging_buffer() -> tuple[Any, Step]:
-    """One pinned buffer, filled anew for each step while the copy of the last may be under way."""
+    """A page-locked buffer is refilled each step while its last copy may be in flight."""
     model = blocks()
     buffer = torch.zeros(256, 64).pin_memory()
 
@@ -97,7 +97,7 @@ def transformer() -> tuple[Any, Step]:
 
 
 def _with_workspace(x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-    """Takes eight times as much as it makes, and gives it back, as a library's kernels do."""
+    """Use a workspace eight times as large as the result, as kernels of libraries do."""
     workspace = x.new_empty(8 * x.numel())
     y = compute(x)
     del workspace
@@ -111,7 +111,7 @@ def _curve(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("standin::slope_mm", mutates_args=(), device_types="cuda")
 def _slope(x: Tensor) -> Tensor:
-    """The first of them runs when memory is full."""
+    """Compute the gradient; its first call comes when memory is full."""
     return _with_workspace(x, torch.cos)
 
 
@@ -139,7 +139,7 @@ def workspaces() -> tuple[Any, Step]:
 
 
 def sums_by_atomics() -> tuple[Any, Step]:
-    """Neighbors added up, as in a graph network, and a running sum."""
+    """Neighbors are summed, as in a graph network, with a running sum after it."""
     layers = blocks()
     there = torch.randint(256, (2, 512), device="cuda")
 
@@ -154,11 +154,11 @@ def sums_by_atomics() -> tuple[Any, Step]:
 
 
 def captured_in_between() -> tuple[Any, Step]:
-    """Some blocks of each step run while a graph is written, forward and backward."""
+    """Some blocks of each step run while a graph is captured, forward and backward."""
     import _standin
 
     before, inside, after = blocks(), blocks(depth=1, dropout=0.0), blocks()
-    side = torch.cuda.Stream()  # CUDA captures on no default stream
+    side = torch.cuda.Stream()  # CUDA does not capture on the default stream
 
     def loss() -> Tensor:
         x = before(torch.randn(256, 64, device="cuda"))
@@ -174,7 +174,7 @@ def captured_in_between() -> tuple[Any, Step]:
 
     model, step = _training(nn.ModuleList([before, inside, after]), loss)
 
-    def ordered() -> None:  # as with a side stream, below
+    def ordered() -> None:  # for the reason given at the side stream below
         side.wait_stream(torch.cuda.current_stream())
         step()
 
@@ -182,7 +182,7 @@ def captured_in_between() -> tuple[Any, Step]:
 
 
 def by_way_of_the_host() -> tuple[Any, Step]:
-    """Something small goes to the host, is computed with there, and comes back."""
+    """A small tensor is copied to the host, used there, and copied back."""
     model = blocks()
 
     def loss() -> Tensor:
@@ -208,8 +208,12 @@ def mixed_precision() -> tuple[Any, Step]:
 
 
 def _beside(depth: int, *, late: bool) -> tuple[Any, Step]:
-    """A part of the forward pass, `depth` blocks, runs on a stream of its own; its backward pass
-    does, too. `late`: the other part asks for memory before it has waited."""
+    """A part of the forward pass runs on a stream of its own, and so does its backward pass.
+
+    Args:
+        depth: The number of blocks in that part.
+        late: True if the other part allocates memory before it waits.
+    """
     first, second = blocks(), blocks(depth=depth)
     side = torch.cuda.Stream()
 
@@ -227,7 +231,7 @@ def _beside(depth: int, *, late: bool) -> tuple[Any, Step]:
     model, step = _training(nn.ModuleList([first, second]), loss)
 
     def ordered() -> None:
-        # Gradients of `second` lie in the side stream's memory, and the optimizer has read them.
+        # The optimizer has read gradients of `second`, which are memory of the side stream.
         side.wait_stream(torch.cuda.current_stream())
         step()
 
@@ -240,12 +244,12 @@ def a_side_stream() -> tuple[Any, Step]:
 
 
 def a_side_stream_that_is_met_late() -> tuple[Any, Step]:
-    """The other one does most, and asks for memory before it has waited."""
+    """The main stream does most of the work, and allocates memory before it waits."""
     return _beside(2, late=True)
 
 
 def streams_in_turn() -> tuple[Any, Step]:
-    """Each block on the other stream than the one before; each hop waits, as it must."""
+    """Blocks alternate between two streams; each one waits for the block before."""
     model = blocks()
     streams = (torch.cuda.Stream(), torch.cuda.Stream())
 
@@ -266,7 +270,7 @@ def streams_in_turn() -> tuple[Any, Step]:
     model, step = _training(model, loss)
 
     def ordered() -> None:
-        for stream in streams:  # gradients lie in their memory, and the optimizer has read them
+        for stream in streams:  # the optimizer has read gradients, which are in their memory
             stream.wait_stream(torch.cuda.current_stream())
         step()
 
