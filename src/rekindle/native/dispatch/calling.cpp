@@ -81,6 +81,7 @@ void Operation::meet() {
     learner.meets(met, invocation_);
 }
 
+// Run the kernel without the lock. After a device OOM, evict and repeat it if possible.
 void Operation::call() {
     // Copies for a retry: the kernel may have moved some arguments before it fails.
     c10::SmallVector<c10::IValue, 6> arguments;
@@ -138,6 +139,7 @@ bool Operation::rescued(const std::exception& error, std::span<const c10::IValue
     return true;
 }
 
+// Call the next kernel, and measure its cost while that is unknown. Runs without the lock.
 void Operation::redispatch() {
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
     std::optional<c10::impl::ForceDispatchKeyGuard> conjugating;

@@ -20,12 +20,14 @@ void Operation::bring_inputs() {
     }
 }
 
+// Evict everything evictable before the operator, for tests.
 void Operation::let_go_for_tests() {
     about_to_let_go(driver_, lock_);
     driver_.let_go_now();
     lending(driver_, lock_, [&] { driver_.let_go_now(); });
 }
 
+// Look up the records of all tensor arguments, and note what a recipe needs to know of them.
 void Operation::know_inputs() {
     inputs_.clear();
     for (const c10::TensorImpl* tensor : invocation_.tensors) {
@@ -51,6 +53,7 @@ void Operation::know_inputs() {
     }
 }
 
+// Keep the inputs resident while the program holds them.
 void Operation::keep_inputs_there() {
     for (const Ref<Storage>& each : inputs_) {
         if (each) {
@@ -59,6 +62,7 @@ void Operation::keep_inputs_there() {
     }
 }
 
+// Return true if the operator writes the tensor at `position`.
 bool Operation::is_written(std::uint32_t position) const noexcept {
     return std::ranges::binary_search(invocation_.written, position);
 }
@@ -91,6 +95,8 @@ void Operation::keep_indices() {
     }
 }
 
+// Before the operator overwrites sources, recompute and pin the values that need them (R4,
+// sources).
 void Operation::save_what_is_overwritten() {
     fixed_.clear();
     for (const std::uint32_t position : invocation_.written) {

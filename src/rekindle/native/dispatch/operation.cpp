@@ -133,6 +133,7 @@ bool Operation::may_only_count() {
     return true;
 }
 
+// Run an operator whose results are counted but get no record.
 void Operation::only_count() {
     meet();
     needed_ = invocation_.signature->needed;
@@ -178,6 +179,7 @@ void Operation::order_counted() {
     }
 }
 
+// Order the call after earlier accesses to one operand on other streams.
 void Operation::order(std::uint32_t position, const c10::StorageImpl& home, Record& record) {
     driver_.device.about_to_read(home, record.order, stream_);
     if (is_written(position)) {
@@ -209,6 +211,7 @@ Order Operation::written(const Order& before) {
 
 // -- before the operator runs ---------------------------------------------------------------------
 
+// Prune long chains of recipes, each time that many storages were made.
 void Operation::forget_history() {
     if (driver_.storages_made > driver_.look_back_at) {
         driver_.forget_history();
@@ -218,11 +221,13 @@ void Operation::forget_history() {
     }
 }
 
+// Set the predicted bytes of the results.
 void Operation::need(Need need) {
     needed_ = need.nbytes;
     guessed_ = !need.known;
 }
 
+// Predict the bytes of the results, from the signature or from the arguments.
 void Operation::predict() {
     need({invocation_.signature->needed, !invocation_.signature->bound});
     if (needed_ < 0) {
@@ -245,6 +250,7 @@ void Operation::predict() {
     }
 }
 
+// Return true if results and workspace fit without evicting.
 bool Operation::fits() const {
     const Engine& engine = driver_.engine;
     const Bytes wanted = needed_ + inside_ + driver_.kept_back(needed_ + inside_);
@@ -263,6 +269,7 @@ void Operation::find_places() {
     driver_.reserved.find_place(inside_);
 }
 
+// Make room for results and workspace. An unknown workspace gets a guess, if it will be measured.
 void Operation::make_room() {
     const Signature& signature = *invocation_.signature;
     inside_ = driver_.stepping ? 0 : signature.workspace;
@@ -426,6 +433,7 @@ bool Operation::has_moved(const c10::StorageImpl& home) {
     });
 }
 
+// Create the records of new results, with a recipe if `recording_`.
 void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
     Recipe& call = driver_.new_call(&facts_, cost, recording_);
     const Ref<Call> kept(&call);

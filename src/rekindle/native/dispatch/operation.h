@@ -87,7 +87,7 @@ private:
     // Run `step`. If it does not fit, run it once more while user-held values may be evicted.
     template <class Step>
     void or_lending(Step&& step) {
-        if (driver_.any_time) {  // that it may let go was said before
+        if (driver_.any_time) {  // `run_touching` has called `about_to_let_go`
             or_without_copies(driver_, lock_, [&] { driver_.any_time->attempt(step); });
             return;
         }

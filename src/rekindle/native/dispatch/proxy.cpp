@@ -19,6 +19,7 @@ namespace {
 
 namespace autograd = torch::autograd;
 
+// Autograd's engine with our hooks for saved tensors. It also notes where a backward pass runs.
 class Proxy final : public autograd::Engine {
 public:
     explicit Proxy(autograd::Engine& behind) : behind_(behind) {}

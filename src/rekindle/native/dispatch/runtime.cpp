@@ -3,7 +3,7 @@
 // NOTE [One operator's way through the core]
 //
 // 1. The dispatcher calls `fallback` below autograd, in threads that include our dispatch key. It
-//    takes the core's lock and finds the active driver (`lock_and_see`). Outside any budget the
+//    takes the session mutex and finds the active driver (`lock_and_see`). Outside any budget the
 //    operator is passed on.
 // 2. `run` looks up the facts of the operator (ops/facts.h). Views, queries and `set_` are handled
 //    in this file. Every other operator becomes an `Operation` (dispatch/operation.cpp).

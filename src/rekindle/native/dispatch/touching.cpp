@@ -6,6 +6,7 @@
 
 namespace rekindle {
 
+// Run the operator with its operands locked in the engine, then make its results evictable.
 void Operation::run_touching() {
     Homes homes;
     note_read(homes);
@@ -47,6 +48,7 @@ bool Operation::may_let_go() {
     return more > engine.budget - engine.memory - engine.in_flight;
 }
 
+// Make results and written operands evictable while the program holds them.
 void Operation::let_results_return() {
     AnyTime& any_time = *driver_.any_time;
     each_memory(

@@ -11,7 +11,7 @@
 // Integers are never evicted, because they may be lengths or indices. Composite functions such as
 // `tensor_split` and `pad_packed_sequence` read those directly, before any of their operators runs.
 //
-// Threads: the core's lock is open while an operator runs. Its operands are locked in the engine
+// Threads: the session mutex is free while an operator runs. Its operands are locked in the engine
 // meanwhile, and a value that autograd unpacked belongs to the node that its thread is evaluating.
 //
 // Scenario: an evaluation loop under `no_grad` keeps all outputs in a list. They are evicted as
@@ -35,7 +35,7 @@ namespace rekindle {
 // Storages that are locked in the engine because they are being read.
 using Kept = c10::SmallVector<Ref<Storage>, 6>;
 
-// Eviction of user-held values for one driver. Every member needs the core's lock.
+// Eviction of user-held values for one driver. Every member needs the session mutex.
 class AnyTime final {
 public:
     explicit AnyTime(Driver& driver) : driver_(driver) {}

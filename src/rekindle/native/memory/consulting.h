@@ -1,4 +1,4 @@
-// Gives the core's lock back while Python code runs in the middle of an engine event.
+// Releases the session mutex while Python code runs in the middle of an engine event.
 //
 // Used where the engine asks the program's own policy, and where Python asks a device's allocator.
 #pragma once
@@ -13,9 +13,9 @@ namespace rekindle {
 
 // Scope in which Python code runs in the middle of an event.
 //
-// That code may wait for other threads, so the lock is open and other threads may enter. Operators
-// that the code runs in this thread bypass the budget. When the scope ends and another thread was
-// here, the interrupted event looks up all of its state again (`Engine::Interlude`).
+// That code may wait for other threads, so the mutex is released and other threads may enter.
+// Operators that the code runs in this thread bypass the budget. When the scope ends and another
+// thread was here, the interrupted event looks up all of its state again (`Engine::Interlude`).
 class Consulting final : public Mutex::Opening {
 public:
     explicit Consulting(Driver& driver);

@@ -3,8 +3,8 @@
 // Memory is passed as a non-owning view, with the id of its storage as the key. The Python side is
 // rekindle.pytorch.swap._copies.
 //
-// These functions take the GIL while the core's lock is held. That is safe for two reasons: a
-// thread never waits for the core's lock with the GIL (`Mutex`), and the Python code never calls
+// These functions take the GIL with the session mutex held (NOTE [Lock discipline], rule 2). That
+// is safe, because a thread never waits for the mutex with the GIL, and the Python code never calls
 // the core. Operators that it runs bypass the budget, all modes and autograd. Threads that it
 // starts are outside the budget. The cost does not matter, because moving a value is rare and slow.
 #pragma once
@@ -54,7 +54,7 @@ public:
     void release(StorageId number);
     // Note that the copy of a value made by `site` could not be written or read.
     void complain_of(Bytes nbytes, const char* site, const std::string& why);
-    // Emit a warning about the first failure, once. Must not be called with the core's lock.
+    // Emit a warning about the first failure, once. Must be called without the session mutex.
     void complain();
 
 private:

@@ -60,7 +60,7 @@ bool is_started_inside() noexcept {
     return joined() != 0 && pthread_self() != the_active().entered_in;
 }
 
-// Needs the session's lock or the spin lock of `Active`.
+// Needs the session mutex or the spin lock of `Active`.
 c10::intrusive_ptr<Driver> active_for_this_thread() {
     const c10::intrusive_ptr<Driver>& driver = the_active().driver;
     const std::uint64_t which = driver ? joined() : 0;
@@ -172,6 +172,8 @@ void Driver::make_room(Bytes needed, const char* who) {
     });
 }
 
+// Evict until `needed` bytes fit. If that fails, look for dead values, restore a lowered budget and
+// release sources; then try once more.
 void Driver::let_go_for(Bytes needed, const char* who) {
     poll();
     try {
@@ -226,6 +228,7 @@ void Driver::look_at_all() {
     settle();
 }
 
+// Report to the engine the values in the list that the program no longer holds.
 void Driver::poll_held() {
     for (Record* record = first_held_; record != nullptr;) {
         Record* next = record->held_after;
@@ -250,6 +253,7 @@ bool Driver::ask_allocator() {
     return beside >= 0;
 }
 
+// Add `record` to the list of values that the program may hold.
 void Driver::maybe_held(Record& record) {
     if (record.maybe_held) {
         return;
@@ -260,6 +264,7 @@ void Driver::maybe_held(Record& record) {
     last_held_ = &record;
 }
 
+// Remove `record` from that list.
 void Driver::not_held(Record& record) noexcept {
     if (!record.maybe_held) {
         return;
@@ -271,7 +276,7 @@ void Driver::not_held(Record& record) noexcept {
     (after == nullptr ? last_held_ : after->held_before) = before;
 }
 
-// Only the table is updated here. The engine is told by the next `settle`.
+// Only the table is updated here. The next `settle` reports the deaths to the engine.
 void Driver::collect() {
     if (!deaths.any()) {
         return;
@@ -383,6 +388,7 @@ void Driver::gone(Record& record) {
     perform([&] { engine.gone(record); });
 }
 
+// Process the death of a handle that referred to `record`.
 void Driver::release(Record& record) {
     Record& now = current(record);
     const Ref<Storage> kept(&now);
@@ -424,6 +430,8 @@ std::size_t Driver::bytes_of_bookkeeping() const noexcept {
 
 // -- actions --------------------------------------------------------------------------------------
 
+// Drop our reference to the memory of `record`, which is evicted. Streams that still read it are
+// waited for before the allocator reuses it.
 void Driver::vacate(Record& record) {
     if (poisons() && record.owned && !record.leaving && !record.is_held()) {
         device.in_order([&] { poison(record.owned); });
@@ -445,6 +453,7 @@ Bytes Driver::workspace(const Call& call) const noexcept {
     return static_cast<const Recipe&>(call).aside->workspace;
 }
 
+// Action of the engine: evict `storage`, or free it if nothing can ask for it any more.
 void Driver::free(Storage& storage) {
     evictions += storage.dead() ? 0 : 1;
     if (!leave_a_husk(record_of(storage))) {
@@ -458,6 +467,7 @@ void Driver::free(Storage& storage) {
 
 namespace {
 
+// Raise if the operator was removed or redefined since it ran first.
 void check_that_it_is_still_there(const Facts& facts) {
     TORCH_CHECK(
         !was_removed(facts),
@@ -545,6 +555,7 @@ Order Driver::run(Recipe& recipe, bool in_place, c10::SmallVector<Home, 2>& home
     return order;
 }
 
+// Make free blocks for the outputs and the workspace of a recomputation.
 void Driver::find_places(const Recipe& recipe, bool in_place) {
     if (!reserved.limited()) {
         return;
@@ -557,6 +568,7 @@ void Driver::find_places(const Recipe& recipe, bool in_place) {
     reserved.find_place(recipe.aside ? recipe.aside->workspace : 0);
 }
 
+// Run `call` again, and bind its outputs to the new memory.
 void Driver::compute_now(Call& call, bool in_place) {
     Recipe& recipe = recipe_of(call);
     refuse_in_a_graph(recipe.name());

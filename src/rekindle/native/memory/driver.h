@@ -4,7 +4,8 @@
 // A driver handles storages only. How operators and autograd use it is in dispatch/. There is one
 // driver per `rekindle.budget(...)`; it outlives the context as long as a handle refers to it.
 //
-// Locking: every member needs the core's lock (`Mutex`), unless its comment says otherwise.
+// Locking: every member needs the session mutex, unless its comment says otherwise (see NOTE [Lock
+// discipline] in base/mutex.h).
 //
 // Members are defined in several files: driver.cpp (memory and actions), storages.cpp (registration
 // and lifetime of storages), held.cpp (user-held values), foreign.cpp, history.cpp, snapshot.cpp,
@@ -60,6 +61,7 @@ class PythonChooser;  // NOLINT(cppcoreguidelines-virtual-class-destructor): it 
 class Reading;
 class Swapper;
 
+// The state of one budget, and the performer of its engine's actions.
 class Driver final : public c10::intrusive_ptr_target, public Performer {
 public:
     // assumed: `where` was not given by the user; a program that uses another device is refused.

@@ -55,7 +55,7 @@ private:
     std::vector<Ref<Storage>> lent_;
 };
 
-// Scope in which the storages in `homes` are being read. Begins and ends with the core's lock.
+// Scope in which the storages in `homes` are being read. Begins and ends with the session mutex.
 class Reading final : public Reader {
 public:
     // saved: whether values that autograd saved may be read as well.

@@ -18,10 +18,10 @@ class Driver;
 // Forwards the engine's events to a Python object, and its choices to the engine. Twin of the base
 // class in rekindle.policies._base.
 //
-// Python code never runs with the core's lock. Events are therefore queued in order, and delivered
-// before the next choice or at the end of an operator (`tell`). A choice is asked for within
-// `Consulting`, so other threads may enter meanwhile. If the answer is no longer a candidate,
-// Python is asked again.
+// Python code never runs with the session mutex held. Events are therefore queued in order, and
+// delivered before the next choice or at the end of an operator (`tell`). A choice is asked for
+// within `Consulting`, so other threads may enter meanwhile. If the answer is no longer a
+// candidate, Python is asked again.
 //
 // Python handles one question or one event at a time. Another thread that needs room meanwhile
 // evicts the least recently used candidate, because waiting for the answer could deadlock.
@@ -79,7 +79,7 @@ public:
     void disposed(Storage& storage) noexcept override;
 
     // Deliver queued events to Python, and throw the error that it raises. Must be called without
-    // the core's lock.
+    // the session mutex.
     void tell() {
         if (any_news_.load(std::memory_order_relaxed)) {
             tell_now();
@@ -90,7 +90,7 @@ public:
     void ask_losses(Nanoseconds now);
 
     // Return the Python object for `storage`, the same one as long as the storage lives. The
-    // reference is borrowed. Return null if Python raised. Needs the core's lock and the GIL.
+    // reference is borrowed. Return null if Python raised. Needs the session mutex and the GIL.
     _object* view_of(Storage& storage);
 
 private:

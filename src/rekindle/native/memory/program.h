@@ -1,7 +1,7 @@
 // Calls from the core into Python. The definitions are in python/program.cpp.
 //
-// These functions take the GIL. They must be called without the core's lock, unless a comment says
-// otherwise.
+// These functions take the GIL. They must be called without the session mutex, unless a comment
+// says otherwise.
 #pragma once
 
 #include <ATen/core/Tensor.h>

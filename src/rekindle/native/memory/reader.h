@@ -14,7 +14,7 @@ using Homes = c10::SmallVector<const c10::StorageImpl*, 8>;
 
 class Readers;
 
-// A scope that reads memory. All members need the core's lock.
+// A scope that reads memory. All members need the session mutex.
 class Reader {
 public:
     Reader(const Reader&) = delete;
@@ -39,7 +39,7 @@ private:
     Reader* after_ = nullptr;
 };
 
-// List of all readers. All members need the core's lock.
+// List of all readers. All members need the session mutex.
 class Readers final {
 public:
     void add(Reader& reader) noexcept {

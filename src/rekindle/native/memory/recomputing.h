@@ -1,4 +1,4 @@
-// Gives the core's lock back around the kernel of a recomputation. No other place does that.
+// Releases the session mutex around the kernel of a recomputation. No other place does that.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -17,8 +17,8 @@ namespace rekindle {
 // Scope in which the kernel of `recipe` runs during a recomputation.
 //
 // The kernel may be the user's code: it may call the core, start threads, and wait for them. So the
-// lock is open, and the kernel's memory counts as in flight. When the scope ends and another thread
-// was here, the interrupted event looks up all of its state again (`Engine::Interlude`).
+// mutex is released, and the kernel's memory counts as in flight. When the scope ends and another
+// thread was here, the interrupted event looks up all of its state again (`Engine::Interlude`).
 //
 // Some state does not change meanwhile. `operands_` keeps the memory of the operands. Nothing else
 // refers to an input that the kernel writes in place. Records and calls are not destroyed during an

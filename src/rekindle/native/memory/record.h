@@ -41,7 +41,7 @@ struct Record final : Storage {
     const void* address = nullptr;  // key in the address table; null without memory
     // Our strong reference. Null if the program alone keeps the memory, or if it is evicted.
     Home owned;
-    // Weak pointer to its storage, whoever keeps that alive.
+    // Weak pointer to its storage, whether we or the program keep it alive.
     WeakHome home = no_home();
     // Weak pointer to a tensor of the program that has the version counter of `version`.
     WeakTensor origin = no_tensor();

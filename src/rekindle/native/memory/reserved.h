@@ -58,7 +58,7 @@ private:
 
     Driver& driver_;
     std::optional<Bytes> found_;
-    // Blocks at the last query of the allocator. Those marked `used` belong to others.
+    // Blocks at the last query of the allocator. Blocks marked `used` belong to other code.
     Segments told_;
     Bytes told_reserved_ = -1;
     int since_ = 0;  // failed searches since the last query

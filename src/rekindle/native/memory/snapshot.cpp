@@ -23,6 +23,7 @@ bool is_internal(const Record& record) {
     return origin && home && object_of(*origin) == nullptr && home.use_count() <= ours + 1;
 }
 
+// Return the flags of a `Holder`.
 int flags_of(const Record& record) {
     int flags = record.replayable ? Holder::REPLAYABLE : 0;
     flags |= record.pinned ? Holder::PINNED : 0;
@@ -33,6 +34,7 @@ int flags_of(const Record& record) {
     return flags;
 }
 
+// Return the id of the first call that made `record`, or -1.
 OpId maker_of(Record& record) {
     OpId maker = -1;
     each_maker(record, [&](const Call& call) { maker = maker < 0 ? call.id : maker; });
@@ -50,6 +52,7 @@ Bytes Driver::evicted_bytes() const {
     return total;
 }
 
+// Return the allocation of the memory of `tensor`, or 0.
 AllocationId Driver::allocation_of(const c10::TensorImpl& tensor) {
     if (!has_memory(tensor)) {
         return 0;
@@ -75,6 +78,7 @@ void Driver::add_gradient(Snapshot& snapshot, const at::Tensor& leaf) {
     }
 }
 
+// Note the roles of parameters and buffers of modules, and of their gradients.
 void Driver::add_tensors_of_modules(Snapshot& snapshot) {
     for (const ModuleTensor& each : module_tensors_) {
         const at::Tensor tensor(each.tensor.lock());
@@ -93,6 +97,7 @@ void Driver::add_tensors_of_modules(Snapshot& snapshot) {
     }
 }
 
+// Add a resident storage that has a record.
 void Driver::add_storage(Snapshot& snapshot, Record& record) {
     int flags = flags_of(record);
     const void* parameter = nullptr;

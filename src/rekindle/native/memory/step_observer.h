@@ -6,7 +6,7 @@ namespace rekindle {
 struct Recipe;
 struct Record;
 
-// Notified about operators and accesses. All members are called with the core's lock.
+// Notified about operators and accesses. All members are called with the session mutex.
 class StepObserver {
 public:
     StepObserver(const StepObserver&) = delete;

@@ -106,6 +106,7 @@ void Driver::count(Nanoseconds cost, Bytes nbytes, Bytes workspace) {
     note_memory();
 }
 
+// Note the memory in use for samples and peaks; called after every change by an operator.
 void Driver::note_memory() {
     peak_snapshot_due = peak_snapshot_due || engine.memory > peak_threshold_;
     samples.look(engine);
@@ -136,6 +137,7 @@ Record* Driver::known(const c10::TensorImpl& tensor) {
     return found->record != nullptr ? found->record : &list(*found, home_of(tensor), &tensor);
 }
 
+// Return the record of an entry, which becomes a source if it was only counted.
 Record& Driver::known_at(Resident found, c10::StorageImpl& home) {
     return found.record != nullptr ? *found.record
                                    : list(found, Home::reclaim_copy(&home), nullptr);
@@ -156,6 +158,7 @@ Bytes Driver::count(c10::StorageImpl& home, const Facts* maker) {
     return nbytes;
 }
 
+// Register the memory in `home` as a source. `maker` is null if no operator of the program made it.
 Record& Driver::become_source(const Facts* maker, const Home& home, const c10::TensorImpl* tensor) {
     Recipe& call = new_call(maker, 0, false);
     const Ref<Call> kept(&call);
@@ -176,6 +179,7 @@ Record& Driver::list(Resident counted, const Home& home, const c10::TensorImpl* 
     return become_source(counted.maker, home, tensor);
 }
 
+// Record that a storage which was only counted is counted no longer.
 void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
     if (transcriber.writes()) {
         const auto id = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
@@ -184,6 +188,7 @@ void Driver::note_uncounted(const void* address, Bytes nbytes) noexcept {
     }
 }
 
+// Register memory of the program that was not seen before. Throws `Shortage` if it does not fit.
 Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
     const Bytes nbytes = counted(home);
     // Until now its bytes counted as `outside_`.
@@ -201,6 +206,7 @@ Record& Driver::adopt(const c10::TensorImpl& tensor, c10::StorageImpl& home) {
     return become_source(nullptr, home_of(tensor), &tensor);
 }
 
+// Note how the program refers to a new source.
 void Driver::describe(Record& record, const c10::TensorImpl& tensor) {
     record.follow(tensor);
     const at::Tensor whole(record.origin.lock());
@@ -504,6 +510,7 @@ void Driver::let_home_go(Record& record) {
     }
 }
 
+// Drop our references to storages that the engine reports as needed by nothing.
 void Driver::let_go_of_idle() {
     while (!engine.idle.empty()) {
         const Ref<Storage> idle = std::move(engine.idle.back());

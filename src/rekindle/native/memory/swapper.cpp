@@ -19,6 +19,7 @@ constexpr std::size_t READS_AHEAD = 2;
 Swapper::Swapper(Driver& driver, _object* asked)
     : copies(asked), driver_(driver), engine_(driver.engine) {}
 
+// Return true if a transfer of `record` is among `moves`.
 bool Swapper::has(const Moves& moves, const Record& record) noexcept {
     return std::ranges::any_of(moves, [&](const Moving& each) { return each.record == &record; });
 }
@@ -107,6 +108,7 @@ Bytes Swapper::in_flight() const noexcept {
     return nbytes;
 }
 
+// Let the engine count `nbytes` for transfers in flight, instead of the previous number.
 void Swapper::count(Bytes nbytes) {
     if (nbytes != counted_) {
         engine_.account(0, nbytes - counted_);
@@ -313,22 +315,25 @@ void Swapper::give_up(Record& record) {
     wait(record);
 }
 
+// Return the position of id `number` in `away_`, or the position where it belongs.
 std::vector<Record*>::iterator Swapper::place_of(StorageId number) {
     return std::ranges::lower_bound(away_, number, {}, [](const Record* each) { return each->id; });
 }
 
+// Return true if `record` is in `away_`: evicted, with a copy.
 bool Swapper::is_away(const Record& record) {
     const auto place = place_of(record.id);
     return place != away_.end() && *place == &record;
 }
 
+// Remove `record` from `away_`.
 void Swapper::leave_away(const Record& record) {
     if (is_away(record)) {
         away_.erase(place_of(record.id));
     }
 }
 
-// -- what goes wrong ------------------------------------------------------------------------------
+// -- failures -------------------------------------------------------------------------------------
 
 // Forget the copy of `record`, which could not be written or read.
 void Swapper::forget(Record& record, const std::string& why) {

@@ -16,6 +16,7 @@ void Driver::hang(Record& record, const Home& home) {
     arrive(record, home, {});
 }
 
+// Run `events`, within `Swapper::amid` if values are swapped.
 void Driver::act(c10::function_ref<void()> events) const {
     if (swapper == nullptr) {
         events();
@@ -53,6 +54,7 @@ void Driver::wait_for_copies() const {
     }
 }
 
+// Action of the engine: start to copy `storage` to the host, and evict it unless `keep`.
 bool Driver::swap_out(Storage& storage, bool keep) {
     Record& record = record_of(storage);
     if (!swapper->begin(record)) {
@@ -67,6 +69,7 @@ bool Driver::swap_out(Storage& storage, bool keep) {
     return true;
 }
 
+// Action of the engine: read `storage` from its copy.
 void Driver::swap_in(Storage& storage) {
     Record& record = record_of(storage);
     refuse_in_a_graph(record.site());
@@ -77,6 +80,7 @@ void Driver::swap_in(Storage& storage) {
     }  // otherwise it was still resident, or the engine recomputes it
 }
 
+// Action of the engine: free the copy of `storage`.
 void Driver::discard(Storage& storage) {
     swapper->discard(record_of(storage));
 }
@@ -91,6 +95,7 @@ void Driver::wait_for_room(Call& call, bool in_place) {
     swapper->wait_for(call.nbytes + engine.workspace_of(call));
 }
 
+// Action of the engine: recompute the outputs of `call`.
 void Driver::compute(Call& call, bool in_place) {
     if (swapper == nullptr) {
         compute_now(call, in_place);

@@ -15,6 +15,7 @@ namespace rekindle {
 
 namespace {
 
+// Add the storage of `tensor`, or those of its parts if it is a sparse tensor.
 void add_homes(const at::Tensor& tensor, Homes& homes) {
     if (has_memory(*tensor.unsafeGetTensorImpl())) {
         homes.push_back(tensor.storage().unsafeGetStorageImpl());

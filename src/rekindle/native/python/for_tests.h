@@ -31,7 +31,7 @@ PyObject* again(PyObject* arguments);
 PyObject* in_flight(PyObject* arguments);
 // has_lock() -> bool
 //
-// Return True if this thread has the session's mutex.
+// Return True if this thread has the session mutex.
 PyObject* has_lock(PyObject* arguments);
 // bytes_asked_for(text) -> int
 //

@@ -15,6 +15,7 @@ namespace rekindle {
 
 namespace {
 
+// Return the learner of a driver. Raises if it learns nothing.
 Learner& learner_of(PyObject* capsule) {
     Driver& driver = driver_of(capsule);
     Learner* learner = learner_of(driver);
@@ -22,6 +23,7 @@ Learner& learner_of(PyObject* capsule) {
     return *learner;
 }
 
+// Return the name of `reason` for Python.
 const char* said(Ended::Reason reason) noexcept {
     switch (reason) {
         case Ended::Reason::went_on:

@@ -49,7 +49,7 @@ using rekindle::parse;
 using rekindle::PythonChooser;
 using rekindle::tensor_of;
 
-// -- functions -----------------------------------------------------------------------------------
+// -- functions ------------------------------------------------------------------------------------
 
 // Return the strings of a Python sequence.
 std::vector<std::string> texts(PyObject* list) {

@@ -45,6 +45,7 @@ void each_part(PyObject* value, F& visit) {
     }
 }
 
+// Visit the values of a dict, or the items of a list or tuple.
 template <class F>
 // NOLINTNEXTLINE(misc-no-recursion): containers are nested
 void each_item(PyObject* value, F& visit) {
@@ -130,11 +131,13 @@ struct Optimized final {
     std::string kind;      // key: steps of equal kind need the same memory
 };
 
+// Append the bytes of `number` to the key of a step.
 template <class Number>
 void append(std::string& text, Number number) {
     text.append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
+// Add a parameter with its gradient and state, and extend the key of the step.
 void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     if (!THPVariable_Check(parameter)) {
         found.is_plain = false;
@@ -170,6 +173,7 @@ void add_parameter(PyObject* parameter, States& states, Optimized& found) {
     }
 }
 
+// Add the parameters of one group.
 void add_group(PyObject* group, States& states, Optimized& found) {
     const Object listed(PyMapping_GetItemString(group, "params"));
     const Object parameters(PySequence_Fast(listed.get(), "parameters: a list is wanted"));
@@ -192,6 +196,7 @@ Optimized optimized(PyObject* groups, PyObject* state) {
     return found;
 }
 
+// Call `act` with each tensor that has memory.
 template <class F>
 void each_with_memory(const Tensors& tensors, F&& act) {
     for (const at::Tensor& each : tensors) {
@@ -201,6 +206,7 @@ void each_with_memory(const Tensors& tensors, F&& act) {
     }
 }
 
+// Recompute and pin the values that need the current contents of `written`, and release sources.
 void save_what_needs(Driver& driver, const Tensors& written) {
     each_with_memory(written, [&](const c10::TensorImpl& each) { driver.save_what_needs(each); });
     // Otherwise the optimizer step would seem to free them.

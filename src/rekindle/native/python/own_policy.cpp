@@ -28,6 +28,7 @@ struct CandidateObject final {
     std::array<std::int64_t, 4> numbers;
 };
 
+// Return the numbers that a policy may read.
 std::array<std::int64_t, 4> numbers_of(const Storage& storage) noexcept {
     return {storage.nbytes, storage.cost, storage.last_access, storage.order};
 }
@@ -241,13 +242,15 @@ void PythonChooser::disposed(Storage& storage) noexcept {
     Py_DECREF(object);
 }
 
-// -- events of the engine ------------------------------------------------------------------------
+// -- events of the engine -------------------------------------------------------------------------
 
+// Queue an event for Python.
 void PythonChooser::hear(const char* method, Storage& storage) {
     news_.push_back({method, Ref<Storage>(&storage)});
     any_news_.store(true, std::memory_order_relaxed);
 }
 
+// Deliver queued events, unless another thread is calling Python.
 void PythonChooser::tell_now() {
     if (Py_IsInitialized() == 0) {
         return;

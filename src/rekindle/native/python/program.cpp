@@ -251,6 +251,7 @@ using Hooks = torch::autograd::SavedVariableHooks;
 
 constexpr const char* HANDLE = "rekindle.native.Handle";
 
+// Destructor of a wrapped handle.
 void release_handle(PyObject* capsule) {
     const std::unique_ptr<Hooks> released(
         static_cast<Hooks*>(PyCapsule_GetPointer(capsule, HANDLE))
@@ -290,6 +291,7 @@ at::Tensor unpack(PyObject* handle) {
 
 namespace {
 
+// Tell Python that a driver is destroyed, as a pending call of the main thread.
 int say_gone(void* number) {
     PyObject* done =
         PyObject_CallMethod(python().answers, "gone", "n", reinterpret_cast<Py_ssize_t>(number));

@@ -85,6 +85,7 @@ PyObject* tuple_of(const Owned& owned) {
     );
 }
 
+// Return a list of tuples.
 template <class Each>
 PyObject* list_of(const std::vector<Each>& things) {
     Object list(PyList_New(static_cast<Py_ssize_t>(things.size())));

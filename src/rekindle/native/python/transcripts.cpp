@@ -33,6 +33,7 @@ std::pair<Driver&, std::int64_t> asked_for(PyObject* arguments) {
     return {driver, number};
 }
 
+// Raise if a recording is incomplete.
 void check_written(bool complete) {
     TORCH_CHECK(complete, "there was no memory to write down what the program did");
 }

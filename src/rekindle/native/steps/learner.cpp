@@ -101,6 +101,7 @@ Ended Learner::end() {
     return ended;
 }
 
+// Clear the state of the step that was followed.
 void Learner::forget_step() {
     met_.clear();
     made_.clear();
@@ -230,6 +231,7 @@ void Learner::leave(const char* name) {
     may_begin(met_.back());
 }
 
+// Return a plan whose first operator is `met`, or null.
 const c10::intrusive_ptr<Lesson>* Learner::beginning_with(std::int64_t met) const {
     for (const auto& lesson : lessons_) {
         if (lesson->met.front() == met) {
@@ -248,6 +250,7 @@ void Learner::may_begin(std::int64_t met) {
     }
 }
 
+// Abandon the plan that is followed, if any.
 void Learner::let_go() {
     makes_.reset();
     if (!following_) {
@@ -294,6 +297,7 @@ void Learner::write_down() {
     writing_ = true;
 }
 
+// End the recording, and drop it if the journal ran out of memory.
 void Learner::stop_writing() {
     if (std::exchange(writing_, false) && transcript_) {
         if (!driver_.transcriber.tell(*transcript_)) {

@@ -11,6 +11,7 @@ constexpr std::size_t FAR = 64;
 
 }  // namespace
 
+// Handle an operator that is not the expected one: skip operators outside the graph, or give up.
 std::int64_t Walk::meets_another(std::int64_t met) noexcept {
     if (at_ == 0) {
         return (met & BACKWARD) != 0 ? LOST : ASIDE;
@@ -26,6 +27,7 @@ std::int64_t Walk::meets_another(std::int64_t met) noexcept {
     return (met & BACKWARD) != 0 || met == shape_[0] ? LOST : ASIDE;
 }
 
+// Return the index of the next operator in the graph, or the end.
 std::size_t Walk::next_of_graph() const noexcept {
     std::size_t at = at_;
     while (at < shape_.size() && (shape_[at] & GRAPH) == 0) {
@@ -34,6 +36,7 @@ std::size_t Walk::next_of_graph() const noexcept {
     return at;
 }
 
+// Look for `met` in [first, end), and advance behind it. Return its index, or `LOST`.
 std::int64_t Walk::further(std::int64_t met, std::size_t first, std::size_t end) noexcept {
     for (std::size_t found = first; found < end; ++found) {
         if (shape_[found] == met) {
