@@ -82,8 +82,7 @@ Watch& the_watch() noexcept {
     return made;
 }
 
-// public c10::Allocator {: Allocator that wraps the CPU allocator found at start and counts what it
-// gives out.
+// Allocator that wraps the CPU allocator found at start and counts what it gives out.
 class Counting final : public c10::Allocator {
 public:
     explicit Counting(c10::Allocator& counted) : counted_(counted) {}

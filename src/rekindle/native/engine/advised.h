@@ -12,8 +12,8 @@
 
 namespace rekindle {
 
-// public Chooser {: Evicts marked storages in the order in which they became candidates; otherwise
-// asks the wrapped policy.
+// Evicts marked storages in the order in which they became candidates; otherwise asks the wrapped
+// policy.
 class AdvisedChooser final : public Chooser {
 public:
     explicit AdvisedChooser(std::unique_ptr<Chooser> chooser) : chooser_(std::move(chooser)) {}

@@ -1,6 +1,6 @@
-// What the core throws, in numbers. `in_words` (python.h) makes an error of Python's of it at each
-// edge of the core: where PyTorch or Python called. It is a `std::exception` all the same, for
-// nothing else may leave a thread of autograd's.
+// Errors that the core throws. Each holds numbers; `in_words` (python.h) turns it into a Python
+// error wherever PyTorch or Python called the core. They derive from `std::exception`, because
+// autograd's threads catch nothing else.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,12 +18,13 @@ namespace rekindle {
 class Driver;
 struct Facts;
 
+// Base class of the core's errors.
 class Error : public std::exception {
 public:
-    // `said`: if nobody puts it into words.
+    // `said`: the message if the error is not translated.
     explicit Error(const char* said) noexcept : said_(said) {}
 
-    // Throws what the program sees.
+    // Throw the error that the program sees.
     [[noreturn]] virtual void raise(Driver& driver) const = 0;
 
     const char* what() const noexcept override { return said_; }
@@ -32,7 +33,7 @@ private:
     const char* said_;
 };
 
-// There is no room: `who` needs `needed` bytes more.
+// The budget has no room: `who` needs `needed` more bytes.
 struct Shortage final : Error {
     Shortage(Bytes more, Bytes there, Bytes most, std::string whose)
         : Error("out of memory: the budget has no room for what comes next"),
@@ -49,7 +50,7 @@ struct Shortage final : Error {
     std::string who;
 };
 
-// Runs `step`. Nothing: there was room for it.
+// Run `step`. Return its `Shortage`; none if there was room.
 template <class Step>
 std::optional<Shortage> shortage_of(Step&& step) {
     try {
@@ -60,7 +61,7 @@ std::optional<Shortage> shortage_of(Step&& step) {
     }
 }
 
-// The device has no more memory, and nothing is left to evict; what it said.
+// The device is out of memory, and nothing is left to evict. Holds the allocator's message.
 struct Full final : Error {
     explicit Full(std::string what)
         : Error("out of memory: the device has no more"), said(std::move(what)) {}
@@ -70,7 +71,7 @@ struct Full final : Error {
     std::string said;
 };
 
-// A program that nobody said is on a device is on this one.
+// The budget was opened without `device=`, and the program uses this other device.
 struct Elsewhere final : Error {
     explicit Elsewhere(c10::Device where)
         : Error("the program uses another device than the budget"), met(where) {}
@@ -80,7 +81,7 @@ struct Elsewhere final : Error {
     c10::Device met;
 };
 
-// What one made was evicted, and is asked for while the device writes a graph.
+// A value must be recomputed while a CUDA graph is captured, which is not possible.
 struct InAGraph final : Error {
     explicit InAGraph(const char* maker)
         : Error("an evicted value was asked for while a graph was captured"), site(maker) {}
@@ -90,8 +91,8 @@ struct InAGraph final : Error {
     const char* site;
 };
 
-// An operator is refused: a collective that may write nobody knows what, or what a dispatch mode or
-// a subclass does with it where those come after the key.
+// An operator is refused (R11): a collective that may write unknown memory, or an operator under a
+// dispatch mode or subclass that runs after the key.
 struct Unseen final : Error {
     explicit Unseen(const Facts& op, bool in_python = false)
         : Error("an operator is refused within a budget"), facts(&op), by_python(in_python) {}
@@ -102,7 +103,7 @@ struct Unseen final : Error {
     bool by_python;
 };
 
-// A call that could be run again made so many bytes when it was, and before so many.
+// A recomputed operator made `now` bytes, and `before` bytes the first time.
 struct ChangedSize final : Error {
     ChangedSize(const Facts* op, Bytes made, Bytes once)
         : Error("an operator made more or less when it ran again"),
@@ -117,7 +118,7 @@ struct ChangedSize final : Error {
     Bytes before;
 };
 
-// An input of such a call has so many bytes, and had so many.
+// An input of a recomputation has `now` bytes, and had `before`.
 struct ResizedInput final : Error {
     ResizedInput(Bytes there, Bytes once)
         : Error("a tensor was resized that a value is computed from"), now(there), before(once) {}
@@ -128,7 +129,7 @@ struct ResizedInput final : Error {
     Bytes before;
 };
 
-// What one made was written where the budget does not see it.
+// An input of a recomputation was modified where the runtime does not see it.
 struct ModifiedInput final : Error {
     ModifiedInput(const char* maker, std::int64_t is, std::int64_t was)
         : Error("a tensor was modified that a value is computed from"),
@@ -143,7 +144,7 @@ struct ModifiedInput final : Error {
     std::int64_t expected;
 };
 
-// What one made was written where PyTorch does not see it.
+// An input of a recomputation was modified outside PyTorch.
 struct ForeignInput final : Error {
     explicit ForeignInput(const char* maker)
         : Error("memory that a value is computed from was written outside PyTorch"), site(maker) {}
@@ -153,7 +154,7 @@ struct ForeignInput final : Error {
     const char* site;
 };
 
-// What cannot be computed again could not be read back.
+// The copy of a value that cannot be recomputed could not be read.
 struct CopyLost final : Error {
     explicit CopyLost(std::string maker)
         : Error("a value that was swapped out could not be read back"), site(std::move(maker)) {}
@@ -163,7 +164,7 @@ struct CopyLost final : Error {
     std::string site;
 };
 
-// An input of a call is not there any more.
+// An input of a call is not in memory any more.
 struct Died final : Error {
     Died() : Error("a value that should be in memory is not; please report this") {}
 

@@ -22,18 +22,19 @@ struct Tables final {
     Slab<Facts> facts;
 };
 
-// The schema of an operator that was removed.
+// Schema of a deregistered operator.
 struct Removed final {
     const void* schema;
     Removed* next;
 };
 
-// Those that nobody has acted on: the youngest first. Any thread adds to it, and waits for nobody.
+// Stack of schemas that are not processed yet. Any thread pushes to it without a lock.
 std::atomic<Removed*>& removed() noexcept {
     static constinit std::atomic<Removed*> first;
     return first;
 }
 
+// Receives deregistrations from the dispatcher, in any thread.
 class Listener final : public c10::OpRegistrationListener {
 public:
     void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
@@ -46,7 +47,7 @@ public:
     }
 };
 
-// Operators may still be asked for while the process ends.
+// Never destroyed: operators also run while the process ends.
 Tables& tables() {
     static auto& made = immortal<Tables>();
     return made;
@@ -81,11 +82,12 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
         }
         facts.resizes = facts.resizes || argument.kwarg_only();
         const bool list = argument.type()->kind() == c10::TypeKind::ListType;
-        facts.starts_anew = facts.starts_anew && !list;  // else it may be amid it
+        // It may fail after it has written part of the list.
+        facts.starts_anew = facts.starts_anew && !list;
         first = false;
     }
     facts.writes = !first;
-    if (facts.has(Traits::COLLECTIVE)) {  // although the schema denies it
+    if (facts.has(Traits::COLLECTIVE)) {  // Although its schema denies it.
         facts.written = 1;
         facts.writes = true;
     }
@@ -93,7 +95,7 @@ void read_arguments(Facts& facts, const c10::FunctionSchema& schema) {
                    !facts.has(Traits::HARMLESS);
 }
 
-// Operators that draw from a buffer of their own have these arguments.
+// An operator with its own generator state has these arguments.
 void read_own_state(Facts& facts, const c10::FunctionSchema& schema) {
     bool own = false;
     for (std::uint32_t i = 0; i < facts.arguments && i < 64; ++i) {
@@ -121,7 +123,8 @@ void read_returns(Facts& facts, const c10::FunctionSchema& schema) {
     facts.view = only_aliases && !facts.writes && !facts.moves && !facts.composed;
 }
 
-// Whether one of `parts` is in its name, or it is not torch's own: who knows what it does?
+// Return true if the name contains one of `parts`, or the operator is not PyTorch's and therefore
+// unknown.
 bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     if (!name.starts_with("aten::")) {
         return true;
@@ -139,7 +142,8 @@ Facts& learn(const c10::OperatorHandle& op) {
     facts.arguments = static_cast<std::uint32_t>(schema.arguments().size());
     facts.returns = static_cast<std::uint32_t>(schema.returns().size());
     facts.traits = traits_of(facts.name);
-    // A few have both: where one of their own is, that runs (`silu_backward`).
+    // Some operators have both kernels. Then the backend's kernel runs (for example
+    // `silu_backward`).
     facts.composed = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
     facts.moves = facts.name.starts_with("aten::set_");
@@ -149,7 +153,7 @@ Facts& learn(const c10::OperatorHandle& op) {
     read_returns(facts, schema);
     facts.marks = facts.name.starts_with("profiler::");
     facts.ends = facts.marks && facts.name.find("enter") == std::string::npos;
-    // What is recomputed is kept for all streams that the program uses, whatever it says here.
+    // Recomputed values are kept for all streams of the program, so its effect is not needed.
     facts.view = facts.view || facts.marks || facts.name == "aten::record_stream";
     facts.random = op.hasTag(at::Tag::nondeterministic_seeded) || facts.has(Traits::RANDOM);
     facts.dynamic = op.hasTag(at::Tag::dynamic_output_shape);
@@ -197,7 +201,7 @@ void see_removals() {
 
 namespace {
 
-// Another operator may have its schema where that of a removed one was.
+// Forget deregistered operators, because a new operator may have its schema at the same address.
 void forget_removed() {
     if (removed().load(std::memory_order_relaxed) == nullptr) {
         return;
@@ -205,7 +209,7 @@ void forget_removed() {
     std::unique_ptr<Removed> first(removed().exchange(nullptr, std::memory_order_acquire));
     while (first) {
         if (Facts** found = tables().known.find(first->schema)) {
-            (*found)->removed = true;  // recipes may refer to it
+            (*found)->removed = true;  // Recipes may still refer to it.
             tables().known.take(first->schema);
         }
         first.reset(first->next);

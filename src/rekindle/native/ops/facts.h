@@ -1,7 +1,7 @@
-// What the runtime must know about an operator, learned once for each overload.
+// Properties of operators that the runtime needs, derived once per overload.
 //
-// The schema says most of it. Where it is silent or wrong the tables of
-// rekindle.pytorch.operators._operators do: they are told at start, and written down nowhere else.
+// Most follow from the schema. The tables of rekindle.pytorch.operators._operators complete and
+// correct it; Python passes them at start.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,12 +16,13 @@
 
 namespace rekindle {
 
-// What is special about the content of a memory, so that reading it needs a second look.
-inline constexpr std::uint8_t UNWRITTEN = 2;  // made by `empty`, and no operator has written to it
-inline constexpr std::uint8_t ZEROED = 4;     // made by `zeros`, likewise
+// Properties of the contents of a storage. A reader must check them.
+inline constexpr std::uint8_t UNWRITTEN = 2;  // Made by `empty`, and no operator has written to it.
+inline constexpr std::uint8_t ZEROED = 4;     // Made by `zeros`, and no operator has written to it.
 
-// What the tables of the twin say of a name. `statistics`: positions of the running statistics that
-// it writes although the schema denies it, and of the flag that says whether (R6); -1: none.
+// Entries of the tables for one operator. `statistics` are three positions; -1 if there is none:
+// the running mean and variance, which it writes although its schema denies that, and the flag that
+// enables the writes (R6).
 struct Traits final {
     static constexpr std::uint32_t ROUTING = 1;
     static constexpr std::uint32_t INDEXING = 2;
@@ -33,67 +34,71 @@ struct Traits final {
     static constexpr std::uint32_t RANDOM = 128;
     static constexpr std::uint32_t STATISTICS = 256;
     static constexpr std::uint32_t COUNTED_FIRST = 512;
-    static constexpr std::uint32_t COLLECTIVE = 1024;  // writes its first argument
-    static constexpr std::uint32_t HARMLESS = 2048;    // named like one, and writes nothing
+    static constexpr std::uint32_t COLLECTIVE = 1024;  // Writes its first argument.
+    // Has a name like a collective, and writes nothing.
+    static constexpr std::uint32_t HARMLESS = 2048;
     static constexpr std::uint32_t REDUCED_IN_PLACE = 4096;
-    // Of what may give other bits when it runs again on a device (`_doubtful`).
+    // Operators that may compute other bits when they run again on a device (`_doubtful`).
     static constexpr std::uint32_t ATOMICS = 8192;
     static constexpr std::uint32_t ACCUMULATES = 16384;
     static constexpr std::uint32_t TIMED = 32768;
     static constexpr std::uint32_t CONJUGATING = 65536;
-    static constexpr std::uint32_t QUERY = 131072;  // reads no element, and makes nothing
+    static constexpr std::uint32_t QUERY = 131072;  // Reads no element, and makes no tensor.
     static constexpr std::uint32_t DOUBT = ATOMICS | ACCUMULATES | TIMED;
 
     std::uint32_t flags = 0;
     std::array<int, 3> statistics{-1, -1, -1};
-    int accumulate = -1;  // the position of the argument that says whether it adds
+    int accumulate = -1;  // Position of the flag that makes it accumulate; -1 if there is none.
 };
 
+// Properties of one overload.
 struct Facts final {
     std::string name;
     std::uint32_t arguments = 0;
     std::uint32_t returns = 0;
-    std::uint64_t written = 0;    // which of the first 64 arguments are
-    std::uint64_t own_state = 0;  // if all of these draw, then from an argument
-    int device = -1;              // the position of the argument that says where the result is
+    std::uint64_t written = 0;  // Bits of the first 64 arguments that it writes.
+    // Bits of arguments. If all are set, it draws from a generator state in its arguments.
+    std::uint64_t own_state = 0;
+    // Position of the argument that chooses the device of the result; -1 if there is none.
+    int device = -1;
     Traits traits;
-    std::uint8_t content = 0;      // of a result until somebody writes to it
-    bool view = false;             // returns views only: no memory, no work
-    bool composed = false;         // of other operators, which come here themselves
-    bool moves = false;            // gives a tensor other memory
-    bool returns_tensors = false;  // else it makes none
-    bool returns_written = false;  // what it writes, and nothing beside
+    std::uint8_t content = 0;      // Properties of its results until an operator writes to them.
+    bool view = false;             // Returns only views: no memory, no work.
+    bool composed = false;         // Calls other operators, which reach the fallback themselves.
+    bool moves = false;            // Gives a tensor another storage.
+    bool returns_tensors = false;  // If false, it makes no tensor.
+    bool returns_written = false;  // Returns only tensors that it writes.
     bool random = false;
-    bool dynamic = false;         // sizes of results depend on the content of arguments
-    bool resizes = false;         // may change the size of a storage
-    bool writes = false;          // statistics included
-    bool opaque = false;          // never run again
-    bool differentiated = false;  // has a backward pass of its own: it runs with grad mode off
-    bool unseen = false;          // may write nobody knows what (R11)
-    bool product = false;         // of matrices or the like: there is a precision to choose
-    bool roomy = false;           // on a CPU: takes more inside itself than it makes, maybe
-    bool marks = false;           // a range of the profiler begins or ends
-    bool ends = false;            // it ends
-    bool starts_anew = true;      // out of memory it can be called once more
-    bool region = false;          // compiled code, which draws from every generator there is
-    bool removed = false;         // there is no such operator any more, or another of that name
+    bool dynamic = false;         // Sizes of its results depend on values of arguments.
+    bool resizes = false;         // May change the size of a storage.
+    bool writes = false;          // Includes writes of statistics.
+    bool opaque = false;          // Never runs again.
+    bool differentiated = false;  // Has its own backward pass, and runs with grad mode off.
+    bool unseen = false;          // May write unknown memory (R11).
+    bool product = false;     // A matrix product or similar, for which a precision can be chosen.
+    bool roomy = false;       // May need more workspace than its outputs take, on a CPU.
+    bool marks = false;       // Begins or ends a range of the profiler.
+    bool ends = false;        // Ends a range of the profiler.
+    bool starts_anew = true;  // Can be called again after it ran out of memory.
+    bool region = false;      // Code compiled by Inductor (R12), which may draw from any generator.
+    bool removed = false;     // The operator was deregistered, or another took its name.
 
     bool has(std::uint32_t trait) const noexcept { return (traits.flags & trait) != 0; }
 };
 
-// The tables as the twin has them. Once, before the first operator.
+// Add an entry of the tables. Called before the first operator.
 void learn_traits(std::string name, const Traits& traits);
-// Operators of these namespaces talk to the outside and are never run again (R9).
+// Never run operators of this namespace again, because they have external effects (R9).
 void learn_effects(std::string name_space);
-// In the names of operators that sum up products.
+// Add a part of the names of operators that compute products.
 void learn_products(std::string part);
-// In the names of operators that on a CPU take more inside themselves than they make.
+// Add a part of the names of operators with large workspaces on a CPU.
 void learn_roomy(std::string part);
-// From now on `facts_of` hears of operators that are removed. Once.
+// Let `facts_of` notice deregistered operators. Called once.
 void see_removals();
-// The facts of an operator. Not without the core's lock.
+// Return the facts of an operator. Requires the session mutex.
 const Facts& facts_of(const c10::OperatorHandle& op);
-// Whether the operator that `facts` are of is there no more. Not without the core's lock.
+// Return true if the operator was deregistered. Requires the session mutex.
 bool was_removed(const Facts& facts);
 
 }  // namespace rekindle

@@ -15,7 +15,7 @@ namespace rekindle {
 
 namespace {
 
-// What stands for something in a key, with the bits of a tensor above.
+// Tags in a key. Higher bits describe the argument.
 struct Mark final {
     enum : std::int64_t {
         tensor = 1,
@@ -49,7 +49,7 @@ void Invocation::take(const torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         take_argument(given[i], i);
     }
-    if (tensors.empty()) {  // arange(0.0, 1.0, 0.1): here they decide the size
+    if (tensors.empty()) {  // For arange(0.0, 1.0, 0.1) and the like, the doubles decide the size.
         for (const c10::IValue& extra : extras) {
             if (extra.isDouble()) {
                 key.push_back(bits_of(extra.toDouble()));
@@ -131,13 +131,14 @@ void Invocation::take_tensor(const at::Tensor& tensor, bool is_written) {
               static_cast<std::int64_t>(impl.is_neg()) << 25 |
               static_cast<std::int64_t>(asks) << 26 | static_cast<std::int64_t>(sizes.size()) << 32;
     *word++ = impl.storage_offset();
-    for (std::size_t i = 0; i < sizes.size(); ++i) {  // few: a call to copy them takes longer
+    // There are few, so a loop is faster than a call that copies them.
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
         *word++ = sizes[i];
         *word++ = strides[i];
     }
 }
 
-// A number of Python's: its value is copied, and no memory counted.
+// A Python number: its value is copied, and its memory is not counted.
 bool Invocation::take_wrapped(const c10::TensorImpl& tensor) {
     if (tensor.dim() != 0 || !is_plain(tensor) || !tensor.is_cpu() || tensor.is_conj() ||
         tensor.is_neg()) {
@@ -171,7 +172,7 @@ void Invocation::take_list(const c10::IValue& value, std::uint32_t position) {
     const auto items = value.toListRef();
     key.push_back(Mark::list | static_cast<std::int64_t>(items.size()) << 8);
     opaque = opaque || value.isComplexDoubleList();
-    if (value.isDoubleList()) {  // factors of an interpolation: they decide the size
+    if (value.isDoubleList()) {  // Scale factors of an interpolation, which decide the size.
         for (const c10::IValue& item : items) {
             key.push_back(Mark::number);
             key.push_back(bits_of(item.toDouble()));
@@ -179,7 +180,8 @@ void Invocation::take_list(const c10::IValue& value, std::uint32_t position) {
         return;
     }
     for (const c10::IValue& item : items) {
-        if (item.isList()) {  // of a collective: what it writes is to be known
+        // The tensor lists of a collective. They are parsed because it may write them.
+        if (item.isList()) {
             opaque = true;
             take_list(item, position);
         } else {
@@ -199,12 +201,12 @@ void Invocation::take_text(std::string_view text) {
     }
 }
 
-// The running statistics that this call writes behind the schema's back (R6).
+// Find the running statistics that this call writes although its schema denies it (R6).
 void Invocation::take_statistics(const torch::jit::Stack& stack) {
     const auto given = torch::jit::last(stack, facts.arguments);
     const auto [mean, variance, training] = facts.traits.statistics;
     if (mean < 0) {
-        return;  // the schema says what it writes
+        return;  // The schema is right.
     }
     written.clear();
     const auto n = static_cast<int>(facts.arguments);

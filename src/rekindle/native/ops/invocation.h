@@ -1,4 +1,5 @@
-// A call of an operator taken apart: the key of its signature, and what is not in there.
+// Parses a call of an operator: the key of its signature, and the arguments that the key does not
+// contain.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@
 
 namespace rekindle {
 
-// One call of an operator by the program: its arguments, taken apart, and what is known.
+// One call of an operator by the program.
 class Invocation final {
 public:
     explicit Invocation(const Facts& what) : facts(what) {}
@@ -26,15 +27,18 @@ public:
     Invocation& operator=(Invocation&&) = delete;
     ~Invocation() = default;
 
+    // Parse the arguments on top of `stack`.
     void take(const torch::jit::Stack& stack);
 
     const Facts& facts;
     c10::SmallVector<std::int64_t, 64> key;
-    c10::SmallVector<c10::TensorImpl*, 8> tensors;  // in order, or what they are made of
-    std::vector<at::Tensor> parts;                  // keeps those
-    c10::SmallVector<c10::IValue, 2> extras;        // what is not in the key
-    c10::SmallVector<std::uint32_t, 2> written;     // which tensors are written
-    bool opaque = false;  // something that cannot be rebuilt is among the arguments
+    // Tensor arguments in order; for tensors without memory, their components.
+    c10::SmallVector<c10::TensorImpl*, 8> tensors;
+    std::vector<at::Tensor> parts;  // Keeps those components alive.
+    // Arguments that the key does not contain: doubles, generators, wrapped numbers.
+    c10::SmallVector<c10::IValue, 2> extras;
+    c10::SmallVector<std::uint32_t, 2> written;  // Indices into `tensors` of those that it writes.
+    bool opaque = false;                         // True if an argument cannot be rebuilt.
     c10::intrusive_ptr<Signature> signature;
 
 private:

@@ -1,4 +1,4 @@
-// What the operators read that this thread runs just now.
+// Operands of the operators that this thread is running.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -10,9 +10,9 @@
 
 namespace rekindle {
 
-// While it lives, the operands of one operator are there, and stay there. So its kernel, which may
-// be written in Python, may take their addresses and give those to others: it promises that nobody
-// keeps one, or writes there, but as its schema says.
+// Scope in which the operands of one operator stay resident. Its kernel may be written in Python
+// and may pass their addresses on. The kernel guarantees that no address is used afterwards, and
+// that its schema declares all writes.
 class KernelOperands final {
 public:
     explicit KernelOperands(std::span<const c10::TensorImpl* const> operands) noexcept;
@@ -23,7 +23,7 @@ public:
     KernelOperands& operator=(KernelOperands&&) = delete;
     ~KernelOperands();
 
-    // Whether an operator that this thread runs has an operand in `home`.
+    // Return true if an operator that this thread runs has an operand in `home`.
     static bool has(const c10::StorageImpl& home) noexcept;
 
 private:

@@ -1,4 +1,4 @@
-// What operators cost on a device.
+// Measures the costs of operators on a device.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -11,13 +11,13 @@
 
 namespace rekindle {
 
-// Prices operators by pairs of events. Nothing ever waits for the device.
+// Measures operators by pairs of events, and never waits for the device.
 //
-// Until its events have happened an operator costs what moving its results takes at 1 TB/s, and a
-// microsecond for the launch: the order of things, for the first steps.
+// Until the events of an operator have completed, its cost is an estimate: a microsecond for the
+// launch, and the time to move its results at 1 TB/s.
 class Prices final {
 public:
-    // A call of `signature` begins, and ends. Between the two others may be asked about.
+    // Events around one call of `signature`. Other calls may come between them.
     class Pair final {
     public:
         Pair(c10::intrusive_ptr<Signature> what, const c10::Stream& stream);
@@ -27,8 +27,8 @@ public:
         c10::Event end;
     };
 
-    // Looks at what has happened meanwhile. Whether one more is of use: more wait in vain, for a
-    // price takes three.
+    // Process the pairs that have completed. Return true if measuring `signature` once more is
+    // useful; too many pending pairs would be useless, because a cost needs three.
     bool wants_more(Signature& signature);
 
     void add(Pair pair) { pending_.push_back(std::move(pair)); }

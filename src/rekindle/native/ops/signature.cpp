@@ -34,7 +34,7 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) noexcept {
     return hash ^ hash >> 29;
 }
 
-// Each word has a multiplier of its own, so that none waits for the one before it.
+// Each word is multiplied independently of the one before, so that the processor overlaps them.
 std::uint64_t hash_of(std::span<const std::int64_t> words) noexcept {
     std::uint64_t multiplier = 0x9E3779B97F4A7C15ULL;
     std::uint64_t sum = NO_WORDS;
@@ -77,7 +77,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
     if (value.isDouble() || value.isGenerator() || value.isComplexDouble()) {
         return {Kind::extra, {}, {}};
     }
-    if (!value.isList()) {  // a storage, say, would be kept alive
+    if (!value.isList()) {  // Otherwise the signature would keep it alive (a storage, for example).
         const bool keeps = value.isNone() || value.isInt() || value.isBool() || value.isString() ||
                            value.isDevice();
         return {keeps ? Kind::constant : Kind::undefined, {}, keeps ? value : c10::IValue()};
@@ -99,7 +99,7 @@ Signature::Part Signature::part_of(const c10::IValue& value) const {
         made.items.push_back(part_of(item).kind);
     }
     if (!of_tensors) {
-        made.constant = value;  // those that do not vary
+        made.constant = value;  // The elements that do not vary.
     } else if (value.isOptionalTensorList() || !std::ranges::all_of(items, is_tensor)) {
         made.kind = Kind::optionals;
     }
@@ -173,7 +173,7 @@ at::Tensor meta_of(const Geometry& geometry) {
     return made;
 }
 
-// The same, but on the meta device.
+// Move the arguments to the meta device.
 void on_meta(const Facts& facts, const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     for (std::uint32_t i = 0; i < facts.arguments; ++i) {
         const bool where = op.schema().arguments()[i].name() == "device";
@@ -193,13 +193,14 @@ Need Signature::predict(
     if (!facts.returns_tensors || (facts.writes && facts.returns_written && !facts.resizes)) {
         return {0, true};
     }
-    if (!rebuildable_) {  // as large as the largest argument: a guess
+    if (!rebuildable_) {  // Guess: as large as the largest argument.
         Bytes most = 0;
         for (const Geometry& geometry : geometries) {
             most = std::max(most, geometry.nbytes());
         }
         const Bytes padded = largest_padded(given);
-        if (padded != 0 && op.hasTag(at::Tag::pointwise)) {  // of nested tensors: just that
+        // Exact for pointwise operators on nested tensors.
+        if (padded != 0 && op.hasTag(at::Tag::pointwise)) {
             return {most, true};
         }
         return {std::max(most, padded), facts.name == "aten::to_padded_tensor"};
@@ -207,11 +208,11 @@ Need Signature::predict(
     try {
         return {bytes_on_meta(extras, device), true};
     } catch (const std::exception& error) {
-        if (ends_the_program(error)) {  // some say in Python what they would make
+        if (ends_the_program(error)) {  // Meta kernels may be written in Python.
             throw;
         }
-        // If the arguments are wrong, the operator itself will say so.
-        std::int64_t most = 0;  // coordinates of all elements of the largest argument
+        // Invalid arguments are reported by the operator itself.
+        std::int64_t most = 0;  // Bound: coordinates of all elements of the largest argument.
         for (const Geometry& geometry : geometries) {
             const auto dimensions = static_cast<std::int64_t>(geometry.sizes.size());
             most = std::max(most, geometry.numel() * std::max<std::int64_t>(1, dimensions));
@@ -233,10 +234,10 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device
     torch::jit::Stack stack;
     arguments(stack, metas, extras);
     on_meta(facts, op, stack);
-    const at::DisableRecordFunctionGuard unseen;  // the program's profiler is to see what it runs
+    const at::DisableRecordFunctionGuard unseen;  // The program's profiler must not see this call.
     op.callBoxed(stack);
     Bytes total = 0;
-    Bytes element = 0;  // of a result
+    Bytes element = 0;  // Bytes per element of a result.
     each_tensor(stack, [&](std::uint32_t /*position*/, const at::Tensor& tensor) {
         if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) {
             return;
@@ -254,7 +255,7 @@ Bytes Signature::bytes_on_meta(std::span<const c10::IValue> extras, const Device
     return total;
 }
 
-// As many as there are before they are summed up.
+// Return the number of elements before the reduction.
 std::int64_t Signature::elements() const {
     at::DimVector sizes;
     for (const Geometry& geometry : geometries) {
@@ -293,7 +294,8 @@ std::int64_t Signature::number() {
             }
             hash = mixed(hash, part->size());
         }
-        for (std::size_t i = 1; i < key.size(); ++i) {  // the first one is an address
+        // The first word is an address, which differs between processes.
+        for (std::size_t i = 1; i < key.size(); ++i) {
             hash = mixed(hash, static_cast<std::uint64_t>(key[i]));
         }
         number_ = static_cast<std::int64_t>(hash >> 4);
@@ -323,7 +325,9 @@ struct Signatures final {
     }
 
     void add(Slot slot) {
-        if (n > MOST_KEPT) {  // ever new shapes or integers: recipes keep those that they need
+        // The program keeps using new shapes or integers. Recipes keep the signatures that they
+        // need.
+        if (n > MOST_KEPT) {
             slots.assign(slots.size(), Slot{});
             n = 0;
         }

@@ -1,8 +1,9 @@
-// Calls that differ only in the content of their tensors share a signature.
+// Calls that differ only in the contents of their tensors share a signature.
 //
-// A signature holds the arguments with a geometry in the place of each tensor: enough to know the
-// sizes of the results before the operator runs, to price it, and, with tensors put back, to run it
-// again. Numbers that change from call to call (a double, a generator) stay out of it, as extras.
+// A signature holds the arguments, with a geometry in place of each tensor. That is enough to
+// predict the sizes of the results, to estimate the cost, and, given tensors, to run the call
+// again. Arguments that change from call to call (doubles, generators) are stored per call as
+// extras.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +25,7 @@
 
 namespace rekindle {
 
-// What the results of a call take. `known`: just that; else it is a bound or a guess.
+// Bytes that the results of a call take: exact if `known`, otherwise a bound or a guess.
 struct Need final {
     Bytes nbytes;
     bool known;
@@ -32,6 +33,7 @@ struct Need final {
 
 class Invocation;
 
+// A signature and the measurements of its calls. Shared by all recipes with it.
 class Signature final : public c10::intrusive_ptr_target {
 public:
     Signature(
@@ -46,35 +48,39 @@ public:
     const Facts& facts;
     const c10::OperatorHandle op;
     const std::vector<std::int64_t> key;
-    std::vector<Geometry> geometries;  // of the tensor arguments, in order
-    Bytes needed = -1;   // of the storages that a call makes, or an upper bound; negative: unknown
-    bool bound = false;  // it is an upper bound
-    std::optional<std::vector<Bytes>> pieces;         // of each of those storages, once it is known
-    std::optional<std::vector<std::uint32_t>> fresh;  // which results have storages of their own
-    bool ordinary = false;  // its bytes are known beforehand, and nothing else to look out for
+    std::vector<Geometry> geometries;  // Tensor arguments, in order.
+    // Bytes of the storages that a call makes, or an upper bound; negative if unknown.
+    Bytes needed = -1;
+    bool bound = false;                        // `needed` is an upper bound.
+    std::optional<std::vector<Bytes>> pieces;  // Bytes of each of those storages, once known.
+    // Results that have storages of their own, once known.
+    std::optional<std::vector<std::uint32_t>> fresh;
+    // The size is known beforehand, and the call needs no special treatment.
+    bool ordinary = false;
     bool priced = false;
     Nanoseconds cost = 0;
-    // The most that a call had in use beside what it made, at any time while it ran.
+    // Largest number of bytes that a call had in use in addition to its outputs.
     Bytes workspace = 0;
-    int watched = 0;  // calls of which that is known
+    int watched = 0;  // Number of calls whose workspace was measured.
 
-    // Bytes of what a call will make, from the operator's meta kernel: nothing is computed. Where
-    // there is none, or sizes depend on values: a bound. May run Python: without the core's lock.
+    // Predict the bytes of the results with the operator's meta kernel, which computes nothing.
+    // Returns a bound if there is no meta kernel or sizes depend on values. May run Python, so the
+    // caller must not hold the session mutex.
     Need predict(
         std::span<const c10::IValue> given,
         std::span<const c10::IValue> extras,
         const Device& device
     ) const;
-    // Which of the tensors that a call returned are new, and their bytes.
+    // Record which of the tensors that a call returned have new storages, and their bytes.
     void learn(std::span<const std::uint32_t> positions, Bytes nbytes, bool exotic);
-    // Takes one execution into the price: the least of the first three.
+    // Record the time of one execution. The cost is the least of the first three.
     void sample(Nanoseconds elapsed) noexcept;
-    // Takes one execution, which had `inside` bytes in use beside what it made. The first may have
-    // been special, as where cuDNN tries what is fastest: the second one counts anew.
+    // Record that one execution had `inside` bytes of workspace. The second measurement replaces
+    // the first, which may be special (cuDNN tries several kernels).
     void took(Bytes inside) noexcept;
-    // By which it is known in every process.
+    // Return a number that identifies the signature in every process.
     std::int64_t number();
-    // The arguments of one call again; a tensor that is not defined is left out as None.
+    // Rebuild the arguments of one call. An undefined tensor becomes None.
     void arguments(
         torch::jit::Stack& stack, std::span<at::Tensor> tensors, std::span<const c10::IValue> extras
     ) const;
@@ -93,7 +99,7 @@ private:
 
     struct Part final {
         Kind kind;
-        std::vector<Kind> items;  // of a list
+        std::vector<Kind> items;  // Elements of a list.
         c10::IValue constant;
     };
 
@@ -102,19 +108,19 @@ private:
     std::int64_t elements() const;
 
     std::vector<Part> parts_;
-    bool rebuildable_;  // all arguments are in the parts, or in extras
+    bool rebuildable_;  // All arguments are in `parts_` or in extras.
     int samples_ = 0;
     std::int64_t number_ = -1;
 };
 
-// The signature of a call, for as long as nobody asks for too many others.
+// Return the signature of a call. It is cached until there are too many.
 c10::intrusive_ptr<Signature> signature_of(
     const c10::OperatorHandle& op, const Invocation& invocation, const torch::jit::Stack& stack
 );
 std::size_t signatures_known() noexcept;
 std::vector<const Signature*> all_signatures();
 
-// Tests give every signature the same price; negative: prices are measured.
+// For tests: give each signature the same cost; if negative, measure costs.
 void fix_costs(Nanoseconds cost) noexcept;
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// Sizes of results that the content of arguments decides.
+// Sizes of results that depend on values of the arguments.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -8,10 +8,10 @@
 
 namespace rekindle {
 
-inline constexpr Bytes COUNT_BYTES = 8;  // what it takes to find out
+inline constexpr Bytes COUNT_BYTES = 8;  // Memory needed to compute such a size.
 
-// The size of what a call makes, or a better bound, where that is quick to know; `UNLIMITED` where
-// it is not. Computes.
+// Return the exact size of the results, or a better bound, if it can be computed quickly; otherwise
+// `UNLIMITED`. Runs operators on the arguments.
 Need bytes_of_dynamic(const Facts& facts, std::span<const c10::IValue> given);
 
 }  // namespace rekindle

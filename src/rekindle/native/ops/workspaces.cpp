@@ -13,17 +13,18 @@ namespace rekindle {
 
 namespace {
 
-constexpr int ENOUGH = 4;         // so many signatures of a kind tell what to expect
-constexpr Bytes NOTICED = 1'024;  // less is a number made a tensor, or what is rounded
+constexpr int ENOUGH = 4;  // Signatures of a kind after which its maximum is trusted.
+// Smaller measurements are rounding, or numbers that were turned into tensors.
+constexpr Bytes NOTICED = 1'024;
 
-// What is known of operators of one kind.
+// Measurements of operators of one kind.
 struct Kind final {
-    int seen = 0;  // signatures of which a call was seen
+    int seen = 0;  // Signatures with at least one measured call.
     Bytes most = 0;
-    bool copies = false;  // one of them took about as much as it reads and makes
+    bool copies = false;  // One of them needed about as much as its inputs and outputs take.
 };
 
-// Of operators by their names, on a device and on the CPU.
+// By name, and by whether they ran on an accelerator.
 using Kinds = std::map<std::pair<std::string, bool>, Kind>;
 
 Kinds& kinds() {
@@ -31,7 +32,7 @@ Kinds& kinds() {
     return made;
 }
 
-// All products have a workspace like each other's.
+// All matrix products count as one kind.
 std::string_view kind_of(const Facts& facts) {
     std::string_view name = facts.name;
     while (name.ends_with('_')) {
@@ -40,7 +41,7 @@ std::string_view kind_of(const Facts& facts) {
     return name.ends_with("mm") || name.ends_with("matmul") ? "product" : name;
 }
 
-// Bytes of what it reads and makes.
+// Return the bytes of its inputs and outputs.
 Bytes touched_by(const Signature& signature) {
     Bytes touched = std::max<Bytes>(0, signature.needed);
     for (const Geometry& each : signature.geometries) {
@@ -49,7 +50,8 @@ Bytes touched_by(const Signature& signature) {
     return touched;
 }
 
-// A copy of that: CPUs compute in single precision, so one of numbers in half precision is larger.
+// Return the bytes of a copy of those. CPUs compute in single precision, so a copy of
+// half-precision numbers is larger.
 Bytes one_copy(const Signature& signature, const Device& device) {
     const bool wider =
         !device.queues() && std::ranges::any_of(signature.geometries, [](const auto& each) {
@@ -77,7 +79,7 @@ Watched::Watched(const Device& device) : device_(device), counts_(possible(devic
 
 Watched::~Watched() {
     if (counts_ && !device_.queues()) {
-        watched_allocations();  // whatever became of it, nobody watches any more
+        watched_allocations();  // End the measurement even if the call failed.
     }
 }
 

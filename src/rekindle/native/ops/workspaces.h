@@ -1,9 +1,10 @@
-// What operators have in use inside themselves beside what they make, and give back.
+// Measures workspaces: memory that an operator uses internally and frees before it returns.
 //
-// A convolution's scratch, the workspaces of cuBLAS and cuDNN, what a composite operator computes
-// on its way: no dispatcher shows them, only the allocator. It is the same at every call of a
-// signature, so the first calls tell, and room is made for it before all others. Before the first
-// call of all there is a guess, and room as far as it can be had.
+// Examples are scratch memory of convolutions, workspaces of cuBLAS and cuDNN, and intermediate
+// results of composite operators. No dispatcher shows them, only the allocator. Calls of one
+// signature need the same workspace. So it is measured in the first calls, and room is made for it
+// before later ones. Before the first call the size is guessed, and room is made as far as
+// possible.
 #pragma once
 
 #include <optional>
@@ -14,13 +15,13 @@
 
 namespace rekindle {
 
-// What an allocator says of one call.
+// Memory of one call, as measured at the allocator.
 struct Used final {
-    Bytes inside;  // the most in use while it ran, beside what is there after it
-    Bytes kept;    // what is there after it beside what was there before
+    Bytes inside;  // Peak while it ran, without the memory that remains.
+    Bytes kept;    // Memory that remains, in addition to what was there before.
 };
 
-// One call that runs now, as the allocator sees it: of the device, or the one that counts.
+// Measurement of one running call, at the device's allocator or the counting one.
 class Watched final {
 public:
     explicit Watched(const Device& device);
@@ -30,10 +31,10 @@ public:
     Watched& operator=(Watched&&) = delete;
     ~Watched();
 
-    // Whether there is an allocator that tells.
+    // Return true if there is an allocator that can be measured.
     static bool possible(const Device& device) noexcept;
 
-    // It ran. Nothing: nobody can tell.
+    // Return the measurement after the call; none if it was impossible.
     std::optional<Used> end() const;
 
 private:
@@ -43,14 +44,15 @@ private:
     Bytes returned_ = 0;
 };
 
-// They are learned for as long as the process lives, as signatures are: a budget knows what those
-// before it saw. Not without the core's lock.
+// Measurements are kept for the lifetime of the process, as signatures are: a budget uses those of
+// earlier budgets. The functions below require the session mutex.
 
-// A call took so much.
+// Record the measurement of a call.
 void learn_workspace(Signature& signature, const Used& used, const Device& device);
-// What the first call of a signature may take; on a CPU nothing, if it is not one of those that do.
+// Return a guess for the first call of a signature. On a CPU it is 0, except for operators known
+// for workspaces.
 Bytes guess_workspace(const Signature& signature, const Device& device);
-// What operators of each kind took is not known any more.
+// Forget the workspaces of operators by kind.
 void forget_workspaces() noexcept;
 
 }  // namespace rekindle

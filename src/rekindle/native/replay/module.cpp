@@ -1,5 +1,5 @@
-// The Python module `_engine`: the native engine for the simulator and for tests. METH functions
-// and conversions, nothing else.
+// Python module `_engine`: the native engine for the simulator and for tests. Converts arguments
+// and results; `Player` does the work.
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -22,34 +22,34 @@ using Words = std::span<const std::int64_t>;
 
 enum class Ending : long { passed, no_room, thrashed, fault, malformed };
 
-// How a run ended, and the numbers that tell more about it.
+// Result of a run, with numbers that describe an error.
 struct End final {
     Ending ending = Ending::passed;
     std::array<std::int64_t, 4> numbers{};
     const char* what = "";
 };
 
-// What a settings array holds, in this order.
+// Layout of the settings array.
 enum class Setting : std::uint8_t {
-    budget,  // negative: none
+    budget,  // negative: unlimited
     costs,
     by_size,
     by_staleness,
     root,
     dead,
-    recompute_limit,  // negative: none
+    recompute_limit,  // negative: unlimited
     quirks,
-    watch,    // bits, as `Player` has them
-    journal,  // entries
-    swap,     // whether anything is swapped
-    host,     // bytes; negative: no limit
+    watch,    // bits of `Player::Watch`
+    journal,  // number of entries to keep
+    swap,     // nonzero: values can be swapped
+    host,     // bytes; negative: unlimited
     out_bytes_per_s,
     in_bytes_per_s,
     swap_only,
     count,
 };
 
-// A buffer of 64 bit words that Python gave us.
+// A buffer of 64-bit words, borrowed from Python.
 class Buffer final {
 public:
     Buffer() = default;
@@ -115,7 +115,7 @@ End found(const rekindle::Fault& fault) {
     return {Ending::fault, {fault.storage, 0, 0, 0}, fault.what};
 }
 
-// Plays the stream; what ends it early is told, not thrown.
+// Play the stream. Errors become part of the result.
 End play(Player& player, Words words, std::int64_t watch) {
     End end;
     try {

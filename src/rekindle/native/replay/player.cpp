@@ -39,7 +39,7 @@ void Player::free(Storage& storage) {
     acted(storage.id, freed);
 }
 
-// Whether the copy that is to be made now is the one that fails.
+// Return true if the current transfer must fail.
 bool Player::fails() noexcept {
     fail_in_ -= fail_in_ >= 0 ? 1 : 0;
     return fail_in_ == 0;
@@ -81,7 +81,7 @@ std::optional<Fault> Player::play(std::span<const std::int64_t> words) {
     position_ = 0;
     while (position_ < words_.size()) {
         const bool room = step();
-        engine_.idle.clear();  // nothing to do: a simulated program holds no memory of its own
+        engine_.idle.clear();  // A simulated program has no memory of its own to release.
         if ((watch_ & check) != 0) {
             if (const std::optional<Fault> fault = engine_.check(); fault) {
                 return fault;
@@ -299,7 +299,7 @@ void Player::read_outputs(PlainCall& call, std::vector<Ref<Storage>>& made) {
         if (known_.size() <= at) {
             known_.resize(std::max(at + 1, 2 * known_.size()));
         }
-        if (nbytes < 0) {  // `storage` is a value of it
+        if (nbytes < 0) {  // It is a view, and `storage` is a value of its storage.
             const Known base = known(storage);
             known_[at] = {base.storage, &engine_.graph.views(call, *base.storage)};
         } else {

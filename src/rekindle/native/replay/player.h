@@ -1,5 +1,5 @@
-// Drives an engine with a whole stream of events at once, and notes what it does: for the simulator
-// and for tests, where nothing is computed. The stream is words of 64 bits.
+// Feeds a whole stream of events to an engine and records its actions, for the simulator and for
+// tests. Nothing is computed. The stream consists of 64-bit words.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@
 
 namespace rekindle {
 
-// What a word says comes next, and what follows it. Values and storages are numbered by whoever
-// writes the stream; where an event is about a storage it names one of its values.
+// First word of an event; its arguments follow. The writer of the stream numbers values and
+// storages. An event about a storage names one of its values.
 enum class Word : std::int64_t {
-    // operator, cost, flags, workspace; count and values read; count and (value, storage, bytes) of
-    // what it
-    // makes, where fewer than no bytes mean a view of the storage of that value; count and (output,
-    // source) pairs
+    // operator, cost, flags, workspace;
+    // n, then n values that it reads;
+    // n, then n outputs: value, storage, bytes. Negative bytes mean a view; then the storage is
+    // given by one of its values;
+    // n, then n overwritten inputs: output, source.
     call,
-    use,         // value, nothing; so do all others have two
+    use,         // value, unused; each event below has two arguments
     pin,         // value
     retain,      // value
     release,     // value
@@ -36,46 +37,48 @@ enum class Word : std::int64_t {
     require,     // value
     make_room,   // bytes
     shrink,      // bytes
-    evict,       // the candidate of the least loss
+    evict,       // evicts the candidate with the least loss
     let_return,  // value, 0: no, 1: yes, 2: last
     lock,        // value
     unlock,      // value
     listen,
     clear_reserve,
-    let,  // value: it is not named any more
+    let,  // value: the stream does not use it any more
     ahead,
-    prefetch,   // bytes; negative: as much as there is room for
+    prefetch,   // bytes; negative: as many as fit
     discards,   //
-    measured,   // bytes in a second out and in; 0: nothing new
+    measured,   // bytes per second out and in; 0: unchanged
     copy_lost,  // value
-    fail,       // how many copies there and back until one fails, that can
+    fail,       // number of transfers until one fails; only transfers that can fail count
 };
 
-// A stream that cannot be read; where.
+// The stream is invalid at `position`.
 struct Malformed final {
     std::size_t position;
 };
 
+// A storage without memory.
 struct PlainStorage final : Storage {
     using Storage::Storage;
 };
 
+// A call without an operator.
 struct PlainCall final : Call {
     using Call::Call;
 
     Bytes workspace = 0;
 };
 
-// One run. What happened until an exception is there.
+// One run. The results up to an exception are kept.
 class Player final : public Performer, public Host {
 public:
-    // What is done beside playing, as bits: `check` every invariant and note the state after each
-    // event; go on after an event for which there was no room, which `forgive` notes.
+    // Bits. `steps_only`: record the state after each event. `check`: also check all invariants.
+    // `forgive`: continue after an event that failed for lack of room, and record that.
     enum Watch : std::int64_t { steps_only = 1, check = 2, forgive = 4 };
 
     enum Flags : std::int64_t { replayable = 1, held = 2, admitted = 4 };
 
-    // Actions are told as 8 * the storage, or the operator of a `Compute`, + one of these.
+    // Actions are recorded as 8 * storage (or operator, for a `Compute`) + one of these.
     enum Action : std::int64_t {
         freed = 0,
         computed = 1,
@@ -101,21 +104,22 @@ public:
     Player& operator=(Player&&) = delete;
     ~Player() = default;
 
-    // Throws `NoRoom`, `Thrashed`, `Malformed`. Returns the first fault, if it is to check.
+    // Play the stream. Throw `NoRoom`, `Thrashed` or `Malformed`. Return the first fault if `check`
+    // is set.
     std::optional<Fault> play(std::span<const std::int64_t> words);
 
     const Engine& engine() const noexcept { return engine_; }
 
     Engine& engine() noexcept { return engine_; }
 
-    // Bytes of all that is kept about the program, for one moment.
+    // Return the current bytes of bookkeeping about the program.
     std::size_t bookkeeping() const noexcept;
 
     std::vector<std::int64_t> actions;
     std::vector<Nanoseconds> clock;
     std::vector<Bytes> memory;
-    // If it is to note them: actions (negative, less one: no room), memory and clock after each
-    // event.
+    // If recorded, three words per event: number of actions so far (its bitwise complement if there
+    // was no room), memory, clock.
     std::vector<std::int64_t> steps;
     std::int64_t evictions = 0;
     std::int64_t recomputations = 0;
@@ -153,7 +157,7 @@ private:
     bool fails() noexcept;
     std::int64_t next();
     Known& known(std::int64_t value);
-    // Whether there was room.
+    // Play one event. Return false if there was no room.
     bool step();
     void event(Word word);
     void event_about(Word word, Known& about, std::int64_t number);
@@ -169,8 +173,8 @@ private:
     Engine engine_;
     std::optional<Follower> follower_;
     std::vector<Known> known_;
-    std::int64_t fail_in_ = -1;   // copies until one fails; negative: none does
-    std::int64_t following_ = 0;  // the next operator to run for the first time
+    std::int64_t fail_in_ = -1;   // Transfers until one fails; negative if none does.
+    std::int64_t following_ = 0;  // Next operator to run for the first time.
     std::span<const std::int64_t> words_;
     std::size_t position_ = 0;
     std::vector<Value*> inputs_;

@@ -1,4 +1,5 @@
-// Where a recorded call runs again, and where the runtime runs operators of its own.
+// Thread state in which a recorded call runs again, and in which the runtime runs operators of its
+// own.
 #pragma once
 
 #include <c10/core/AutogradState.h>
@@ -6,7 +7,8 @@
 
 namespace rekindle {
 
-// Below autograd, autocast and modes, where the fallback saw the call; in the grad mode of then.
+// Scope below autograd, autocast and dispatch modes, at the point where the fallback saw the call.
+// Sets the grad mode that the call had.
 class AsTheFirstTime final {
 public:
     explicit AsTheFirstTime(bool grad_mode);

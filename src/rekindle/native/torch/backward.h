@@ -1,14 +1,14 @@
-// Backward passes that go on.
+// Tracks running backward passes.
 #pragma once
 
 namespace rekindle {
 
-// Whether this thread is within one.
+// Return true if this thread runs one.
 bool in_backward_pass();
-// Whether any thread is.
+// Return true if any thread runs one.
 bool is_any_backward_pass() noexcept;
 
-// One more, as long as it lives.
+// Scope of a backward pass.
 class BackwardPass final {
 public:
     BackwardPass() noexcept;

@@ -11,11 +11,12 @@ namespace rekindle {
 
 namespace {}  // namespace
 
-// Who is to hear. Memory may be freed while the process ends.
+// All queues. Never destroyed: deleters also run while the process ends.
 struct Everybody final {
     std::vector<Deaths*> listening;
 
-    // Memory at `address` is about to be free. Returns whether somebody is to act on it at once.
+    // Queue `address`, whose memory is about to be freed. Return true if a queue must be drained at
+    // once.
     bool hears_of(const void* address) {
         bool late = false;
         for (Deaths* each : listening) {
@@ -38,7 +39,7 @@ Everybody& everybody() noexcept {
     return made;
 }
 
-// Tells of `context` before `free` makes room for others at its address.
+// Queue `context` before `free` makes its address available to others.
 template <class F>
 void tell_and(void* context, F&& free) {
     bool late = false;
@@ -52,7 +53,7 @@ void tell_and(void* context, F&& free) {
     }
 }
 
-// As a rule `to` is empty, and nothing is copied.
+// Usually `to` is empty, and nothing is copied.
 template <class T>
 void move_all(std::vector<T>& from, std::vector<T>& to) {
     if (to.empty()) {
@@ -63,8 +64,8 @@ void move_all(std::vector<T>& from, std::vector<T>& to) {
     from.clear();
 }
 
-// In the place of the deleter that `Frees` gives. Two kinds of memory go about: that of the
-// allocator that was there, and that of the one that counts.
+// Replacement for the deleter that `Frees` returns. There are two instantiations: for memory of the
+// original CPU allocator and for memory of the counting wrapper.
 template <c10::DeleterFnPtr (*Frees)() noexcept>
 void tell_and_free(void* context) {
     tell_and(context, [&] { Frees()(context); });

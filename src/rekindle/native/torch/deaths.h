@@ -1,8 +1,14 @@
-// Tells drivers of memory that is gone.
+// Reports storages that PyTorch frees.
 //
-// The deleter of each storage that is known is replaced by ours, which queues the address and only
-// then frees. So an address is in the queue before anybody can get it again: whoever empties the
-// queue before registering an address is exact. It may run in any thread, amid anything.
+// NOTE [The queue of freed addresses]
+//
+// The runtime finds records by the address of their memory, so it must know when an address becomes
+// invalid. It replaces the deleter of each storage that it knows. The new deleter first queues the
+// address and then frees the memory. So an address is in the queue before the allocator can hand it
+// out again. Code that drains the queue before it registers an address never confuses two storages.
+//
+// A deleter can run in any thread and under any lock. It therefore only enqueues, under a leaf
+// lock, and runs nothing else of the runtime.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -17,7 +23,7 @@ namespace rekindle {
 struct Everybody;
 struct Record;
 
-// What died, oldest first, until the driver acts on it.
+// Queue of freed addresses and released records, oldest first, until the driver drains it.
 class Deaths final {
 public:
     Deaths();
@@ -29,28 +35,32 @@ public:
 
     bool any() const noexcept { return any_.load(std::memory_order_acquire); }
 
-    // A handle of autograd's is gone.
+    // A saved-tensor handle of `record` was destroyed.
     void released(Record& record);
-    // Both since this was last asked, added to what is there.
+    // Move all queued entries to the end of `addresses` and `records`.
     void take(std::vector<const void*>& addresses, std::vector<Record*>& records);
 
-    // The context is over: no operator comes by any more to look.
+    // True after the budget's context has ended: then no operator drains the queue, and the deleter
+    // does so.
     std::atomic<bool> late{false};
 
 private:
     friend struct Everybody;
 
-    // The rest with the leaf lock.
+    // Guarded by the leaf lock, unlike `late`.
     std::atomic<bool> any_{false};
     std::vector<const void*> addresses_;
     std::vector<Record*> records_;
 };
 
-// From now on all drivers hear when the memory of `home` goes. False: it is not the allocator's.
+// Replace the deleter of `home`, so that all queues get its address when it is freed. Return false
+// if the memory is not from PyTorch's allocator.
 bool watch(c10::StorageImpl& home) noexcept;
-// All drivers hear that a storage without memory is gone, by the `char` that it had instead.
+// Deleter of a placeholder's token, a unique `char` in place of memory. Queues its address and
+// frees it.
 void tell_and_forget_token(void* token);
-// All drivers act on what died, unless somebody is amid something: the next action makes up.
+// Let all drivers drain their queues, unless a thread is in the middle of an event. The next event
+// does so then.
 void settle_late() noexcept;
 
 }  // namespace rekindle

@@ -17,7 +17,7 @@ namespace rekindle {
 
 namespace {
 
-// What a library says in the place of an `OutOfMemoryError`: cuBLAS, the driver, NCCL.
+// Messages of libraries that mean out of memory: cuBLAS, the driver, cuDNN, NCCL.
 constexpr std::array<std::string_view, 4> OUT_OF_MEMORY{
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -71,7 +71,8 @@ Device::Device(c10::Device which) : which_(which) {
 }
 
 bool Device::is_capturing(const std::optional<c10::Stream>& now) const {
-    return now && now->id() != 0 && writes_a_graph(*guard_, *now);  // the default stream never does
+    // The default stream is never captured.
+    return now && now->id() != 0 && writes_a_graph(*guard_, *now);
 }
 
 void Device::read(const c10::StorageImpl& home, Order& order, StreamIndex here) {
@@ -132,7 +133,7 @@ c10::CachingDeviceAllocator::DeviceStats Device::stats() const {
 
 GivenOut Device::given_out() const {
     const auto all = stats();
-    const auto& bytes = all.allocated_bytes[0];  // of all pools
+    const auto& bytes = all.allocated_bytes[0];  // All pools.
     return {bytes.current, bytes.peak, bytes.freed};
 }
 

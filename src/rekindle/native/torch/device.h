@@ -1,12 +1,17 @@
-// The device that a budget is for, where it queues what it is told: order among a program's
-// streams, and what its allocator says. Nothing here needs CUDA's headers.
+// The device of a budget: its streams, its allocator, and the order of the work queued on it.
+// Includes no CUDA headers.
 //
-// A program orders its streams for what it does itself: a value is read on another stream only
-// after a wait. Recomputation and eviction come at other moments, on whatever stream is current
-// then, and the program knows nothing of them. So with a second stream in sight, what runs again
-// waits for those that made what it reads, and those that read what it makes wait for it; memory
-// that is evicted goes to whoever wants it only when all its readers have run. A program with one
-// stream pays for one question.
+// NOTE [Order among streams]
+//
+// A program orders its own work: it reads a value on another stream only after a wait.
+// Recomputation and eviction happen at other times, on whichever stream is current then, and the
+// program knows nothing of them. So with more than one stream in use:
+//
+// - a recomputation waits for the streams that made its inputs;
+// - readers of a recomputed value wait for the stream that recomputed it;
+// - evicted memory is reused only after all its readers have run.
+//
+// A program with one stream pays for a single comparison.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -26,54 +31,58 @@
 
 namespace rekindle {
 
-// The kind of device that has streams, an allocator that can be asked, and small generators.
+// The accelerator type: it has streams, an allocator with statistics, and generators with a small
+// state.
 inline constexpr c10::DeviceType ACCELERATOR = c10::DeviceType::CUDA;
 
-// Whether there was no memory to be had: by PyTorch's allocator, or by a library's own.
+// Return true if `error` means that the device is out of memory, as reported by PyTorch's allocator
+// or by a library.
 bool is_full(const std::exception& error);
-// Without the frames that it went through.
+// Return the message of `error` without its C++ stack trace.
 std::string said_by(const std::exception& error);
-// What an allocator wanted of the device when it said this, to a hundredth of the unit (at least as
-// much); 0: it does not say.
+// Parse the bytes that an allocator failed to allocate from its message `said`, rounded up by at
+// most 1 % of the printed unit. Return 0 if the message does not say.
 Bytes asked_for(std::string_view said);
 
-// What the allocator of a device says of the bytes that it gives out, to whomever.
+// Statistics of a device's allocator, over all its users.
 struct GivenOut final {
     Bytes current;
-    Bytes peak;      // the most at once, since the program last began to count anew
-    Bytes returned;  // all that ever came back
+    Bytes peak;      // Largest `current` since the program last reset it.
+    Bytes returned;  // Total bytes freed so far.
 };
 
+// The device of a budget.
 class Device final {
 public:
     explicit Device(c10::Device which);
 
-    // Else it is the CPU, and there is nothing to put in order.
+    // Return true for an accelerator. A CPU has no queue, and nothing to put in order.
     bool queues() const noexcept { return guard_ != nullptr; }
 
     c10::Device which() const noexcept { return which_; }
 
-    // The stream that the next operator will run on.
+    // Return the stream on which the next operator will run.
     c10::Stream current_stream() const { return guard_->getStream(which_); }
 
-    // Likewise; none: there are no streams.
+    // Return the current stream; none for a CPU.
     std::optional<c10::Stream> stream_if_any() const {
         return guard_ == nullptr ? std::nullopt : std::optional(current_stream());
     }
 
-    // Whether what is launched now goes into a graph, and nothing may be asked of the device.
+    // Return true if a graph is being captured, when nothing may be asked of the device.
     bool is_capturing() const { return is_capturing(stream_if_any()); }
 
-    // Likewise, where that is the current stream.
+    // The same for the current stream `now`.
     bool is_capturing(const std::optional<c10::Stream>& now) const;
 
-    // Which stream of the program what is queued now goes to.
+    // Return the index of the stream to which work is queued now.
     StreamIndex see() { return see(stream_if_any()); }
 
-    // Likewise, where that is the current stream.
+    // The same for the current stream `now`.
     StreamIndex see(const std::optional<c10::Stream>& now) { return now ? streams.see(*now) : 0; }
 
-    // What `act` runs comes after all that is queued, and before all that comes later.
+    // Run `act` so that its work comes after all work queued before and before all work queued
+    // later, on every stream.
     template <class F>
     void in_order(F&& act) {
         const StreamIndex here = see();
@@ -91,14 +100,14 @@ public:
         streams.let_others_wait(here);
     }
 
-    // The program is about to read, or to write, what is in `home` on the stream `here`.
+    // The program is about to read (or below, to write) `home` on the stream `here`.
     void about_to_read(const c10::StorageImpl& home, Order& order, StreamIndex here) {
         if (streams.are_several()) {
             read(home, order, here);
         }
     }
 
-    // What was made again on the current stream may be read on any other, where nobody sees it.
+    // A value was recomputed on the current stream, and any other stream may read it unseen.
     void hand_to_any_stream(const c10::StorageImpl& home) {
         if (orders_readers) {
             streams.let_others_wait(see());
@@ -112,47 +121,48 @@ public:
         }
     }
 
-    // Likewise a recomputation, of which the program knows nothing.
+    // A recomputation, of which the program does not know, is about to read (or write).
     void about_to_read_again(const c10::StorageImpl& home, Order& order, StreamIndex here);
     void about_to_write_again(const Order& order, StreamIndex here);
-    // An optimizer is about to write what recomputations have read, maybe where nobody sees it.
+    // An optimizer is about to write parameters that recomputations have read, perhaps unseen.
     void about_to_step();
-    // When `home` is freed its block stays until all has run that `readers` have queued by then.
+    // Delay the reuse of the block of `home` after it is freed, until all work that `readers` have
+    // queued by then is done.
     void keep_until_read(
         const c10::StorageImpl& home, const StreamSet& readers = StreamSet::all()
     ) const;
-    // What the allocator says now.
+    // Return the current statistics of the allocator.
     GivenOut given_out() const;
 
-    // Bytes that the allocator has taken of the device, and the most that it ever had.
+    // Return the bytes that the allocator has reserved on the device, and their peak.
     Bytes reserved() const;
     Bytes most_reserved() const;
 
-    // Bytes that it has given out, to whomever.
+    // Return the bytes that the allocator has given out.
     Bytes allocated() const { return given_out().current; }
 
-    // What memory of `nbytes` takes there.
+    // Return the bytes that the allocator uses for a request of `nbytes`.
     Bytes rounded(Bytes nbytes) const noexcept {
-        constexpr Bytes grain = 512;  // it gives out no less, and multiples of it
+        constexpr Bytes grain = 512;  // Its smallest block; all blocks are multiples of it.
         return queues() ? (nbytes + grain - 1) / grain * grain : nbytes;
     }
 
-    // What the allocator keeps for later goes back to the device.
+    // Return cached memory of the allocator to the device.
     void empty_cache() const;
 
-    // Off in tests that show what each is for.
-    bool learns = true;  // what operators take inside themselves
+    // Features that tests switch off one by one to show what each is for.
+    bool learns = true;  // Measure workspaces.
     bool guesses = true;
-    bool orders = true;          // a recomputation waits for those that made what it reads,
-    bool orders_readers = true;  // those that read what it makes wait for it,
-    bool orders_writers = true;  // and those that write what it reads
+    bool orders = true;          // A recomputation waits for the streams that made its inputs.
+    bool orders_readers = true;  // Readers of a recomputed value wait for the recomputation.
+    bool orders_writers = true;  // Writers of an input wait for recomputations that read it.
     bool keeps = true;
     bool doubts = true;
     bool keeps_back = true;
     bool has_neighbors = true;
     bool finds_places = true;
 
-    Streams streams;  // of the program
+    Streams streams;  // Streams that the program uses.
 
 private:
     c10::CachingDeviceAllocator::DeviceStats stats() const;
@@ -161,7 +171,7 @@ private:
 
     const c10::Device which_;
     const c10::impl::DeviceGuardImplInterface* guard_ = nullptr;
-    StreamSet recomputed_on_;  // since the last step
+    StreamSet recomputed_on_;  // Since the last optimizer step.
 };
 
 }  // namespace rekindle

@@ -1,14 +1,18 @@
-// The dispatch key at which operators are seen, and the only place that chooses it.
+// Chooses the dispatch key at which the runtime sees operators. No other file names it.
 //
-// It has to come below autograd, so that what autograd saves and what it runs is seen, and (from
-// torch 2.13 on) below Python, so that modes and subclasses come first. Before that, what those
-// call in their turn would not be seen, and is refused.
+// NOTE [The dispatch key]
 //
-// `Fake` is such a key, and no kernel of torch's is registered for it so far. PyTorch means it for
-// a FakeTensor in C++: once that stands there, `register_at_key` says so, and the core is not
-// started. Two fallbacks at one key are refused by the dispatcher, and the former one cannot be
-// asked for, so there is none to pass calls on to. `CustomRNGKeyId`, which is for others than
-// PyTorch, comes below `BackendSelect` and `Sparse`: factories and sparse tensors pass it by.
+// The key must come below autograd, so that the fallback sees what autograd runs and saves. From
+// torch 2.13 on it also comes below Python, so that dispatch modes and tensor subclasses run first.
+// In earlier versions the operators that those call would not be seen, and are refused.
+//
+// `Fake` is such a key, and torch registers no kernel for it so far. PyTorch reserves it for a
+// FakeTensor in C++. Once that exists, `register_at_key` fails with a message, and the core does
+// not start. Two fallbacks at one key are impossible: the dispatcher refuses the second and gives
+// no access to the first.
+//
+// `CustomRNGKeyId`, which is free for projects outside PyTorch, is no alternative. It comes below
+// `BackendSelect` and `Sparse`, so factory functions and sparse tensors bypass it.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
@@ -19,16 +23,16 @@ namespace rekindle {
 
 inline constexpr c10::DispatchKey KEY = c10::DispatchKey::Fake;
 
-// Whether dispatch modes and subclasses come before the key (since torch 2.13).
+// True if dispatch modes and subclasses run before the key (since torch 2.13).
 inline constexpr bool PYTHON_COMES_FIRST =
     static_cast<int>(KEY) < static_cast<int>(c10::DispatchKey::Python);
 
 inline constexpr c10::DispatchKeySet BELOW_KEY(c10::DispatchKeySet::FULL_AFTER, KEY);
 
-// From now on every operator without a kernel of its own at the key runs `fallback`, in threads
-// that include the key. Returns why it cannot be, empty if all is well. Once.
+// Register `fallback` for each operator without a kernel of its own at the key, in threads that
+// include the key. Call it once. Return the reason if it is impossible, otherwise an empty string.
 const char* register_at_key(torch::CppFunction&& fallback);
-// What registers kernels of single operators there, for good.
+// Return a library that registers kernels of single operators at the key. It is never destroyed.
 torch::Library& library_at_key(const char* operators);
 
 }  // namespace rekindle

@@ -1,4 +1,5 @@
-// How tensors lie in their storages, and which have memory of which all is known.
+// Geometry of tensors in their storages, and the kinds of tensors whose memory is fully described
+// by it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,23 +19,23 @@
 
 namespace rekindle {
 
-// How a tensor lies in its storage.
+// Position and layout of a tensor in its storage.
 struct Geometry final {
     c10::SmallVector<std::int64_t, 5> sizes;
     c10::SmallVector<std::int64_t, 5> strides;
     std::int64_t offset = 0;
     caffe2::TypeMeta dtype;
     c10::Device device{c10::DeviceType::CPU};
-    bool conjugate = false;  // what is in memory is the conjugate
-    bool negative = false;   // what is in memory has the other sign
+    bool conjugate = false;  // The memory holds the conjugate.
+    bool negative = false;   // The memory holds the negated values.
     bool requires_grad = false;
 
     static Geometry of(const c10::TensorImpl& tensor);
-    // The tensor of this geometry in `home`.
+    // Make the tensor with this geometry in `home`.
     at::Tensor in(const c10::intrusive_ptr<c10::StorageImpl>& home) const;
     std::int64_t numel() const noexcept;
     Bytes nbytes() const noexcept;
-    // Bytes from the start of the storage to the end of the tensor.
+    // Return the bytes from the start of the storage to the end of the tensor.
     Bytes reach() const noexcept;
 };
 
@@ -52,25 +53,26 @@ inline constexpr c10::DispatchKeySet QUANTIZED_KEYS =
     c10::DispatchKeySet(c10::DispatchKey::QuantizedCPU) |
     c10::DispatchKeySet(c10::DispatchKey::QuantizedCUDA);
 
-// Whether it has memory on the CPU or on a device, though perhaps of a kind that cannot be rebuilt.
+// Return true if the tensor has memory on the CPU or on an accelerator. Its kind may be one that
+// cannot be rebuilt.
 inline bool has_memory(
     const c10::TensorImpl& tensor, c10::DispatchKeySet keys = PLAIN_KEYS | QUANTIZED_KEYS
 ) noexcept {
-    // The keys first of all: tensors of other kinds, as nested ones, throw when they are asked for
-    // more. Those that are left are strided.
+    // Check the keys first: tensors of other kinds, such as nested ones, throw for other questions.
+    // The remaining kinds are strided.
     return (tensor.key_set().raw_repr() & ~keys.raw_repr()) == 0 &&
            !tensor.has_symbolic_sizes_strides() &&
            tensor.unsafe_storage().unsafeGetStorageImpl() != nullptr &&
            (tensor.device_type() == c10::DeviceType::CPU || tensor.device_type() == ACCELERATOR);
 }
 
-// Whether that is plain, so that its geometry says all about it.
+// Return true if the tensor's geometry describes it fully.
 inline bool is_plain(const c10::TensorImpl& tensor) noexcept {
     const c10::ScalarType type = c10::typeMetaToScalarType(tensor.dtype());
     return has_memory(tensor, PLAIN_KEYS) && !c10::isQIntType(type) && !c10::isBitsType(type);
 }
 
-// Visits the tensors in what an operator returned, in order.
+// Call `visit(position, tensor)` for each tensor in the results of an operator, in order.
 template <class F>
 void each_tensor(std::span<const c10::IValue> results, F&& visit) {
     std::uint32_t position = 0;

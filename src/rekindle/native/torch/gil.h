@@ -1,10 +1,12 @@
-// Python's own lock.
+// Scope with the GIL.
 #pragma once
 
 #include <Python.h>
 
 namespace rekindle {
 
+// Takes the GIL, also in threads that Python does not know. See NOTE [Lock discipline] in
+// base/mutex.h.
 class Gil final {
 public:
     Gil() : state_(PyGILState_Ensure()) {}

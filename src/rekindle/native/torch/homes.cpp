@@ -54,7 +54,8 @@ Home copy_of(const Home& home) {
 
 std::uint64_t checksum_of(const c10::StorageImpl& home) {
     const auto* bytes = static_cast<const char*>(home.data());
-    std::array<std::uint64_t, 4> sums{1, 2, 3, 4};  // apart, for they need not wait for each other
+    // Four independent sums, which the processor computes in parallel.
+    std::array<std::uint64_t, 4> sums{1, 2, 3, 4};
     std::size_t left = home.nbytes();
     while (left != 0) {
         for (std::uint64_t& sum : sums) {

@@ -1,4 +1,5 @@
-// The memory of tensors: storages by counted references, and what is asked of their bytes.
+// Memory of tensors: counted and weak references to storages, version counters, and functions on
+// their bytes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,10 +35,16 @@ inline WeakTensor weak(const c10::TensorImpl& tensor) {
     );
 }
 
-// A version counter, and what it said when a value was known to be there (R7).
+// A version counter and its value when a recorded value was last known to be valid.
+//
+// NOTE [Version check]
+//
+// PyTorch compares version counters to find saved tensors that were modified in place. Saved-tensor
+// hooks switch that check off, so the runtime repeats it (R7). Scenario: `y = x.exp()`, then
+// `y.add_(1)`, then `backward()` must raise PyTorch's error.
 struct Version final {
     c10::VariableVersion counter{c10::VariableVersion::DISABLED};
-    std::int64_t expected = -1;  // negative: not known, or there is no counter
+    std::int64_t expected = -1;  // Negative if the value is unknown or there is no counter.
 
     static std::int64_t told_by(const c10::VariableVersion& counter) {
         return counter.enabled() ? static_cast<std::int64_t>(counter.current_version()) : -1;
@@ -50,10 +57,10 @@ struct Version final {
     void look() { expected = now(); }
 };
 
-// By which the table knows the memory in `home`; null: there is none. On the CPU that of the memory
-// itself, which several storages may share; on a device, where nobody tells when memory goes, that
-// of the storage, which nothing else can have while somebody refers to it weakly. A husk has an
-// address as well.
+// Return the key by which the table of storages knows the memory of `home`; null if it has none. On
+// the CPU it is the address of the memory, which several storages may share. On a device, where
+// frees are not reported, it is the address of the storage object, which stays unique while a weak
+// reference exists. A placeholder has a key as well.
 inline const void* address_of(const c10::StorageImpl& home) noexcept {
     const auto& data = const_cast<c10::StorageImpl&>(home)._mutable_data_ptr_no_checks();
     if (data.get() == nullptr) {
@@ -62,17 +69,17 @@ inline const void* address_of(const c10::StorageImpl& home) noexcept {
     return data.device().is_cpu() ? data.get() : &home;
 }
 
-// `tensor`, for functions that ask for a reference of their own.
+// Return `tensor` with a new reference, for functions that need an `at::Tensor`.
 at::Tensor borrowed(const c10::TensorImpl& tensor);
-// The bytes of `home` as a tensor.
+// Return the bytes of `home` as a tensor.
 at::Tensor whole_of(const Home& home);
-// So many bytes of `where`, of which nobody knows what they are.
+// Allocate `nbytes` uninitialized bytes on `where`.
 Home new_home(std::size_t nbytes, c10::Device where);
-// The same bytes in memory of its own.
+// Copy the bytes of `home` into a new storage.
 Home copy_of(const Home& home);
-// Of all bytes.
+// Return a checksum of all bytes.
 std::uint64_t checksum_of(const c10::StorageImpl& home);
-// Whether a tensor is a parameter of the program, or a view of one.
+// Return true if `tensor` is a parameter of the program, or a view of one.
 bool is_weight(const c10::TensorImpl& tensor);
 
 }  // namespace rekindle

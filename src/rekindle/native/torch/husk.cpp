@@ -14,13 +14,14 @@ constexpr const char* READ =
     "way that is not seen, as a kernel of one's own that is no operator of PyTorch. Write "
     "rekindle.budget(..., evict=\"saved\"), which never touches what variables hold";
 
-// What a husk has instead of memory: nothing, at an address of its own, whose death is told.
+// Data of a placeholder: a null pointer, and a context whose unique address is reported when it is
+// freed.
 c10::DataPtr token(c10::Device device) {
     void* made = std::make_unique<char>().release();
     return {nullptr, made, &tell_and_forget_token, device};
 }
 
-// Not with every torch there is a way back.
+// True if this torch can make such a storage readable again.
 template <class Storage>
 constexpr bool CAN_BE_READ_AGAIN = requires(Storage& home) {
     home.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());

@@ -1,28 +1,28 @@
-// Storages without memory, whose every use raises: what takes the place of memory that was let go
-// while variables of the program hold it. Twin of rekindle.pytorch.held._husk.
+// Placeholders: storages without memory whose use raises an error. A placeholder replaces memory
+// that was evicted while variables of the program hold it. Twin of rekindle.pytorch.held._husk.
 //
-// Tensors and views refer to the storage, not to its memory, so they stay what and where they are.
-// The storage keeps its size, so that views can be made; whoever reads or writes it has to have its
-// memory back before.
+// Tensors and views refer to the storage object and not to its memory, so they stay valid. The
+// storage keeps its size, so that views can still be made. The memory must be restored before the
+// tensor is read or written.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
 
 namespace rekindle {
 
-// Whether storages can be made to refuse to be read with this torch.
+// Return true if this torch supports such storages.
 bool there_are_husks() noexcept;
-// The memory of `home` is free.
+// Free the memory of `home` and turn it into a placeholder.
 void become_husk(c10::StorageImpl& home);
-// What is in `from`, which has nothing then, is in `home`.
+// Move the memory of `from` into the placeholder `home`.
 void fill_husk(c10::StorageImpl& home, c10::StorageImpl& from);
-// Whether it is one.
+// Return true if `home` is a placeholder.
 bool is_husk(const c10::StorageImpl& home) noexcept;
-// From now on it reads as memory at a null address. Returns false if it is no husk.
+// Make a placeholder readable as memory at a null address. Return false if `home` is none.
 bool allow_reading(c10::StorageImpl& home);
-// The inverse, unless it is no husk by now.
+// Undo `allow_reading`, unless `home` is no placeholder any more.
 void refuse_reading(c10::StorageImpl& home);
-// What is nobody else's as long as `home` is a husk; null: it is none.
+// Return the unique key of a placeholder; null if `data` is not one's.
 const void* token_of(const c10::DataPtr& data) noexcept;
 
 }  // namespace rekindle

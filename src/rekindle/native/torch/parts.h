@@ -1,5 +1,5 @@
-// Tensors that have no memory of their own are made of others that have: the indices and the values
-// of a sparse one, the buffer of a nested one.
+// Component tensors of tensors that have no memory of their own: indices and values of a sparse
+// tensor, the buffer of a nested tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,14 +15,15 @@ namespace rekindle {
 
 using Parts = c10::SmallVector<at::Tensor, 3>;
 
-// Those with memory; none where nobody knows.
+// Return the components that have memory; none for unknown kinds.
 Parts parts_of(const at::Tensor& tensor);
 
-// Bytes of the largest nested tensor among `given`, were it padded: it has no shape.
+// Return the bytes of the largest nested tensor among `given` after padding. Nested tensors have no
+// shape that would say so.
 Bytes largest_padded(std::span<const c10::IValue> given);
 
-// Visits the tensors with memory in what an operator returned, with the position of the result and
-// whether they are all of it; what is visited may go afterwards.
+// Call `visit(position, tensor, whole)` for each tensor with memory in the results of an operator.
+// `whole` is false for a component of the result. The visitor may release the tensor.
 template <class F>
 void each_memory(std::span<const c10::IValue> results, F&& visit) {
     each_tensor(results, [&](std::uint32_t position, const at::Tensor& tensor) {

@@ -22,7 +22,7 @@ bool poisons() noexcept {
 
 void poison(const Home& home) {
     if (c10::impl::cow::is_cow_data_ptr(home->data_ptr())) {
-        return;  // others have it as well
+        return;  // The memory is shared copy-on-write.
     }
     const AsTheFirstTime guard(false);
     whole_of(home).fill_(0xFF);

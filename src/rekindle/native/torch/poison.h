@@ -1,17 +1,17 @@
-// What is evicted is overwritten before it goes, to find a reader that comes too late.
+// Overwrites memory before it is evicted, to reveal readers that come too late.
 //
-// A kernel of one's own that keeps an address, a stream that nobody waits for: what they read is
-// there as long as nothing else takes its place, which hides the mistake for most of the time. With
-// `REKINDLE_POISON=1` in the environment they read numbers that are none, at once.
+// A custom kernel that keeps an address, or a stream without a wait, reads old values for as long
+// as the memory is not reused. That usually hides the error. With `REKINDLE_POISON=1` in the
+// environment, such a reader gets NaNs at once.
 #pragma once
 
 #include "homes.h"
 
 namespace rekindle {
 
-// Whether the environment asks for it (REKINDLE_POISON).
+// Return true if the environment sets REKINDLE_POISON.
 bool poisons() noexcept;
-// Every byte of `home` is 0xFF: numbers that are none.
+// Set all bytes of `home` to 0xFF, which is NaN for floating-point types.
 void poison(const Home& home);
 
 }  // namespace rekindle

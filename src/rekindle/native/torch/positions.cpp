@@ -8,13 +8,13 @@ namespace rekindle {
 
 namespace {
 
-constexpr int MOST = 64;             // turns: some tens of microseconds
-constexpr int PAUSE = 8;             // after it gave up: positions for which nothing is followed
-constexpr std::size_t FOLLOWED = 4;  // stretches
+constexpr int MOST = 64;             // Turns that are tried, which takes some tens of microseconds.
+constexpr int PAUSE = 8;             // Calls without following, after a failure.
+constexpr std::size_t FOLLOWED = 4;  // Stretches followed at a time.
 
 std::atomic<std::size_t> bytes_kept = 0;
 
-// The words that are made of these once all have been drawn (Matsumoto and Nishimura 1998).
+// Compute the next words from the current ones (Matsumoto and Nishimura 1998).
 void turn(Words& words) noexcept {
     constexpr std::size_t distance = 397;
     const std::size_t n = words.size();
@@ -26,7 +26,7 @@ void turn(Words& words) noexcept {
     }
 }
 
-// Those that a generator begins with.
+// Return the first words for a seed.
 Words words_of(std::uint64_t seed) {
     return at::mt19937(seed).data().state_;
 }
@@ -91,7 +91,7 @@ std::unique_ptr<Position> Positions::note(const at::Generator& generator) {
     return std::make_unique<Position>(there, stretch.start, stretch.turns);
 }
 
-// That on which the generator is now, wherever it was before.
+// Return the stretch that contains the current state. Adds one if there is none.
 const Positions::Stretch& Positions::stretch_at(const Random& there) {
     const Words& words = there.words();
     const c10::GeneratorImpl* generator = there.generator().unsafeGetGeneratorImpl();
@@ -115,7 +115,7 @@ const Positions::Stretch& Positions::stretch_at(const Random& there) {
     return stretches_.front();
 }
 
-// Whether the program came to `words` on this stretch, which is there from then on.
+// Advance `stretch` to `words`. Return false if they are not on it.
 bool Positions::reach(Stretch& stretch, const Words& words) {
     if (pause_ != 0) {
         --pause_;
@@ -134,7 +134,7 @@ bool Positions::reach(Stretch& stretch, const Words& words) {
     return false;
 }
 
-// From its seed, if that was not long ago.
+// Begin a stretch at `there`, or at its seed if that is few turns away.
 Positions::Stretch Positions::begin(const Random& there) const {
     using Generator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
     Stretch made{Generator(there.generator().getIntrusivePtr()), {}, there.words(), 0};

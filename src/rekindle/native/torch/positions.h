@@ -1,14 +1,19 @@
-// Where random number generators stood, in little memory (R5).
+// Stores many states of random number generators in little memory (R5).
 //
-// A CPU's generator is a Mersenne twister (Matsumoto and Nishimura 1998): 624 words, and where
-// among them it stands. Once all have been drawn the next 624 are made of them. Its state takes
-// 5,056 bytes, more than many a dropout's mask. So the words are kept once for a stretch of turns,
-// and of a position on it only by how many turns it is ahead. To find that out while the program
-// draws, another generator follows, a turn at a time; it gives up where that is not what happened
-// since (another seed, another generator, or too much drawn at once: then the results are large,
-// too). Several stretches are followed, so that programs with generators of their own, or that set
-// one back as checkpoints do, keep few words as well. The states of other devices' generators are a
-// few bytes and kept as they are.
+// NOTE [Compact generator states]
+//
+// The CPU generator is a Mersenne twister (Matsumoto and Nishimura 1998): 624 words and a position
+// among them. Once all words are drawn, the next 624 are computed from them; call that a turn. A
+// full state takes 5,056 bytes, more than the mask of many a dropout. So the words are stored once
+// for a stretch of turns. A state on that stretch is stored as its number of turns from the start.
+//
+// To find that number, the runtime advances a copy of the generator turn by turn until it matches.
+// It gives up after `MOST` turns: the program set another seed, uses another generator, or drew
+// very much at once. In the last case the results are large, too. Several stretches are followed at
+// a time. So programs with several generators, or that reset one as checkpointing does, also store
+// few words.
+//
+// States of device generators take a few bytes and are stored as they are.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -22,8 +27,7 @@
 
 namespace rekindle {
 
-// The words from which positions on one stretch count turns: as they were, or those that a seed
-// gives.
+// Start of a stretch: a set of words, stored or derived from a seed.
 class Start final : public c10::intrusive_ptr_target {
 public:
     explicit Start(const Words& there);
@@ -39,15 +43,15 @@ public:
 private:
     std::size_t nbytes() const noexcept;
 
-    const std::unique_ptr<const Words> words_;  // null: those of the seed
+    const std::unique_ptr<const Words> words_;  // Null: derived from the seed.
     const std::uint64_t seed_ = 0;
 };
 
-// Where a generator stood.
+// A stored state of a generator.
 class Position final {
 public:
     Position(const Random& there, c10::intrusive_ptr<Start> start, int turns);
-    // Of a device's.
+    // State of a device's generator.
     Position(at::Generator generator, const Drawn& there);
     Position(const Position&) = delete;
     Position& operator=(const Position&) = delete;
@@ -57,47 +61,48 @@ public:
 
     const at::Generator& generator() const noexcept { return generator_; }
 
-    // Puts the generator back there.
+    // Set the generator to this state.
     void restore() const;
 
-    // Null: it is the CPU's.
+    // Return the state if it is of a device's generator; otherwise null.
     const Drawn* on_device() const noexcept { return start_ ? nullptr : &drawn_; }
 
 private:
     const at::Generator generator_;
     const Around around_{};
-    const c10::intrusive_ptr<Start> start_;  // shared with others; null: of a device
-    const int turns_ = 0;                    // from there on
+    // Shared by states of one stretch; null for a device's generator.
+    const c10::intrusive_ptr<Start> start_;
+    const int turns_ = 0;  // Turns since the start.
     const Drawn drawn_{};
 };
 
-// Of all generators that a call draws from, before it.
+// States of all generators that a call draws from, before it.
 using Noted = c10::SmallVector<std::unique_ptr<Position>, 1>;
 
-// Where generators stood when a program drew from them, one operator after the other.
+// Records the states of generators, one operator after the other.
 class Positions final {
 public:
-    // Where `generator` is now.
+    // Record the current state of `generator`.
     std::unique_ptr<Position> note(const at::Generator& generator);
 
 private:
-    // From a start on, one turn after the other.
+    // A stretch that is followed.
     struct Stretch final {
         c10::weak_intrusive_ptr<c10::GeneratorImpl> generator;
         c10::intrusive_ptr<Start> start;
-        Words now;      // those that are followed,
-        int turns = 0;  // so many turns later
+        Words now;      // Words of its latest recorded state.
+        int turns = 0;  // Turns from the start to `now`.
     };
 
     const Stretch& stretch_at(const Random& there);
     bool reach(Stretch& stretch, const Words& words);
     Stretch begin(const Random& there) const;
 
-    std::vector<Stretch> stretches_;  // a few, the one that was used last in front
-    int pause_ = 0;                   // so many times nothing is followed
+    std::vector<Stretch> stretches_;  // Most recently used first.
+    int pause_ = 0;                   // Number of calls for which no stretch is followed.
 };
 
-// Of all positions there are.
+// Return the bytes that all stored states take.
 std::size_t bytes_of_positions() noexcept;
 
 }  // namespace rekindle

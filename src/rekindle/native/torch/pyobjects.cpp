@@ -25,7 +25,7 @@ Types& types() noexcept {
 }  // namespace
 
 void meet_types(PyObject* tensor, PyObject* parameter) {
-    Py_INCREF(tensor);  // for good: drivers outlive modules
+    Py_INCREF(tensor);  // Kept for good, because drivers outlive modules.
     Py_INCREF(parameter);
     types().tensor = reinterpret_cast<PyTypeObject*>(tensor);
     types().parameter = reinterpret_cast<PyTypeObject*>(parameter);
@@ -60,7 +60,8 @@ bool has_attributes(const c10::TensorImpl& tensor) {
     const Gil gil;
     PyObject* attributes = PyObject_GenericGetDict(object, nullptr);
     if (attributes == nullptr) {
-        PyErr_Clear();  // it has none: nothing was called that is written in Python
+        // The object has no attributes. No Python code ran, so no other error is lost.
+        PyErr_Clear();
         return false;
     }
     const bool any = PyDict_GET_SIZE(attributes) != 0;

@@ -1,26 +1,26 @@
-// What Python has in the place of a tensor.
+// Questions about the Python object of a tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-// As Python.h has it.
+// Forward declaration of PyObject as in Python.h.
 struct _object;
 
 namespace rekindle {
 
-// The types of plain tensors. Once.
+// Set the types of plain tensors and parameters. Called once.
 void meet_types(_object* tensor, _object* parameter);
-// Whether Python sees nothing but a `Tensor` or a `Parameter` in it.
+// Return true if Python sees the tensor as exactly `Tensor` or `Parameter`.
 bool is_plain_object(const c10::TensorImpl& tensor) noexcept;
-// Whether Python sees a `Parameter` in it, or something derived from that.
+// Return true if Python sees the tensor as a `Parameter` or a subclass of it.
 bool is_parameter_object(const c10::TensorImpl& tensor) noexcept;
-// Python's object for it; null: there is none.
+// Return the Python object of the tensor; null if there is none.
 const void* object_of(const c10::TensorImpl& tensor) noexcept;
-// `tensor.detach()` as Python does it: a subclass stays one.
+// Return `tensor.detach()` as Python computes it, so that a subclass is kept.
 at::Tensor detached(const at::Tensor& tensor);
-// Whether the program's own tensor has to come back, for there is more to it than its values: that
-// of a leaf that needs no gradient. (Of others autograd knows the leaf.)
+// Return true if unpacking must return the program's own tensor object, because it has attributes
+// beyond its values. Relevant for leaves that need no gradient; for others autograd knows the leaf.
 bool has_attributes(const c10::TensorImpl& tensor);
 
 }  // namespace rekindle

@@ -24,8 +24,8 @@ OutOfMemory& out_of_memory() noexcept {
     return made;
 }
 
-// The type and the value of what Python raised, through PyTorch's bindings or through pybind11's,
-// as kernels written in Python do; null: it was not Python.
+// Type and value of a Python error that was thrown through PyTorch's bindings, or through pybind11
+// as by kernels written in Python. Null if the error is not from Python.
 struct Raised final {
     PyObject* type = nullptr;
     PyObject* value = nullptr;
@@ -41,7 +41,7 @@ Raised raised_by_python(const std::exception& error) noexcept {
     return {};
 }
 
-// Runs `ask` with those, and the GIL, if Python raised `error`.
+// If Python raised `error`, call `ask` with its type and value, with the GIL.
 template <class F>
 bool ask_python(const std::exception& error, F&& ask) noexcept {
     if (Py_IsInitialized() == 0) {
@@ -62,7 +62,7 @@ int raise_now(void* object) {
 }  // namespace
 
 void meet_out_of_memory(PyObject* full, PyObject* not_full) {
-    Py_INCREF(full);  // for good
+    Py_INCREF(full);  // Kept for good.
     Py_INCREF(not_full);
     out_of_memory() = {full, not_full};
 }
@@ -86,7 +86,7 @@ void raise_later(const std::exception& error) noexcept {
         PyObject* made = whole ? Py_NewRef(raised.value) : PyObject_CallNoArgs(raised.type);
         if (made == nullptr || Py_AddPendingCall(&raise_now, made) != 0) {
             PyErr_Clear();
-            PyErr_SetInterrupt();  // for one of these there always is room
+            PyErr_SetInterrupt();  // Unlike a pending call, this cannot fail.
         }
         return true;
     });
@@ -105,7 +105,7 @@ void add_note(std::exception& first, const std::exception& second) noexcept {
     ask_python(first, [&](const Raised& raised) {
         PyObject* done = PyObject_CallMethod(raised.value, "add_note", "s", note.c_str());
         if (done == nullptr) {
-            PyErr_Clear();  // nothing ran that is written in Python, and could be interrupted
+            PyErr_Clear();  // No Python code ran, so no interrupt is lost.
         }
         Py_XDECREF(done);
         return true;

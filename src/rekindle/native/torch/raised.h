@@ -1,33 +1,33 @@
-// Errors on their way between Python and C++: none is lost, and none takes the place of another.
+// Errors on their way between Python and C++. No error is lost, and none replaces another.
 #pragma once
 
 #include <exception>
 #include <utility>
 
-// As Python.h has it.
+// Forward declaration of PyObject as in Python.h.
 struct _object;
 
 namespace rekindle {
 
-// What Python raises where a device has no more memory, and of that what it raises where the budget
-// has none. Once.
+// Set the exception types for a device out of memory (`full`) and for an exceeded budget
+// (`not_full`, a subclass of it). Called once.
 void meet_out_of_memory(_object* full, _object* not_full);
-// Whether it is Python's own word for a device that is full.
+// Return true if `error` is Python's error for a device out of memory.
 bool is_out_of_memory(const std::exception& error);
-// Whether it has to reach the program whatever else goes on: an interrupt, or an exit; all that is
-// no `Exception` of Python's.
+// Return true if `error` must reach the program in any case: KeyboardInterrupt, SystemExit, and
+// others that are not an `Exception`.
 bool ends_the_program(const std::exception& error) noexcept;
-// Where nothing may be thrown: the program gets it a moment later, in its main thread.
+// Deliver `error` to the main thread a moment later, from a place that must not throw.
 void raise_later(const std::exception& error) noexcept;
-// `first` goes on its way to the program, with a note of what went wrong after it. What ends the
-// program it gets all the same.
+// Add `second`, which followed `first`, to `first` as a note. If `second` ends the program, deliver
+// it later.
 void add_note(std::exception& first, const std::exception& second) noexcept;
 
-// In a handler: what was caught is Python's error from now on.
+// Set Python's error from the exception being handled. Call it in a catch block.
 void set_error() noexcept;
 
-// Runs `f` where nothing may be thrown, or where an error is on its way already, which comes first.
-// What `f` throws is dropped, but for what ends the program.
+// Run `f` in a place that must not throw, or where an earlier error takes precedence. Errors of `f`
+// are dropped, unless they end the program.
 template <class F>
 void without_throwing(F&& f) noexcept {
     try {
@@ -39,7 +39,7 @@ void without_throwing(F&& f) noexcept {
     }
 }
 
-// Runs `f` after `first` went wrong, which comes first.
+// Run `f` after `first` was raised. Errors of `f` become notes of `first`.
 template <class F>
 void after(std::exception& first, F&& f) noexcept {
     try {

@@ -1,4 +1,4 @@
-// The state of the generator that an operator drew from (R5).
+// State of the random number generator from which an operator drew (R5).
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -13,10 +13,10 @@
 
 namespace rekindle {
 
-// All the words that a generator makes at once.
+// Words that the generator makes at once.
 using Words = decltype(at::mt19937_data_pod::state_);
 
-// What a generator has beside them: where among them it stands, and what it keeps for next time.
+// Remaining state of a CPU generator: the position among its words, and cached normal samples.
 struct Around final {
     std::uint64_t seed;
     int left;
@@ -26,11 +26,12 @@ struct Around final {
     std::optional<double> next_double;
 };
 
+// Full state of a CPU generator.
 class Random final {
 public:
-    // As the generator is now.
+    // Read the current state of `generator`.
     explicit Random(at::Generator generator);
-    // As it was when it said so of itself, but for the words: those are given.
+    // Combine stored parts of a state.
     Random(at::Generator generator, const Around& around, const Words& words);
     Random(const Random&) = delete;
     Random& operator=(const Random&) = delete;
@@ -38,7 +39,7 @@ public:
     Random& operator=(Random&&) = delete;
     ~Random() = default;
 
-    // Puts the generator back to where it was then.
+    // Set the generator to this state.
     void restore() const;
 
     const at::Generator& generator() const noexcept { return generator_; }
@@ -56,19 +57,19 @@ private:
     std::optional<double> next_double_;
 };
 
-// The generator of a device, which is no more than these: where it stood.
+// State of a device's generator (Philox).
 struct Drawn final {
     std::uint64_t seed;
     std::uint64_t offset;
 
     static Drawn of(const at::Generator& generator);
-    // Puts the generator back there, for good.
+    // Set `generator` to this state.
     void restore(at::Generator generator) const;
 };
 
-// Until the end a device's generator goes on from `there`; afterwards from where it was. Not by
-// setting its state: each makes the next cuDNN RNN with dropout seed itself anew, from the default
-// generator. Another state put in the place of its own does not.
+// Scope in which a device's generator continues from `there`. It returns to its previous state at
+// the end. The scope swaps the state object instead of setting the state: any set makes the next
+// cuDNN RNN with dropout reseed itself from the default generator.
 class DrawingFrom final {
 public:
     DrawingFrom(const at::Generator& generator, const Drawn& there);
@@ -85,11 +86,11 @@ private:
 
 using Generators = c10::SmallVector<at::Generator, 1>;
 
-// The default generator of a device.
+// Return the default generator of a device.
 at::Generator default_generator(c10::Device device);
-// The generator that is among `extras`; not defined if none is.
+// Return the generator among `extras`; undefined if there is none.
 at::Generator given_generator(std::span<const c10::IValue> extras);
-// Whether it is of a kind whose state is known here.
+// Return true if the state of this kind of generator can be stored.
 bool is_known(const at::Generator& generator) noexcept;
 
 }  // namespace rekindle

@@ -1,10 +1,10 @@
-// The streams of a program, and what has to wait for what: a value that was recomputed on one
-// stream and is read on another, which the program knows nothing of.
+// Streams of a program, and waits between them, for recomputed values that are read on another
+// stream. The program does not know of those.
 //
-// A vector clock: for each pair of streams, up to when the work of one comes before what is queued
-// on the other (Mattern 1989). So nothing waits twice for the same, and nothing for a stream that
-// neither made nor read the value. What the program itself waits for is not seen: it may be waited
-// for once more.
+// The order is kept as a vector clock (Mattern 1989): for each pair of streams, the latest point of
+// one that the other waits for. So no wait is queued twice, and no stream waits for another that
+// neither made nor read the value. Waits of the program itself are not seen; some are queued once
+// more.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -18,13 +18,13 @@
 
 namespace rekindle {
 
-// Which stream of a program, in the order in which they were seen.
+// Index of a stream, in the order of first use.
 using StreamIndex = std::uint32_t;
 
 inline constexpr StreamIndex ANY_STREAM = std::numeric_limits<StreamIndex>::max();
 
-// Streams, by their bits. Those beyond the first 32 are not told from each other: one of them
-// stands for all.
+// Set of streams as a bit mask. Streams beyond the first 32 are not distinguished: any of them
+// stands for all streams.
 class StreamSet final {
 public:
     static constexpr StreamIndex MOST = 32;
@@ -49,24 +49,25 @@ private:
     std::uint32_t bits_ = 0;
 };
 
-// Who made a value that is in memory, and who read it there. At first nothing is known of that.
+// The stream that made a value in memory, and the streams that read it. Initially unknown.
 struct Order final {
-    std::uint64_t made_at = 0;             // when that was queued
-    StreamSet readers = StreamSet::all();  // who made it is among them
-    StreamSet again_readers;               // recomputations, of which the program does not know
-    StreamSet kept_for;                    // the allocator knows of these
+    std::uint64_t made_at = 0;             // Time at which the operator that made it was queued.
+    StreamSet readers = StreamSet::all();  // Includes the maker.
+    StreamSet again_readers;               // Recomputations that read it, unknown to the program.
+    StreamSet kept_for;                    // Streams that are registered with the allocator.
     StreamIndex maker = ANY_STREAM;
-    bool again = false;  // recomputed: the program does not know of it
+    bool again = false;  // It was recomputed, unknown to the program.
 };
 
+// The streams of one device, in the order of first use.
 class Streams final {
 public:
-    // Those that were seen.
+    // Return the streams seen so far.
     const c10::SmallVector<c10::Stream, 2>& seen() const noexcept { return seen_; }
 
     bool are_several() const noexcept { return seen_.size() > 1; }
 
-    // Which one it is.
+    // Return the index of `stream`.
     StreamIndex see(const c10::Stream& stream) {
         if (!seen_.empty() && seen_.front() == stream) {
             return 0;
@@ -74,14 +75,14 @@ public:
         return see_another(stream);
     }
 
-    // Nothing is known of who makes what is in memory from now on.
+    // Return the order of memory that an unknown stream writes from now on.
     Order unknown() noexcept {
         Order order;
         order.made_at = ++now_;
         return order;
     }
 
-    // `maker` has just queued what makes it.
+    // Return the order of a value that `maker` has just queued.
     Order made_by(StreamIndex maker, bool again = false) noexcept {
         Order order;
         order.made_at = ++now_;
@@ -92,11 +93,11 @@ public:
         return order;
     }
 
-    // What is queued on `stream` from now on comes after what made the value.
+    // Make `stream` wait for the operator that made the value.
     void wait_for_maker(StreamIndex stream, const Order& order);
-    // After all that `others` have queued.
+    // Make `stream` wait for all work queued on `others`.
     void wait_for(StreamIndex stream, const StreamSet& others);
-    // After all that is queued, or before all that will be.
+    // Make `stream` wait for all other streams, or all others for `stream`.
     void wait_for_others(StreamIndex stream);
     void let_others_wait(StreamIndex stream);
 
@@ -109,8 +110,9 @@ private:
 
     c10::SmallVector<c10::Stream, 2> seen_;
     std::uint64_t now_ = 0;
-    std::vector<std::uint64_t> comes_after_;  // of each of the first 32, and of each before it
-    std::optional<c10::Event> event_;         // recorded once more for each wait
+    // Per pair of the first 32 streams: time up to which the first waits for the second.
+    std::vector<std::uint64_t> comes_after_;
+    std::optional<c10::Event> event_;  // Recorded again for each wait.
 };
 
 }  // namespace rekindle

@@ -21,13 +21,13 @@ constexpr std::array PRECISE{
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::CONV),
     std::pair(at::Float32Backend::MKLDNN, at::Float32Op::RNN),
 };
-// What these inherit is resolved when they are read.
+// Inherited values are resolved when they are read.
 constexpr std::array PRECISE_ON_DEVICE{
     std::pair(at::Float32Backend::CUDA, at::Float32Op::MATMUL),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::CONV),
     std::pair(at::Float32Backend::CUDA, at::Float32Op::RNN),
 };
-constexpr int LEGACY = 48;  // where in a word of precisions that of the older functions is
+constexpr int LEGACY = 48;  // Bit position of the precision set by the older functions.
 
 bool has_device() {
     static const bool has = at::hasCUDA();
@@ -35,7 +35,8 @@ bool has_device() {
 }
 
 bool flushes_denormal() noexcept {
-#ifdef __SSE__  // the arithmetic below takes the processor as long as all the other switches
+// Reading the register avoids the arithmetic below, which takes as long as all other settings.
+#ifdef __SSE__
     constexpr unsigned results = 0x8000;
     constexpr unsigned operands = 0x0040;
     return (_mm_getcsr() & (results | operands)) != 0;
@@ -90,8 +91,9 @@ void set_switches_of_device(std::int64_t word) {
     }
 }
 
-// That which the older functions set, by one more than its number; 0: the program has set others by
-// the newer ones. It throws then, so it is asked only when one of the others is another.
+// Return one more than the precision that the older functions set. Return 0 if the program set
+// precisions by the newer functions, when the older one throws. It is called only if another
+// precision changed.
 std::int64_t legacy_precision(std::int64_t word) {
     static std::int64_t last_word = 0;
     static std::int64_t last = 0;
@@ -168,7 +170,7 @@ std::int64_t switches() {
 }
 
 std::int64_t precision() {
-    std::int64_t word = std::int64_t{1} << 62;  // so that it is not 0
+    std::int64_t word = std::int64_t{1} << 62;  // Makes the word nonzero.
     int shift = 0;
     read_precisions(word, shift, PRECISE);
     if (has_device()) {

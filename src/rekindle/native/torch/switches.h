@@ -1,21 +1,21 @@
-// PyTorch's switches: what an operator's bits depend on beside its arguments.
+// Global settings of PyTorch on which the bits of a result depend.
 //
-// Default type, kernels of oneDNN, deterministic algorithms, precision of products, number of
-// threads: a program may change each of them between the forward pass and recomputation. A recipe
-// has them as they stood; recomputation puts them back to that, and afterwards to what the program
-// set.
+// Default dtype, oneDNN kernels, deterministic algorithms, precision of matrix products, number of
+// threads: a program may change each between the forward pass and a recomputation. A recipe stores
+// them. A recomputation sets them, and afterwards restores those of the program.
 #pragma once
 
 #include <cstdint>
 
 namespace rekindle {
 
-// The program's switches that decide which kernel runs, in one word; part of every signature.
+// Return the settings that choose kernels, packed into one word. Part of each signature.
 std::int64_t switches();
-// The precision of products, likewise; part of the signatures of products. Never 0.
+// Return the precisions of matrix products, packed into one word. Part of the signatures of
+// products; never 0.
 std::int64_t precision();
 
-// Both as they were when the program called, until the end.
+// Scope with the settings that were active when the program called the operator.
 class Switched final {
 public:
     Switched(std::int64_t switches_then, std::int64_t precision_then);
@@ -32,7 +32,7 @@ private:
     std::int64_t precision_then_;
 };
 
-// Whether cuDNN tries its kernels and takes the quickest, which may be another one later.
+// Return true if cuDNN times its kernels and takes the fastest, which may be another one later.
 bool kernels_are_timed();
 
 }  // namespace rekindle

@@ -1,4 +1,4 @@
-// What differs between versions of torch, and the only place that asks for them.
+// Differences between versions of torch. No other file checks the version.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -13,7 +13,7 @@
 
 namespace rekindle {
 
-// Whether what is launched on `stream` goes into a graph. Before torch 2.13 only CUDA's own
+// Return true if work queued on `stream` is captured into a graph. Before torch 2.13 only the CUDA
 // runtime, which torch has loaded then, can tell.
 template <class Guard>
 bool writes_a_graph(const Guard& guard, const c10::Stream& stream) {
@@ -28,7 +28,7 @@ bool writes_a_graph(const Guard& guard, const c10::Stream& stream) {
     }
 }
 
-// A pointer to a node of autograd's graph, of one kind or another.
+// Pointer to a node of the autograd graph; its type depends on the version.
 using NodePointer = decltype(torch::autograd::Edge::function);
 
 }  // namespace rekindle
