@@ -1,7 +1,9 @@
-"""The engine in C++: the same decisions as `rekindle.engine`, and why it may not be there.
+"""The engine in C++: makes the same decisions as `rekindle.engine`.
 
-`base` and `engine` know no Python and no torch; `replay` drives them with whole streams of events,
-for the simulator and for tests.
+This module loads the extension `_engine`, which replays streams of events for the simulator and for
+tests. The extension is compiled from the folders `base`, `engine` and `replay`, which use no torch.
+The runtime loads an extension of its own (`rekindle.pytorch.native`). Where `_engine` is missing,
+callers use the Python engine.
 """
 
 from __future__ import annotations
@@ -23,14 +25,21 @@ REMEDIES: Final = (
     "`dnf install gcc-c++` (Fedora), `xcode-select --install` (macOS), or `conda install "
     "cxx-compiler`"
 )
-"""The ways to have a native core where there is none."""
+"""What to write where there is no native core."""
 
 
 def engine(*, build: bool = True) -> ModuleType | None:
-    """The module that replays streams of events; None: `why_not("_engine")`."""
+    """Load the module that replays streams of events.
+
+    Args:
+        build: Compile it if it is missing.
+
+    Returns:
+        The module, or None if it is missing. `why_not(ENGINE)` says why.
+    """
     return extension(ENGINE, _SOURCES, build=build)
 
 
 def ship_engine(folder: Path) -> None:
-    """Puts that module into `folder`, as it comes with a package; no error where there is none."""
+    """Copy that module into `folder`, under its name in a package, if it can be built."""
     ship(ENGINE, _SOURCES, folder)

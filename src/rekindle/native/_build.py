@@ -1,10 +1,12 @@
 """Find a compiled extension, or compile it with the compiler at hand.
 
-An extension may have come with the package, for these sources and any torch of one minor version.
-Otherwise it is in the user's cache. Its key there is a digest of the sources, the compiler's
-version, the flags, Python, and PyTorch's version and commit: a change of any of them makes another
-extension. Where they are installed is not part of it, so all environments share one. Several
-processes may ask at once: one compiles, the others wait for it.
+A package may contain an extension, built from these sources for any torch of one minor version.
+Otherwise the extension is in the user's cache. Its key there is a digest of the sources, the
+compiler's version, the flags, Python, and PyTorch's version and commit. Installation paths are not
+part of it, so all environments share one extension. If several processes need it at once, one
+compiles and the others wait.
+
+`_compile` runs the compilers. Callers are `rekindle.native` and `rekindle.pytorch.native`.
 """
 
 from __future__ import annotations
@@ -31,45 +33,43 @@ from rekindle.native import _compile
 from rekindle.native._compile import CompilerError, Job, Unit
 
 FOLDER: Final = Path(__file__).parent
-_SHIPPED: Final = "prebuilt"  # the folder of extensions that came with the package
-_UNFINISHED: Final = "build-"  # prefix of folders in which something is compiled
-_OBJECTS: Final = (
-    "objects"  # the folder of compiled units: a changed file compiles one of them again
-)
-_WITHOUT_TORCH: Final = ("base", "engine", "replay")  # folders of sources that include no PyTorch
+_SHIPPED: Final = "prebuilt"  # folder of extensions in the package
+_UNFINISHED: Final = "build-"  # prefix of folders of running builds
+_OBJECTS: Final = "objects"  # folder of compiled units; a changed file recompiles one of them
+_WITHOUT_TORCH: Final = ("base", "engine", "replay")  # folders whose sources do not include PyTorch
 FLAGS: Final = (
     "-std=c++20",
     "-O2",
-    "-DNDEBUG",  # as PyTorch is built: without it the assertions in its headers are compiled in
-    "-ffp-contract=off",  # floats are those of the Python engine, to the last bit
+    "-DNDEBUG",  # as in PyTorch's own build; otherwise its headers' assertions are compiled in
+    "-ffp-contract=off",  # floats equal those of the Python engine, bit for bit
     "-fvisibility=hidden",
     "-fPIC",
 )
 _DAY_S: Final = 24 * 3600.0
-_AGAIN_AFTER_S: Final = _DAY_S  # a failed build is tried again: a disk may have been full
-_OLD_S: Final = 30 * _DAY_S  # unused for so long, it is of sources or a torch that are gone
-_KEPT: Final = 8  # extensions of one name that are kept: those used last
+_AGAIN_AFTER_S: Final = _DAY_S  # when a failed build is tried again: the disk may have been full
+_OLD_S: Final = 30 * _DAY_S  # unused for this long, it belongs to old sources or an old torch
+_KEPT: Final = 8  # extensions kept per name, the most recently used ones
 
 
 @final
 class Unbuildable(Exception):
-    """Why there is no extension, in one line."""
+    """There is no extension; the message says why, in one line."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How one extension is compiled."""
+    """Inputs of the build of one extension."""
 
     name: str
     units: tuple[Unit, ...]
     compiler: tuple[str, ...]
-    version: str  # the first line that the compiler prints about itself
+    version: str  # first line of `--version`
     torch: _Torch | None
 
     @property
     def made_by(self) -> tuple[str, ...]:
-        """The part of a key that is not sources. Paths are left out: they change nothing."""
+        """Parts of a key other than sources. Paths are left out: they do not change the result."""
         return (
             self.version,
             *self.compiler[1:],
@@ -78,23 +78,23 @@ class _Recipe:
         )
 
     def key(self) -> str:
-        """The digest in the extension's file name."""
+        """Return the digest in the extension's file name."""
         return _digest([source for unit in self.units for source in unit.sources], self.made_by)
 
     def object_key(self, unit: Unit) -> str:
-        """The digest in the file name of a unit's object."""
+        """Return the digest in the file name of a unit's object."""
         made_by = self.made_by if unit.with_torch else (self.version, *self.compiler[1:], *FLAGS)
         return _digest(unit.sources, made_by)
 
     def command(self, unit: Unit, source: Path, target: Path) -> tuple[str, ...]:
-        """The call of the compiler for one unit, whose text is in `source`."""
+        """Return the command that compiles one unit, whose text is in `source`."""
         flags = [*FLAGS, f"-isystem{sysconfig.get_paths()['include']}"]
         if unit.with_torch and self.torch:
             flags += self.torch.flags
         return (*self.compiler, *flags, "-c", str(source), "-o", str(target))
 
     def link(self, objects: Sequence[Path], target: Path) -> tuple[str, ...]:
-        """The call of the compiler that makes a library of the objects."""
+        """Return the command that links the objects into a library."""
         links = ["-shared", "-pthread"]
         if sys.platform == "darwin":
             links += ["-undefined", "dynamic_lookup"]
@@ -106,14 +106,14 @@ class _Recipe:
 @final
 @dataclass(frozen=True, slots=True)
 class _Torch:
-    """The PyTorch that is installed, as a compiler needs it."""
+    """Compiler options for the installed PyTorch."""
 
     flags: tuple[str, ...]
     links: tuple[str, ...]
-    made_by: tuple[str, ...]  # what an extension depends on
+    made_by: tuple[str, ...]  # parts of the key
 
 
-_found: dict[str, ModuleType | str] = {}  # or why there is none
+_found: dict[str, ModuleType | str] = {}  # by name: the module, or why there is none
 
 
 def _digest(sources: Sequence[Path], made_by: Sequence[str]) -> str:
@@ -129,10 +129,16 @@ def _digest(sources: Sequence[Path], made_by: Sequence[str]) -> str:
 def extension(
     name: str, sources: Sequence[str], *, with_torch: bool = False, build: bool = True
 ) -> ModuleType | None:
-    """The extension module `name` made of `sources`, patterns in this folder.
+    """Load an extension module, and compile it on first use.
 
-    None: there is none, and `why_not(name)` says why. It is compiled on first use; with
-    `build=False` only one that is there already is loaded.
+    Args:
+        name: Name of the module.
+        sources: Patterns of source files, relative to this folder.
+        with_torch: The sources use PyTorch.
+        build: Compile the module if it is missing.
+
+    Returns:
+        The module, or None if it is missing. `why_not(name)` says why.
     """
     found = _found.get(name)
     if isinstance(found, ModuleType):
@@ -170,7 +176,11 @@ def compiler() -> str:
 
 
 def why_not(name: str) -> str:
-    """Why `extension(name, ...)` returned None the last time, in one line; empty if it did not."""
+    """Return in one line why `extension(name, ...)` returned None.
+
+    Returns:
+        The reason, or an empty string if the last call returned a module.
+    """
     found = _found.get(name, "")
     return found if isinstance(found, str) else ""
 
@@ -178,9 +188,12 @@ def why_not(name: str) -> str:
 def ship(
     name: str, sources: Sequence[str], folder: Path, *, with_torch: bool = False
 ) -> Path | None:
-    """`extension(...)`, copied into `folder` by the name that it has where it comes with a package.
+    """Copy an extension into `folder`, under the name that it has in a package.
 
-    None: there is none, and `why_not(name)` says why.
+    The other arguments are those of `extension`.
+
+    Returns:
+        The path of the copy, or None if there is no extension. `why_not(name)` says why.
     """
     module = extension(name, sources, with_torch=with_torch)
     if module is None:
@@ -192,9 +205,9 @@ def ship(
 
 
 def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleType | None:
-    """What came with the package, if it did, is for this torch, and can be loaded."""
+    """Load the extension in the package, if there is one for this torch that can be loaded."""
     folder = FOLDER / _SHIPPED
-    if not folder.exists():  # most often: the sources need not be read for its name
+    if not folder.exists():  # the usual case: do not read the sources for the name
         return None
     path = folder / _shipped_name(name, sources, with_torch=with_torch)
     if not path.exists():
@@ -205,7 +218,11 @@ def _shipped(name: str, sources: Sequence[str], *, with_torch: bool) -> ModuleTy
 
 
 def _shipped_name(name: str, sources: Sequence[str], *, with_torch: bool) -> str:
-    """Whatever compiler it was; torch keeps its binary interface within a minor version."""
+    """Return the file name of an extension in a package.
+
+    It does not depend on the compiler, nor on torch's patch version: torch keeps its binary
+    interface within a minor version.
+    """
     torch = ""
     if with_torch:
         import torch as installed
@@ -232,11 +249,11 @@ def _torch() -> _Torch:
         raise Unbuildable("torch is not installed")
     import torch
 
-    home = Path(spec.origin).resolve().parent  # by whichever link it was found
+    home = Path(spec.origin).resolve().parent  # the same for all links to it
     include, library = home / "include", home / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     made_by = [abi, torch.__version__, str(torch.version.git_version)]
-    # On Linux the loader need not be told where these are: torch is loaded before.
+    # Linux needs no rpath: torch is loaded before the extension.
     links = [f"-L{library}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
     if sys.platform == "darwin":
         links.append(f"-Wl,-rpath,{library}")
@@ -246,7 +263,7 @@ def _torch() -> _Torch:
 
 
 def _compiler() -> tuple[str, ...]:
-    """`$CXX`, or the first of the usual ones."""
+    """Return the command in `$CXX`, or the first common compiler that is installed."""
     if sys.platform == "win32":
         raise Unbuildable("the native core is not built on Windows yet")
     chosen = shlex.split(os.environ.get("CXX", ""))
@@ -282,7 +299,7 @@ def _folder() -> Path:
 
 
 def _compile_once(recipe: _Recipe, path: Path) -> None:
-    """Compiles to `path` unless another process does so meanwhile."""
+    """Compile to `path`, unless another process has done so meanwhile."""
     failed = path.with_suffix(".failed")
     with _locked(_last_use(path)):
         if path.exists():
@@ -301,14 +318,14 @@ def _compile_once(recipe: _Recipe, path: Path) -> None:
 
 
 def _last_use(path: Path) -> Path:
-    """The file beside a library that is locked while it is made, and touched when it is loaded."""
+    """Return the file that is locked while a library is built and touched when it is loaded."""
     return path.with_suffix(".lock")
 
 
 def _remove_old(cache: Path) -> None:
-    """Remove extensions and objects that nobody used for long, and folders of killed builds."""
+    """Remove extensions and objects that are unused for long, and folders of killed builds."""
     now = time.time()
-    with contextlib.suppress(OSError):  # another process may remove the same
+    with contextlib.suppress(OSError):  # another process may remove the same files
         by_name: dict[str, list[tuple[float, Path]]] = {}
         for each in cache.glob("*.lock"):
             by_name.setdefault(each.name.partition("-")[0], []).append((each.stat().st_mtime, each))
@@ -327,7 +344,7 @@ def _remove_old(cache: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None]:
-    """No other process is in here with the same path."""
+    """Hold an exclusive lock on the file `path` among processes."""
     import fcntl
 
     try:
@@ -340,7 +357,10 @@ def _locked(path: Path) -> Generator[None]:
 
 
 def _compile_and_link(recipe: _Recipe, path: Path) -> None:
-    """Compile the units that have no object yet, and link; `path` appears whole or not at all."""
+    """Compile the units that have no object yet, and link them.
+
+    `path` is created atomically.
+    """
     objects = [path.parent / _OBJECTS / f"{recipe.object_key(unit)}.o" for unit in recipe.units]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as name:
         folder = Path(name)

@@ -1,7 +1,8 @@
-"""Compile sources into objects: a few large units, one for each core at a time, with progress.
+"""Compile sources into objects, in parallel and with a progress display.
 
-Parsing PyTorch's headers takes longer than compiling any one source, so sources are joined into few
-units. The caller, `_build`, decides which units need compiling, and links them.
+Parsing PyTorch's headers takes longer than compiling any one source, so sources are joined into a
+few units of similar size. One compiler runs per processor core. The caller, `_build`, decides which
+units to compile, and links them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO, final
 
-_UNIT_BYTES: Final = 240_000  # of sources in a unit, at most
+_UNIT_BYTES: Final = 240_000  # limit for the sources in a unit
 _POLL_S: Final = 0.05
-_LINE_EVERY_S: Final = 5.0  # where progress is written line by line
+_LINE_EVERY_S: Final = 5.0  # interval of progress lines, without a terminal
 _BAR: Final = 20  # characters
 
-# Seconds of one core of an AMD EPYC with g++ 12, which only weigh the units against each other: the
-# first unit that is done corrects them for this machine.
-_HEADERS_S: Final = 15.0  # PyTorch's
+# Seconds on one core of an AMD EPYC with g++ 12. They only weigh the units against each other: the
+# first finished unit scales them to this machine.
+_HEADERS_S: Final = 15.0  # to parse PyTorch's headers
 _PER_BYTE_S: Final = 5e-5
 
 
@@ -39,19 +40,19 @@ class CompilerError(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Sources that are compiled as one."""
+    """Sources that are compiled as one translation unit."""
 
     sources: tuple[Path, ...]
-    with_torch: bool  # whether they include PyTorch's headers
+    with_torch: bool  # True if they include PyTorch's headers
 
     @property
     def text(self) -> str:
-        """The translation unit."""
+        """Text of the translation unit."""
         return "".join(f'#include "{source}"\n' for source in self.sources)
 
     @property
     def cost(self) -> float:
-        """About how many seconds it takes, on the machine where the constants were measured."""
+        """Estimated seconds to compile it, on the machine where the constants were measured."""
         size = sum(source.stat().st_size for source in self.sources)
         return _HEADERS_S * self.with_torch + _PER_BYTE_S * size
 
@@ -60,8 +61,8 @@ def units_of(sources: Sequence[Path], without_torch: Sequence[str]) -> list[Unit
     """Group sources into few units of about equal size.
 
     Args:
-        sources: those without PyTorch's headers stand together.
-        without_torch: names of folders whose sources do not include PyTorch's headers.
+        sources: Source files; those without PyTorch's headers must be consecutive.
+        without_torch: Names of folders whose sources do not include PyTorch's headers.
     """
     units: list[Unit] = []
     for with_torch, group in groupby(sources, lambda path: path.parent.name not in without_torch):
@@ -80,7 +81,7 @@ def units_of(sources: Sequence[Path], without_torch: Sequence[str]) -> list[Unit
 @final
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One call of the compiler."""
+    """One compiler command to run."""
 
     command: tuple[str, ...]
     cost: float = 0.0  # `Unit.cost`
@@ -94,17 +95,17 @@ def cores() -> int:
 
 
 def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
-    """Run compilers, one for each core at a time.
+    """Run compilers in parallel, one per processor core.
 
-    An exception, Ctrl-C included, ends all of them at once.
+    An exception, Ctrl-C included, kills all of them at once.
 
     Args:
-        jobs: what to run; those that stand first start first.
-        folder: an empty folder, for what the compilers print.
-        progress: told what has started and ended.
+        jobs: Commands, in the order in which they start.
+        folder: An empty folder for the compilers' output.
+        progress: Display to update.
 
     Raises:
-        CompilerError: one of them failed.
+        CompilerError: A command failed.
     """
     waiting = list(reversed(jobs))
     running: list[_Running] = []
@@ -112,7 +113,9 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
         while waiting or running:
             while waiting and len(running) < cores():
                 log = folder / f"{len(waiting)}.log"
-                with _interrupted_afterwards():  # or nobody would end what has just started
+                with (
+                    _interrupted_afterwards()
+                ):  # otherwise Ctrl-C could leave a new compiler running
                     running.append(_Running(waiting.pop(), log))
             time.sleep(_POLL_S)
             for each in [each for each in running if each.process.poll() is not None]:
@@ -128,10 +131,10 @@ def run_all(jobs: Sequence[Job], folder: Path, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def _interrupted_afterwards() -> Generator[None]:
-    """Put Ctrl-C off until the end of the block."""
+    """Defer Ctrl-C until the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # it is not raised here, or does not raise
+        yield  # Ctrl-C is not delivered here, or has no handler
         return
     came: list[tuple[int, FrameType | None]] = []
     signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
@@ -145,7 +148,7 @@ def _interrupted_afterwards() -> Generator[None]:
 
 @final
 class _Running:
-    """A compiler that runs. It has a process group of its own: `g++` starts the real compiler."""
+    """A running compiler, in its own process group, because `g++` starts the real compiler."""
 
     def __init__(self, job: Job, log: Path) -> None:
         self.job, self.log, self.began = job, log, time.monotonic()
@@ -159,17 +162,17 @@ class _Running:
                 raise CompilerError(f"{job.command[0]} cannot be run: {error}") from None
 
     def kill(self) -> None:
-        """End it and what it started, and wait for it."""
+        """Kill the process group, and wait for the compiler."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def run(command: Sequence[str]) -> str:
-    """Run one command that takes a moment, and return its output.
+    """Run one short command, and return its output.
 
     Raises:
-        CompilerError: it cannot be run, or failed.
+        CompilerError: The command cannot be run, or failed.
     """
     try:
         done = subprocess.run(
@@ -182,7 +185,7 @@ def run(command: Sequence[str]) -> str:
 
 
 def must_succeed(command: Sequence[str], status: int, output: str) -> None:
-    """Raise `CompilerError` with the first complaint in `output` unless `status` is 0."""
+    """Raise `CompilerError` with the first error line of `output` unless `status` is 0."""
     if status == 0:
         return
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -194,31 +197,31 @@ def must_succeed(command: Sequence[str], status: int, output: str) -> None:
 @final
 @dataclass(slots=True)
 class Progress:
-    """Says how far the compilation is: a bar on a terminal, elsewhere a line every few seconds."""
+    """Progress display: a bar on a terminal, otherwise a line every few seconds."""
 
-    folder: Path  # where the result is kept
-    stream: TextIO | None  # None: there is no console
-    costs: Sequence[float]  # of the units to compile
+    folder: Path  # folder of the result
+    stream: TextIO | None  # None: show nothing
+    costs: Sequence[float]  # of the units to compile (`Unit.cost`)
     began: float = field(default_factory=time.monotonic)
     _done: int = 0
-    _cost: float = 0.0  # of those done
-    _seconds: float = 0.0  # that they took
+    _cost: float = 0.0  # of the finished units
+    _seconds: float = 0.0  # that the finished units took
     _said: float = 0.0
 
     @property
     def seconds_in_all(self) -> float:
-        """The estimate, corrected by what the units that are done took."""
+        """Estimated duration of the build, corrected by the duration of the finished units."""
         spread = max(max(self.costs, default=0.0), sum(self.costs) / cores())
         return spread * (self._seconds / self._cost if self._cost else 1.0)
 
     def unit_done(self, cost: float, seconds: float) -> None:
-        """Count one unit."""
+        """Count one finished unit."""
         self._done += 1
         self._cost += cost
         self._seconds += seconds
 
     def begin(self) -> None:
-        """Say what is about to happen, for how long, and how to avoid it."""
+        """Announce the build, its duration, and how to avoid it, unless on a terminal."""
         self._said = time.monotonic()
         if self.stream is not None and not self.stream.isatty():
             self._write(
@@ -228,7 +231,7 @@ class Progress:
             )
 
     def show(self) -> None:
-        """Show how far it is, if it is time to."""
+        """Update the bar, or write a line if one is due."""
         if self.stream is None:
             return
         now = time.monotonic()
@@ -246,7 +249,7 @@ class Progress:
             self._write(f"rekindle: {units} compiled after {elapsed:.0f} s\n")
 
     def end(self) -> None:
-        """Remove the bar; say how long it took where it was announced in a line."""
+        """Remove the bar, or write a line with the duration."""
         if self.stream is None:
             return
         elapsed = time.monotonic() - self.began
@@ -256,14 +259,14 @@ class Progress:
 
     def _write(self, text: str) -> None:
         assert self.stream is not None
-        with contextlib.suppress(OSError, ValueError):  # closed: the build goes on
+        with contextlib.suppress(OSError, ValueError):  # the stream is closed: continue the build
             self.stream.write(text)
             self.stream.flush()
 
 
 @contextlib.contextmanager
 def shown_progress(folder: Path, costs: Sequence[float]) -> Generator[Progress]:
-    """Announce a compilation on standard error, and its end; nothing if nothing is compiled."""
+    """Show the progress of a build on standard error. Show nothing if `costs` is empty."""
     progress = Progress(folder, sys.stderr if costs else None, costs)
     progress.begin()
     try:
@@ -276,7 +279,7 @@ def shown_progress(folder: Path, costs: Sequence[float]) -> Generator[Progress]:
 
 
 def included(sources: Sequence[Path], headers: Mapping[Path, bytes]) -> list[Path]:
-    """Return those of `headers` that `sources` include, directly or through others, sorted."""
+    """Return the `headers` that `sources` include directly or indirectly, sorted."""
     found: set[Path] = set()
     waiting = [(source, source.read_bytes()) for source in sources]
     while waiting:
