@@ -60,10 +60,10 @@ private:
     c10::intrusive_ptr<Driver> driver_;
     Record* record_ = nullptr;  // holds a counted reference; null: see `kept_`
     c10::impl::SizesAndStrides geometry_;
-    std::int64_t offset_ = 0;
+    std::int64_t offset_ = 0;  // in elements
     caffe2::TypeMeta dtype_;
     c10::DispatchKeySet keys_;
-    Version version_;
+    Version version_;                 // the counter of the saved tensor, and its value at that time
     WeakTensor saved_ = no_tensor();  // the program's own tensor, unless its own node saves it
     // The tensor itself, if it cannot be rebuilt or has Python attributes.
     at::Tensor kept_;

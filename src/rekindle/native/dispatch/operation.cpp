@@ -27,6 +27,8 @@ void Operation::run(const std::optional<c10::Stream>& now) {
     for (const std::uint32_t position : invocation_.written) {
         driver_.note_if_it_strays(*invocation_.tensors[position]);
     }
+    // Record a recipe only if the results may be needed again, and if a replay gives the same bits.
+    // Autograd needs none with grad mode off, but user-held values may.
     const bool without_grad = driver_.any_time && driver_.any_time->records_without_grad();
     recording_ = (c10::GradMode::is_enabled() || facts_.differentiated || without_grad) &&
                  !invocation_.opaque && !facts_.opaque && driver_.never_recompute == 0 &&
@@ -46,6 +48,7 @@ void Operation::run(const std::optional<c10::Stream>& now) {
 
 // Run the operator, whose inputs are resident.
 void Operation::run_with_inputs() {
+    // The fast path, for example of optimizer steps and evaluation.
     if (!recording_ && may_only_count()) {
         only_count();
         return;

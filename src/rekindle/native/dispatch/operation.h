@@ -62,12 +62,15 @@ public:
     void note_read(Homes& read) const override;
 
 private:
+    // A result in new memory, with its position among the results.
     struct Made final {
         std::uint32_t position;
         c10::TensorImpl* tensor;
         c10::StorageImpl* home;
     };
 
+    // The results in new memory. `nbytes`: their total, as counted. `exotic`: some result is not a
+    // plain strided tensor. `quantized`: some result is quantized.
     struct Results final {
         c10::SmallVector<Made, 4> made;
         Parts parts;  // keeps parts of results alive until they are registered

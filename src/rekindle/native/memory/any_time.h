@@ -100,11 +100,13 @@ public:
     void forget_recipes();
 
 private:
+    // A value that was made or used in a backward pass, and the thread of that pass.
     struct Worked final {
         std::thread::id thread;
         Ref<Storage> storage;
     };
 
+    // A saved value that autograd unpacked for `node`, which one thread evaluates.
     struct Unpacked final {
         std::thread::id thread;
         const void* node;
@@ -128,8 +130,8 @@ private:
     std::vector<Worked> worked_with_;     // made or used in a backward pass that still runs
     std::map<std::int64_t, Kept> there_;  // read by functions of the program that run now
     std::int64_t numbers_ = 0;
-    int until_look_ = OPERATORS_BETWEEN_LOOKS;
-    bool paused_ = false;
+    int until_look_ = OPERATORS_BETWEEN_LOOKS;  // operators until `look_at_sources` looks
+    bool paused_ = false;  // user-held values are excluded from eviction for now
 };
 
 // Scope in which the storages in `homes` are restored and locked, until `end`, or until the

@@ -33,8 +33,8 @@ std::vector<Driver*>& drivers() {
 struct Active final {
     SpinLock& flag = leaf(Leaf::active);
     c10::intrusive_ptr<Driver> driver;
-    pthread_t entered_in{};  // thread that opened the budget
-    bool trained_elsewhere = false;
+    pthread_t entered_in{};          // thread that opened the budget
+    bool trained_elsewhere = false;  // a thread started inside has run a backward pass
 };
 
 Active& the_active() {
@@ -329,6 +329,7 @@ void Driver::forget_address(const void* address, Resident resident) {
 }
 
 void Driver::settle() {
+    // On a device `poll` does this, before every eviction.
     const bool now_and_then = !device.queues() && (++ticks_ & 63U) == 0;
     if (now_and_then || unheard_.size() > look_at_unheard_at_) {
         look_at_unheard();

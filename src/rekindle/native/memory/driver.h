@@ -101,29 +101,30 @@ private:
     Slab<Record> records_;
     Slab<Recipe> recipes_;
     Addresses<Resident> table_;
-    std::vector<const void*> dead_addresses_;
-    std::vector<Record*> dead_handles_;
-    std::vector<Ref<Storage>> gone_;  // storages whose memory was freed; not processed yet
-    std::vector<Unheard> unheard_;    // the youngest last
-    std::size_t look_at_unheard_at_ = YOUNGEST;
+    std::vector<const void*> dead_addresses_;  // buffer of `collect`
+    std::vector<Record*> dead_handles_;        // records of dead handles; not processed yet
+    std::vector<Ref<Storage>> gone_;           // storages whose memory was freed; not processed yet
+    std::vector<Unheard> unheard_;             // the youngest last
+    std::size_t look_at_unheard_at_ = YOUNGEST;  // size of `unheard_` at which it is polled next
     // Polling found freed storages that the allocator was not asked about yet.
     bool heard_late_ = false;
-    Bytes uncounted_ = 0;
+    Bytes uncounted_ = 0;  // freed bytes without a record; the engine was not told yet
     // List of replayable records that the program may hold (R1, ownership).
     Record* first_held_ = nullptr;
     Record* last_held_ = nullptr;
-    std::vector<Storage*> bereft_;
+    std::vector<Storage*> bereft_;  // buffer of `perform`
     OpId next_op_ = 0;
-    Ref<Storage> resizing_;
+    Ref<Storage> resizing_;              // being resized by the program
     std::vector<Ref<Storage>> emptied_;  // resized to no bytes for the time being
+    // Records whose tracking is suspended, with the tensor of each.
     std::vector<std::pair<Ref<Storage>, c10::TensorImpl*>> stepped_back_;
     // Restored into their placeholder; ownership was not handed back yet.
     std::vector<Ref<Storage>> back_;
-    // Bytes that the device's allocator gave out, but not to operators that we saw, and its
-    // rounding.
+    // A pseudo storage: bytes that the device's allocator gave out in addition to known storages,
+    // because no operator reported them or because it rounds sizes up.
     Ref<Storage> outside_;
     std::vector<c10::Device> devices_met_;
-    bool assumed_;
+    bool assumed_;                  // the device was not given by the user
     AllocationId allocations_ = 0;  // number of the last allocation
     // A new peak above this many bytes makes `peak_snapshot` out of date.
     Bytes peak_threshold_ = 0;
@@ -150,7 +151,7 @@ public:
     // Number of recomputations at which Python next checks whether they take too much time.
     std::int64_t look_at_losses_at = 10'000;
     std::int64_t storages_made = 0;
-    // Number of calls in a chain of recipes at which a value is pinned instead.
+    // Longest chain of recipes. A value at the end of a longer one becomes a source that is kept.
     std::int32_t longest_chain = 1'000;
     bool count_again = false;
     std::vector<const Facts*> again;  // operators that were recomputed, if tests count them
@@ -170,9 +171,8 @@ public:
     bool samples_due = false;        // `samples` is full: Python should take it
     bool owners_due = false;         // `met` is not empty: Python should look up their owners
     std::vector<const void*> met;    // storages of weights that were seen first
-    bool tell_ranges = false;        // for the profiler, during an optimizer step
-    // An optimizer step runs: workspaces may take whatever room there is.
-    bool stepping = false;
+    bool tell_ranges = false;        // an optimizer step that can be undone runs: report ranges
+    bool stepping = false;           // an optimizer step runs: no room is made for workspaces
     // Value of `storages_made` at which history is pruned next.
     std::int64_t look_back_at = 1'000;
     bool let_go_of_everything = false;  // tests: evict everything before each operator
@@ -578,7 +578,7 @@ private:
     void add_tensors_of_modules(Snapshot& snapshot);
     void add_storage(Snapshot& snapshot, Record& record);
 
-    unsigned ticks_ = 0;
+    unsigned ticks_ = 0;  // calls of `settle`
 };
 
 template <class F>

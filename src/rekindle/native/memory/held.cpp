@@ -139,6 +139,7 @@ bool Driver::leave_a_husk(Record& record) {
         gone_.emplace_back(&record);
         return true;
     }
+    // Streams that still read the memory are waited for before the allocator reuses it.
     if (device.queues()) {
         device.keep_until_read(*home, record.order.readers);
     }

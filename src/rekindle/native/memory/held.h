@@ -107,7 +107,7 @@ void or_without_copies(Driver& driver, Locked& lock, Step&& step) {
         return;
     }
     bool moved = false;
-    if (driver.tell_ranges) {  // in the step of an optimizer
+    if (driver.tell_ranges) {  // an optimizer step that can be undone runs
         const Unlocked others(lock);
         moved = move_copies_out(driver);
     }

@@ -44,7 +44,7 @@ void tell_losses(Driver& driver);
 // Tell Python that operators ran, so that it notes the current line of the program.
 void tell_places(Driver& driver);
 // Return all blocks of the budget's device by segment, as its allocator reports them; empty if it
-// reports none. Needs the lock, which is open while Python runs.
+// reports none. Needs the lock, which is released while Python runs.
 Segments segments_of(Driver& driver);
 // Let Python warn that a copy on the host failed.
 void tell_complaint(Driver& driver);

@@ -136,7 +136,7 @@ c10::SmallVector<Home, 2> fresh_of(const Recipe& recipe, const torch::jit::Stack
 
 c10::SmallVector<Home, 2> run_again(const Recipe& recipe, bool in_place, Calling calling) {
     c10::SmallVector<Home, 4> homes = homes_of(recipe);
-    const bool writes = !recipe.written().empty() && !recipe.statistics();
+    const bool writes = !recipe.written().empty() && !recipe.statistics();  // in place (R3)
     if (writes && !in_place) {
         make_private(recipe, homes);
     }
