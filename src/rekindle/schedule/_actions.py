@@ -1,4 +1,7 @@
-"""What to do: the one vocabulary that planners and the engine produce and everything consumes."""
+"""Define the actions of schedules.
+
+Planners and the engine produce actions; the verifier, the simulator and the runtime consume them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from rekindle._types import OpId, StorageId
 @final
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run an operator: all its outputs become resident, those already resident are kept as is.
+    """Run an operator: all its outputs become resident, and outputs already resident stay as is.
 
-    With `in_place` the storages that the operator overwrites lend their memory and are gone
-    afterwards; without it the operator writes fresh memory.
+    With `in_place` the outputs take over the memory of the storages that the operator overwrites;
+    those are not resident afterwards. Without it the operator writes new memory.
     """
 
     op: OpId
@@ -24,7 +27,7 @@ class Compute:
 @final
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Let go the memory of a storage. A copy on the host, if there is one, stays there."""
+    """Evict or free a storage. A copy on the host, if there is one, stays there."""
 
     storage: StorageId
 
@@ -32,9 +35,9 @@ class Free:
 @final
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy a resident storage to the host, where it has no copy yet, and let go its memory.
+    """Copy a resident storage to the host, where it has no copy yet, and evict it.
 
-    With `keep` its memory stays, so that a later `Free` need not wait for the copy.
+    With `keep` the storage stays resident, so that a later `Free` need not wait for the copy.
     """
 
     storage: StorageId
@@ -44,10 +47,10 @@ class SwapOut:
 @final
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Bring a storage back from its copy on the host, with all views that were made of it so far.
+    """Restore a storage from its copy on the host, with all views that were made of it so far.
 
-    The copy stays: what is in a storage never changes, so `Free` lets go of it a second time
-    without a transfer.
+    The copy stays on the host. The contents of a storage never change, so a later `Free` can evict
+    the storage again without a transfer.
     """
 
     storage: StorageId
@@ -56,7 +59,7 @@ class SwapIn:
 @final
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Let go the copy of a storage on the host."""
+    """Free the copy of a storage on the host."""
 
     storage: StorageId
 

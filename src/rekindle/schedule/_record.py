@@ -1,4 +1,7 @@
-"""A run that happened, simulated or real: the same type, so that either explains the other."""
+"""Define the record of a run.
+
+Simulated and real runs have the same type, so that they can be compared.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from rekindle.schedule._schedule import Schedule
 @final
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One run as data, simulated or real: what was done, and what it cost.
+    """One run as data, simulated or real: its actions and their cost.
 
     Attributes:
-        actions: Everything that was done, in order.
+        actions: All actions, in order.
         clock: The time (ns) at which each action begins.
         memory: The bytes in use as each action begins.
         budget: The budget in bytes, or None.
         peak: The most bytes in use at once.
         compute_ns: Time (ns) in operators that the program called.
         recompute_ns: Time (ns) in recomputed operators.
-        evictions: How often a value was evicted that could still be needed.
-        recomputations: How many operators ran again.
-        made_by: What decided: a policy or a planner.
+        evictions: The number of evictions.
+        recomputations: The number of recomputed operators.
+        made_by: The policy or planner that decided.
         swapped_out: Bytes copied to the host.
         swapped_in: Bytes copied back.
         host_peak: The most bytes on the host at once.
@@ -77,7 +80,7 @@ class Record:
 
 @final
 class Recorder:
-    """Collects the actions of a running engine, with its clock and memory after each."""
+    """Collector of the actions of a running engine, with the clock and the memory of each."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []

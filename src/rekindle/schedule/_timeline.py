@@ -1,9 +1,9 @@
-"""When what happens: one clock for computation, one for each way between device and host.
+"""Compute when each action happens: a clock for computation, and one for each transfer direction.
 
-Copies run beside computation, one after the other on each way. An operator waits for copies of
-what it reads, and of what went to make room for its results: memory is free only when the copy of
-what was in it has ended. The only account of this: whoever wants to know how long a schedule with
-copies takes asks a `Timeline`, the simulator while it decides and the verifier afterwards.
+Copies overlap with computation; in each direction one copy runs after the other. An operator waits
+for the copies of its inputs. It also waits for copies out of the storages that were evicted for its
+results, because memory is free only when its copy has ended. No other code computes these times:
+the simulator uses a `Timeline` while it decides, the planners and the verifier afterwards.
 """
 
 from __future__ import annotations
@@ -19,28 +19,42 @@ from rekindle.trace import Op, Trace
 
 @final
 class Timeline:
-    """Follows actions for one trace within `budget`; all times in ns since the program began."""
+    """Clock that follows the actions of one trace within `budget`. Times are ns since the start.
+
+    Attributes:
+        now: The time at which the next action can begin.
+        waiting_ns: Time that the program waited for copies.
+        transfer_ns: Time of all copies.
+        leaving_bytes: Bytes of evicted storages whose copies out are not finished.
+        sent_until: The time until which the direction to the host is busy.
+        back_until: The time until which the direction from the host is busy.
+    """
 
     def __init__(self, trace: Trace, budget: Bytes | None, swap: Swap) -> None:
         self.now: Nanoseconds = 0
         self.waiting_ns: Nanoseconds = 0
         self.transfer_ns: Nanoseconds = 0
-        self.leaving_bytes: Bytes = 0  #: let go, but not free yet
+        self.leaving_bytes: Bytes = 0
         self._trace = trace
         self._budget: Bytes | float = float("inf") if budget is None else budget
         self._ways = Ways(swap)
-        self._leaving: list[tuple[Nanoseconds, Bytes]] = []  # a heap: when it is free
-        self._sent: dict[StorageId, Nanoseconds] = {}  # when the copy on the host is whole
-        self._back: dict[StorageId, Nanoseconds] = {}  # when the one on the device is again
-        self.sent_until: Nanoseconds = 0  #: the way to the host is busy until then
-        self.back_until: Nanoseconds = 0  #: and the way back
+        self._leaving: list[tuple[Nanoseconds, Bytes]] = []  # a heap by the time of becoming free
+        self._sent: dict[StorageId, Nanoseconds] = {}  # when the copy on the host is complete
+        self._back: dict[StorageId, Nanoseconds] = {}  # when the swapped-in storage is complete
+        self.sent_until: Nanoseconds = 0
+        self.back_until: Nanoseconds = 0
 
     def follow(self, action: Action, memory: Bytes) -> None:
-        """`action` is next; `memory` bytes are in use without what it makes or brings."""
+        """Advance the clock by one action.
+
+        Args:
+            action: The next action.
+            memory: Bytes in use, without those that the action makes or swaps in.
+        """
         match action:
             case Compute(op, in_place):
                 self._compute(self._trace.ops[op], memory, in_place)
-            case Free(storage):  # free once no copy reads or writes it
+            case Free(storage):  # the memory is free when no copy reads or writes it any more
                 end = max(self._sent.get(storage, 0), self._back.pop(storage, 0))
                 self._leave(storage, end)
             case SwapOut(storage, keep):
@@ -51,11 +65,11 @@ class Timeline:
                 pass
 
     def need(self, storage: StorageId) -> None:
-        """The program reads `storage`, which is resident or on its way back."""
+        """Wait until `storage`, which is resident or being swapped in, can be read."""
         self._wait(self._back.get(storage, 0))
 
     def room(self, memory: Bytes) -> Bytes | float:
-        """What can be taken without waiting, beside `memory` bytes in use."""
+        """Return the bytes that are free without waiting if `memory` bytes are in use."""
         self._pass()
         return self._budget - memory - self.leaving_bytes
 
@@ -72,7 +86,7 @@ class Timeline:
         self.now += op.cost
 
     def _swap_out(self, storage: StorageId, keep: bool) -> None:
-        """A copy to the host begins as soon as it can."""
+        """Start a copy to the host as early as possible."""
         nbytes = self._trace.storages[storage]
         begin = max(self.now, self._back.get(storage, 0))
         self._sent[storage] = self.sent_until = self._ways.send(nbytes, begin)
@@ -81,7 +95,7 @@ class Timeline:
             self._leave(storage, self._sent[storage])
 
     def _swap_in(self, storage: StorageId, memory: Bytes) -> None:
-        """A copy back begins as soon as it can."""
+        """Start a copy from the host as early as possible."""
         nbytes = self._trace.storages[storage]
         self._wait_for_room(memory + nbytes)
         length = self._ways.in_ns(nbytes)

@@ -1,10 +1,10 @@
-"""Judges a schedule: an interpreter of actions that shares no code with any producer of them.
+"""Verify a schedule: an interpreter of actions that shares no code with any producer of them.
 
-The program's events (references, holds, uses) take place as early as the schedule permits: every
-event up to the next that needs something (a use, a pin, a call) happens before the next action.
+The program's events (references, holds, uses) take place as early as the schedule permits. Before
+each action, all events happen up to the next one that needs something: a use, a pin, a call.
 
-A copy to the host or back counts as done when the next action begins. How long the program waits
-for copies is said by the one `Timeline`, if a bandwidth is given.
+A copy in either direction counts as complete when the next action begins. If a bandwidth is given,
+a `Timeline` computes how long the program waits for copies.
 """
 
 from __future__ import annotations
@@ -24,11 +24,18 @@ from rekindle.trace import Call, Drop, Op, Pin, Release, Retain, Trace, Use
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a valid schedule costs: time in ns, memory in bytes.
+    """Cost of a valid schedule.
 
-    swapped_out, swapped_in: bytes copied to the host and back. host_peak: the most on the host.
-    waiting_ns: what the program waits for copies, which take `transfer_ns`; 0 if nobody said how
-        fast they are.
+    Attributes:
+        compute_ns: Time (ns) of the first runs of all operators.
+        recompute_ns: Time (ns) of recomputed operators.
+        recomputations: The number of recomputed operators.
+        peak: The most bytes in use at once.
+        swapped_out: Bytes copied to the host.
+        swapped_in: Bytes copied back.
+        host_peak: The most bytes on the host at once.
+        waiting_ns: Time (ns) that the program waits for copies; 0 without a bandwidth.
+        transfer_ns: Time (ns) of all copies; 0 without a bandwidth.
     """
 
     compute_ns: Nanoseconds
@@ -43,12 +50,12 @@ class Cost:
 
     @property
     def total_ns(self) -> Nanoseconds:
-        """When the program ends."""
+        """The time (ns) at which the program ends."""
         return self.compute_ns + self.recompute_ns + self.waiting_ns
 
     @property
     def overhead(self) -> float:
-        """Recomputing and waiting over the cost of running everything once (0.0: neither)."""
+        """Time lost to recomputing and waiting, as a share of `compute_ns`."""
         lost = self.recompute_ns + self.waiting_ns
         return lost / self.compute_ns if self.compute_ns else 0.0
 
@@ -62,16 +69,22 @@ def verify(
     swap: Swap | None = None,
     lending: bool = False,
 ) -> Cost:
-    """Returns the cost of `schedule` if it runs `trace` within `budget` bytes.
+    """Check that a schedule runs a trace within a budget, and return its cost.
 
-    `lending`: what the program holds may be let go, if it is there when the program reads it, as a
-    run does by default (`evict="auto"`). `host` bytes are all that copies on the host may take
-    (None: no limit). `swap` says how fast they are, and its limit holds as well.
+    Args:
+        trace: The trace.
+        schedule: The schedule.
+        budget: The budget (bytes). None: no limit.
+        host: The most bytes of copies on the host. None: no limit.
+        swap: The bandwidth of copies; its limit on host memory holds as well.
+        lending: Permit eviction of user-held storages that are resident whenever the program reads
+            them. The runtime evicts so by default (`evict="auto"`).
 
-    Raises `InvalidSchedule(index, action, reason)` at the first action that is not allowed: an
-    operator whose inputs are not resident, memory over the budget, freeing what is not resident or,
-    unless `lending`, what the program holds, an operator run early or never, a value missing where
-    it is used, a copy on the host that is not there, there already, or one too many.
+    Raises:
+        InvalidSchedule: An action is not allowed. Examples: an input is not resident; memory
+            exceeds the budget; a storage to free is not resident or is user-held; an operator runs
+            early or never; a value is missing when the program reads it; a copy on the host is
+            missing, exists already, or exceeds the limit.
     """
     if swap is not None and swap.host is not None:
         host = swap.host if host is None else min(host, swap.host)
@@ -117,7 +130,7 @@ class _Interpreter:
             self.contents[storage].append(value)
 
     def perform(self, action: Action) -> str:
-        """Performs one action; returns why it is not allowed, or nothing."""
+        """Perform one action. Return why it is not allowed, or an empty text."""
         self._let_events_happen()
         memory = self.memory
         reason = self._perform(action)
@@ -291,7 +304,7 @@ class _Interpreter:
         self.memory += fresh
         for storage in lent:
             self._vanish(storage)
-        for storage in made:  # a second copy of what is resident already is given back at once
+        for storage in made:  # the second copy of a storage that is already resident is freed
             if self.resident[storage]:
                 self.memory -= self.trace.storages[storage]
             self.resident[storage] = True
