@@ -1,4 +1,4 @@
-"""Decides ahead of time: from a problem and a budget to a plan with a proven lower bound.
+"""Planners, which decide ahead of time: from a problem and a budget to a plan with a bound.
 
     problem = Problem.of(trace)
     plan = Cuts(time_limit=60).plan(problem, budget=problem.keep_all_peak // 2)

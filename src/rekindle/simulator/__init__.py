@@ -1,4 +1,4 @@
-"""Replays traces within any budget and with any policy."""
+"""The simulator: replays traces within any budget and with any policy."""
 
 from rekindle.simulator._curve import Point as Point
 from rekindle.simulator._curve import curve as curve

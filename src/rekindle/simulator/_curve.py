@@ -1,4 +1,7 @@
-"""How a program would fare within every budget, down to the smallest that the engine manages."""
+"""Simulate a trace within many budgets, down to the smallest with which the engine gets through.
+
+`rekindle.profile`, `rekindle.max_batch` and the planners use it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from rekindle.simulator._replay import replay
 from rekindle.trace import Trace, keep_all_peak, largest_need
 
 MOST_OVERHEAD = 10
-"""A budget under which recomputation takes longer than so many runs counts as too small."""
+"""Limit on recomputation, as a multiple of the program's time; a budget beyond it is too small."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What recomputation costs within a budget (bytes): ns, and operators that run again."""
+    """Cost of recomputation within a budget (bytes): time (ns) and number of operators."""
 
     budget: Bytes
     recompute_ns: Nanoseconds
@@ -28,7 +31,7 @@ class Point:
 
 
 def fits(trace: Trace, budget: Bytes, policy: Policy) -> Record | None:
-    """The run of `trace` within `budget`; None where there is none, or none in finite time."""
+    """Return the record of a run within `budget`, or None if the budget is too small."""
     rules = replace(RIGHT, recompute_limit=MOST_OVERHEAD * max(1, trace.compute_ns))
     try:
         return replay(trace, budget=budget, policy=policy, rules=rules)
@@ -37,7 +40,13 @@ def fits(trace: Trace, budget: Bytes, policy: Policy) -> Record | None:
 
 
 def smallest_budget(trace: Trace, policy: Policy, *, above: Bytes = 0) -> Bytes:
-    """A budget of at least `above` with which the engine gets through: bisection, to 1 %."""
+    """Find the smallest budget (bytes) with which the engine gets through, by bisection to 1 %.
+
+    Args:
+        trace: The trace.
+        policy: The policy.
+        above: A lower limit for the result.
+    """
     low, high = max(above, largest_need(trace)), keep_all_peak(trace)
     if low >= high or fits(trace, low, policy):
         return low
@@ -57,10 +66,19 @@ def curve(
     points: int = 16,
     watch: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Point]:
-    """Runs within `points` budgets from keeping everything down to the smallest feasible one.
+    """Simulate a trace within evenly spaced budgets, from keep-all to the smallest feasible one.
 
-    The largest budget first. Made monotone: where a smaller budget happens to be the faster one,
-    it gets the time of the larger. Budgets between that fail are left out.
+    The curve is made monotone: if a smaller budget happens to be faster, it gets the time of the
+    larger one. Budgets that fail are left out.
+
+    Args:
+        trace: The trace.
+        policy: The policy.
+        points: The number of budgets.
+        watch: A function that is called with (budgets done, number of budgets).
+
+    Returns:
+        The points, the largest budget first.
     """
     most, least = keep_all_peak(trace), smallest_budget(trace, policy)
     budgets = [most - (most - least) * i // max(1, points - 1) for i in range(points)]

@@ -1,9 +1,14 @@
-"""Replays on the native engine: a trace as one stream of words, and what came of it.
+"""Replay traces on the native engine (C++), which takes a trace as one stream of words.
 
-The words are those of native/replay/player.h. A `Call` there is followed by operator, cost, flags,
-workspace; count and values read; count and (value, storage, bytes) made, or (value, value viewed,
--1); count and pairs of what it overwrites. Every other event has two words, of which the second is
-unused.
+`_replay.py` and the tests of the native engine use it. native/replay/player.h reads the words. The
+word of a `Call` is followed by:
+
+- operator, cost, flags, workspace;
+- the number of values read, and these values;
+- the number of values made, and for each (value, storage, bytes), or (value, root, -1) for a view;
+- the number of values overwritten, and for each (output, value overwritten).
+
+The word of any other event is followed by the value and an unused word.
 """
 
 from __future__ import annotations
@@ -24,23 +29,23 @@ from rekindle.policies import Policy, Swap, score_of
 from rekindle.schedule import Action, Compute, Discard, Free, SwapIn, SwapOut
 
 Core = Literal["auto", "native", "python"]
-"""Which engine: "auto" is the native one where it can be had, and the result is the same."""
+"""Choice of the engine: "auto" is the native one if it is available. All give the same result."""
 
 WORDS: Final = {
     kind: number for number, kind in enumerate((t.Call, t.Use, t.Pin, t.Retain, t.Release, t.Drop))
 }
 REPLAYABLE, HELD = 1, 2
-PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: how a run ends
+PASSED, NO_ROOM, THRASHED, FAULT = range(4)  #: the status at the end of a run
 
 _DEAD: Final = {"evict": 0, "ignore": 1, "banish": 2}
-_EXACT: Final = 2**53  # integers below are exact as floats: scores are the same in both engines
-_LONG: Final = 20_000  # events; for less nobody waits until the native engine is compiled
+_EXACT: Final = 2**53  # integers below it are exact as floats, so both engines agree on scores
+_LONG: Final = 20_000  # number of events from which compiling the native engine is worth the wait
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What an engine counted, for those who ask for no more."""
+    """Totals of a native run; they stand in for an `Engine` where only the totals are read."""
 
     memory: Bytes
     peak: Bytes
@@ -51,7 +56,7 @@ class Totals:
 
 @final
 class Played:
-    """What the native engine did; what is seldom asked for is made when it is."""
+    """Result of a native run. Actions and other long lists are decoded only when they are read."""
 
     def __init__(self, result: tuple[Any, ...]) -> None:
         self.status, self.numbers, totals = result[:3]
@@ -60,7 +65,7 @@ class Played:
         self._arrays = result[3:]
 
     def actions(self) -> Iterable[Action]:
-        """In the order in which they were to be performed."""
+        """Yield the actions in order."""
         for word in words_of(self._arrays[0]):
             number, kind = word >> 3, word & 7
             match kind:
@@ -76,19 +81,22 @@ class Played:
                     yield Discard(StorageId(number))
 
     def clock(self) -> array[int]:
-        """As each action began."""
+        """Return the clock (ns) at the beginning of each action."""
         return words_of(self._arrays[1])
 
     def memory(self) -> array[int]:
-        """As each action began."""
+        """Return the bytes in use at the beginning of each action."""
         return words_of(self._arrays[2])
 
     def steps(self) -> array[int]:
-        """Actions so far (inverted where there was no room), memory, clock; after each event."""
+        """Return three words for each event: actions so far, memory (bytes), clock (ns).
+
+        The number of actions is inverted (~n) if there was no room for the event.
+        """
         return words_of(self._arrays[3])
 
     def journal(self) -> array[int]:
-        """Six words an entry, if it was kept: see native/engine/journal.h."""
+        """Return the journal, six words an entry: see native/engine/journal.h."""
         return words_of(self._arrays[4])
 
 
@@ -101,9 +109,19 @@ def words_of(data: bytes) -> array[int]:
 def module_for(
     trace: t.Trace, policy: Policy, core: Core, *, needs_python: str = ""
 ) -> ModuleType | None:
-    """The native engine, if it is to replay `trace`; raises `Unsupported` if it must and cannot.
+    """Choose the engine for a replay.
 
-    needs_python: why it cannot, if that is known already.
+    Args:
+        trace: The trace.
+        policy: The policy.
+        core: The engine that the caller wants.
+        needs_python: The reason why only the Python engine can replay this; empty if there is none.
+
+    Returns:
+        The module of the native engine, or None for the Python engine.
+
+    Raises:
+        Unsupported: `core` is "native", and the native engine cannot replay this.
     """
     if core == "python":
         return None
@@ -138,11 +156,22 @@ def play(
     watch: int = 0,
     journal: int = 0,
 ) -> Played | None:
-    """What the native engine does; None where floats would not tell times apart any more.
+    """Run the native engine.
 
-    watch: bits; 1: `steps` are noted; 2: every invariant is checked as well; 4: where there is no
-        room for an event that is noted, and the next one is played.
-    journal: how many of its last entries are kept.
+    Args:
+        module: The native engine.
+        words: The trace, from `words_for`.
+        budget: The budget (bytes), or None.
+        policy: The policy, one of those that exist in C++.
+        rules: The rules of the engine.
+        route: A schedule to follow, or None.
+        swap: The bandwidth to the host, or None.
+        watch: Bits. 1: record `steps`. 2: also check every invariant. 4: if there is no room for an
+            event, record that and continue with the next event.
+        journal: The number of last entries of the journal to keep.
+
+    Returns:
+        The result, or None if the clock is so large that floats are no longer exact.
     """
     score = score_of(policy)
     assert score is not None
@@ -156,7 +185,7 @@ def play(
 
 
 def numbers_of(swap: Swap | None) -> tuple[int, int, int, int, bool]:
-    """As the native engine has it: whether anything is swapped, the host's bytes, the ways."""
+    """Encode `swap` for the native engine: flag, host bytes, bandwidth out and in, `only`."""
     if swap is None:
         return 0, 0, 1, 1, False
     host = -1 if swap.host is None else min(swap.host, 2**62)
@@ -172,12 +201,12 @@ def _numbers_of(route: Route) -> tuple[array[int], ...]:
     return stops, moves, restores, restored, kept
 
 
-# The words of a trace, which is replayed many times in a sweep. By identity: a trace never changes.
+# Encoded traces by identity: a sweep replays the same trace many times, and traces never change.
 _encoded: dict[int, tuple[weakref.ref[t.Trace], array[int]]] = {}
 
 
 def words_for(trace: t.Trace) -> array[int]:
-    """`trace` as the native engine reads it."""
+    """Return the words of a trace, encoded once per trace."""
     key = id(trace)
     known = _encoded.get(key)
     if known is not None and known[0]() is trace:
@@ -188,7 +217,7 @@ def words_for(trace: t.Trace) -> array[int]:
 
 
 def encode(trace: t.Trace) -> array[int]:
-    """`words_for`, made anew."""
+    """Encode a trace for the native engine."""
     words = array("q")
     storages, values, root, ops = trace.storages, trace.values, trace.root, trace.ops
     for event in trace.events:

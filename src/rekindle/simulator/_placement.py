@@ -1,9 +1,13 @@
-"""Where each storage of a simulated run lies on a device, and what goes if one finds no place.
+"""Place the storages of a simulated run on a device, and evict if an allocation finds no place.
 
-A budget counts bytes, an allocator needs them side by side. As on a device, room is made by the sum
-first, by the policy; only where the allocation fails then something goes for its place: the
-cheapest window of neighbors (Coop, NeurIPS 2023, by the policy's score without the size), or all of
-some segments or pages where those can be given back for less; or by the score one after another.
+A budget counts bytes, but an allocator needs contiguous bytes. As on a device, the engine first
+makes the sum fit, by the policy. If an allocation still fails, more is evicted, in one of two ways:
+
+- "window": the cheapest window of neighbors in memory (Coop, NeurIPS 2023, by the policy's score
+  without the size), or whole segments or pages, if returning those to the device costs less;
+- "score": storages one after another, the lowest score first.
+
+The models of the allocators are in `rekindle.simulator.allocator`.
 """
 
 from __future__ import annotations
@@ -34,10 +38,13 @@ _ALLOCATORS: Final = {"native": Native, "expandable": Expandable}
 @final
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of `memory` bytes (None: as many as are asked for), and who hands them out.
+    """A device and its allocator.
 
-    repair: what goes where an allocation fails although the sum fits: the cheapest "window", or by
-        the policy's "score" one after another until it succeeds.
+    Attributes:
+        allocator: The model of the allocator.
+        memory: The bytes of the device. None: no limit.
+        repair: How to select storages to evict if an allocation fails although the sum fits: the
+            cheapest "window", or the lowest "score" one after another until it succeeds.
     """
 
     allocator: AllocatorName = "native"
@@ -47,9 +54,13 @@ class Device:
 
 @final
 class Placement:
-    """The blocks of what is in memory.
+    """The blocks of all resident storages.
 
-    repairs: how often something went for its place. refusal: the last `NoRoom` for want of one.
+    Attributes:
+        device: The device.
+        allocator: The state of its allocator.
+        repairs: How often storages were evicted to make a contiguous place.
+        refusal: The last `NoRoom` that was raised for lack of a contiguous place.
     """
 
     def __init__(self, trace: Trace, device: Device) -> None:
@@ -62,12 +73,20 @@ class Placement:
         self._owner: dict[Block, StorageId] = {}
 
     def follow(self, actions: Iterable[Action], engine: Engine) -> Iterator[Action]:
-        """The same actions, and before each what has to go for it to find a place.
+        """Yield the actions, and before each the evictions that make a place for it.
 
-        Where nothing is left to go the engine hears of it as of a budget that is too small, and
-        tries again with as little as possible in use. Raises `NoRoom` if that does not help.
+        If nothing is left to evict, `NoRoom` is thrown into the generator of the engine. The engine
+        then tries again with as little memory in use as possible.
+
+        Args:
+            actions: The actions of one event, from the engine.
+            engine: The engine.
+
+        Raises:
+            NoRoom: The second attempt of the engine fails as well.
         """
-        coming = cast("Generator[Action]", iter(actions))  # where it makes something it is one
+        # The engine's actions are a generator wherever they allocate.
+        coming = cast("Generator[Action]", iter(actions))
         action = next(coming, None)
         while action is not None:
             try:
@@ -80,11 +99,11 @@ class Placement:
 
     @property
     def storages(self) -> set[StorageId]:
-        """What has a place now."""
+        """The storages that have a block."""
         return {*self._blocks}
 
     def check(self) -> None:
-        """Asserts that every storage has its block, and each block its storage."""
+        """Assert that storages and blocks refer to each other, and that their bytes add up."""
         self.allocator.check()
         assert self._owner == {block: storage for storage, block in self._blocks.items()}
         assert self.allocator.allocated == sum(block.nbytes for block in self._owner)
@@ -103,7 +122,7 @@ class Placement:
                 pass
 
     def _compute(self, op_id: int, in_place: bool, engine: Engine) -> Iterator[Action]:
-        """Results first, then what the operator takes inside itself, which it gives back."""
+        """Allocate the results of an operator, then its workspace, which is freed at once."""
         op, trace = self._trace.ops[op_id], self._trace
         lent = {
             trace.values[output]: trace.values[source]
@@ -139,7 +158,11 @@ class Placement:
     def _allocate(
         self, sizes: Iterable[Bytes], engine: Engine
     ) -> Generator[Action, None, list[Block | None]]:
-        """Blocks of these sizes (none for 0 bytes); if one finds no place, all are given back."""
+        """Allocate blocks, evicting if necessary; if one finds no place, free all of them.
+
+        Returns:
+            One block for each size; None for a size of 0.
+        """
         found: list[Block | None] = []
         subject = engine.subject
         for nbytes in sizes:
@@ -157,13 +180,13 @@ class Placement:
         return found
 
     def _repair(self, nbytes: Bytes, engine: Engine) -> Iterator[Action]:
-        """What goes so that `nbytes` find a place, or at least something."""
+        """Evict storages that make a place for `nbytes`; if none are known, evict at least one."""
         self.repairs += 1
         victims = self._neighbors(nbytes, engine) if self.device.repair == "window" else []
         return engine.evict(victims) if victims else engine.shrink(engine.memory - 1)
 
     def _neighbors(self, nbytes: Bytes, engine: Engine) -> list[Storage]:
-        """Which storages would go for the least; none if no place can be made by what may go."""
+        """Return the cheapest storages to evict for a place of `nbytes`, or an empty list."""
         by_id = {storage.id: storage for storage in engine.storages}
 
         @cache

@@ -1,4 +1,8 @@
-"""Replays a trace under a budget and a policy on a virtual clock: the same decisions, no device."""
+"""Replay a trace within a budget, with a policy, on a virtual clock and without a device.
+
+The engine is the same as in the runtime, so that the simulated decisions are those of a real run.
+`rekindle.simulate`, sweeps, profiles and planners use this module.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +49,25 @@ def replay(
     device: Device | None = None,
     core: Core = "auto",
 ) -> Record:
-    """What the engine does for `trace` within `budget` bytes (None: no limit).
+    """Replay a trace.
 
-    With a `route` the engine follows it, and `policy` decides where it says nothing. With a
-    `device` every storage gets a place there (the engine in Python does that alone).
-    Raises `rekindle.engine.NoRoom` where the budget cannot be kept, and `rekindle.engine.Thrashed`
-    where recomputation takes longer than `rules` allow. `watch(engine)` is called after
-    every event, which only the engine in Python can do.
+    Args:
+        trace: The trace.
+        budget: The budget (bytes). None: no limit.
+        policy: The policy that selects storages to evict.
+        rules: The rules of the engine.
+        watch: A function that is called with the engine after every event. Python engine only.
+        route: A schedule to follow; `policy` decides where the schedule does not.
+        swap: Evicted values may also be swapped out, at this bandwidth. Python engine only.
+        device: Give every storage a place on this device. Python engine only.
+        core: The engine: "auto", "native" or "python".
+
+    Returns:
+        The record of the run.
+
+    Raises:
+        NoRoom: The budget cannot be kept (`rekindle.engine.NoRoom`).
+        Thrashed: Recomputation takes longer than `rules` allow (`rekindle.engine.Thrashed`).
     """
     if watch is not None and core == "auto":
         core = "python"
@@ -61,9 +77,9 @@ def replay(
 
 
 class Run:
-    """A replay, also one that fails on the way: what happened until then is there.
+    """A replay whose figures can also be read after a failure.
 
-    The native engine replays it where it can, and then `engine` has only the totals.
+    If the native engine replays it, the attribute `engine` has only the totals.
     """
 
     def __init__(
@@ -85,7 +101,7 @@ class Run:
         self._played: Played | None = None
         self.evictions = self.recomputations = 0
         self._ran: set[int] = set()
-        self._backward = False  # what was saved last is wanted first
+        self._backward = False  # True in the backward pass, where values are prefetched
         self._trace = trace
         self._policy, self._rules, self._route, self._swap = policy, rules, route, swap
         self._budget = budget
@@ -95,7 +111,12 @@ class Run:
         self.timeline = None if swap is None else Timeline(trace, budget, swap)
 
     def go(self, watch: Callable[[Engine], None] | None = None) -> None:
-        """Raises `NoRoom` or `Thrashed`."""
+        """Run the replay.
+
+        Raises:
+            NoRoom: The budget cannot be kept.
+            Thrashed: Recomputation takes longer than the rules allow.
+        """
         if self._native is not None and watch is None:
             played = play(
                 self._native,
@@ -111,7 +132,7 @@ class Run:
         self._go_in_python(watch)
 
     def _take(self, played: Played) -> None:
-        """The native engine has done it."""
+        """Take over the result of the native engine, and raise its error, if any."""
         self._played, self.engine = played, played.totals
         self.evictions, self.recomputations = played.evictions, played.recomputations
         needed, memory, budget, op_id, _ = played.numbers
@@ -121,7 +142,7 @@ class Run:
             raise Thrashed(needed, memory)
 
     def _call(self, op_id: int) -> Call | None:
-        """For a message: what could not run, if it was an operator."""
+        """Return the operator that could not run, for an error message, or None."""
         if op_id < 0:
             return None
         op = self._trace.ops[op_id]
@@ -136,7 +157,7 @@ class Run:
             self._perform(actions, engine)
             if self.timeline is not None:
                 self._copy(event, engine, self.timeline)
-            engine.idle.clear()  # nothing to do: a simulated program holds no memory of its own
+            engine.idle.clear()  # the runtime would free these; a simulated program has no memory
             if watch is not None:
                 watch(engine)
 
@@ -159,7 +180,7 @@ class Run:
                 timeline.follow(action, engine.memory)
 
     def _copy(self, event: Value | None, engine: Engine, timeline: Timeline) -> None:
-        """After an event: waits for `event`, the value that the program reads; copies ahead."""
+        """Wait for the value `event` that the program reads, then start copies ahead of time."""
         if event is not None:
             timeline.need(event.storage.id)
         self._perform(engine.discards(), engine)
@@ -191,7 +212,7 @@ class Run:
         )
 
     def _told(self) -> tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...]]:
-        """Actions, and the clock and the memory as each began."""
+        """Return the actions, and the clock and the memory at the beginning of each."""
         played, recorder = self._played, self._recorder
         if played is not None:
             return tuple(played.actions()), tuple(played.clock()), tuple(played.memory())
@@ -199,7 +220,7 @@ class Run:
 
 
 class _Nobody:
-    """A simulated program owns no memory, and tells at once what it drops."""
+    """Host of a follower without real memory: there is nothing to poll and nothing to own."""
 
     def poll(self) -> None: ...
 
@@ -215,9 +236,10 @@ _Step = tuple[Value | None, Iterable[Action]]
 
 
 def _drive(trace: t.Trace, engine: Engine, follower: Follower | None) -> Iterator[_Step]:
-    """Turns events of the trace into calls of the engine; yields the actions of each.
+    """Turn the events of a trace into calls of the engine.
 
-    And the value that the program has read by then, if it has.
+    Yields:
+        For each call, the value that the program reads after its actions, or None, and the actions.
     """
     by_id: dict[int, Value] = {}
     following = OpId(0)  # the next operator to run for the first time

@@ -1,4 +1,7 @@
-"""The trace of a batch that nobody has run: two smaller ones, continued in a straight line."""
+"""Extrapolate the trace of a large batch linearly from traces of two smaller batches.
+
+`rekindle.max_batch(simulated=True)` uses it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,18 @@ from rekindle.trace import Trace, check_trace
 
 
 def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> Trace:
-    """The trace at `batch`, from those at two other sizes of the batch.
+    """Extrapolate a trace to another batch size.
 
-    Every storage and every cost is taken to grow in a straight line with the batch, which holds
-    where the program does the same operators. Raises `InvalidTrace` if the two did not.
+    Every size and every cost is assumed to grow linearly with the batch. This holds if the program
+    runs the same operators.
+
+    Args:
+        small: A batch size and its trace.
+        large: Another batch size and its trace.
+        batch: The batch size of the result.
+
+    Raises:
+        InvalidTrace: The two traces have different operators.
     """
     (first, one), (second, other) = small, large
     if _shape(one) != _shape(other):
@@ -38,5 +49,5 @@ def at_batch(small: tuple[int, Trace], large: tuple[int, Trace], batch: int) -> 
 
 
 def _shape(trace: Trace) -> object:
-    """All but sizes and costs."""
+    """Return everything in a trace but sizes and costs, for comparison."""
     return trace.values, trace.events, [replace(op, cost=0, workspace=0) for op in trace.ops]

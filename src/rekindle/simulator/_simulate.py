@@ -1,4 +1,4 @@
-"""One simulated run, for users: budgets as they write them, errors as they know them."""
+"""Define `rekindle.simulate`: check the user's arguments, replay a trace, translate errors."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def simulate(
     repair: Repair = "window",
     core: Core = "auto",
 ) -> Record:
-    """Replay a trace within a budget, with the decisions that the runtime would take.
+    """Replay a trace within a budget, with the decisions that the runtime would make.
 
     Args:
         trace: A `Trace`, or the path of a file that holds one.
         budget: Bytes, or text ("6GiB"). Default: no limit.
         policy: What to evict: one of `rekindle.policies`, or its name. Default: `Thrifty()`.
         rules: Variants of the engine, for experiments with the DTR paper's simulator.
-        swap: Evicted values may also go to the host, at this bandwidth.
+        swap: Evicted values may also be swapped out to the host, at this bandwidth.
         allocator: Give every storage an address, by a model of PyTorch's CUDA allocator: "native"
             or "expandable" (`expandable_segments:True`). The record then has `rounding` and
             `fragmentation`.
         device_memory: The bytes that this allocator may reserve. Default: no limit.
         repair: What to evict when an allocation fails although the sum fits: the cheapest "window"
             of neighbors in memory (Coop, NeurIPS 2023), or the lowest "score" one after another.
-        core: "native" decides in C++, "python" in Python; both give the same record. "auto" takes
-            the faster one that exists. With an allocator it is the Python one.
+        core: "native" decides in C++, "python" in Python; both give the same record. "auto" uses
+            the native core if it is available. With an allocator only Python works.
 
     Returns:
         A `Record`: actions, peak, recomputation, overhead.

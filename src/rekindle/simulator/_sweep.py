@@ -1,4 +1,7 @@
-"""Many runs: logs x policies x budgets, in parallel processes."""
+"""Simulate many runs (logs x policies x budgets) in parallel processes.
+
+`rekindle simulate`, `rekindle paper` and benchmarks use it.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,22 @@ from rekindle.trace import Trace, keep_all_peak
 from rekindle.trace.formats import load
 
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""The budgets of the paper's figures, as parts of what keeping everything takes."""
+"""The budgets of the DTR paper's figures, as shares of the peak of keep-all."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run to be done. `limit`: thrash, once the time is that many times the base time."""
+    """One run to simulate."""
 
     log: str
     policy: str
-    ratio: float | None = None
+    ratio: float | None = None  #: budget as a share of the peak of keep-all
     budget: Bytes | None = None  #: instead of the ratio; both None: no limit
-    dead: Literal["evict", "ignore", "banish"] = "evict"
-    quirks: bool = False
-    limit: float | None = 2.0
-    count: bool = False  #: the scores that the policy computes
+    dead: Literal["evict", "ignore", "banish"] = "evict"  #: treatment of dead storages
+    quirks: bool = False  #: decide as the authors' simulator does
+    limit: float | None = 2.0  #: the run thrashes beyond this multiple of the program's own time
+    count: bool = False  #: count the scores that the policy computes
     swap: Swap | None = None
     device: Device | None = None
 
@@ -44,15 +47,29 @@ class Case:
 @final
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run that was done. Of one that failed: the figures up to where it failed.
+    """Figures of one simulated run; those of a failed run cover the time up to the failure.
 
-    status: pass; oom, where the budget cannot be kept; thrash, where the limit was passed.
-    overhead: the time it took over the time of running everything once (1.0: nothing recomputed,
-        and no copy waited for).
-    scores: how many the policy computed, if counted.
-    keep_all_bytes: the peak when nothing is evicted. seconds: of the simulation itself.
-    allocated_bytes, reserved_bytes: what the allocator had in use, and from the device, at the
-        peak, if there was one.
+    Attributes:
+        log: The name of the log.
+        policy: The name of the policy.
+        dead: The treatment of dead storages.
+        quirks: True if decisions are those of the authors' simulator.
+        ratio: The budget as a share of the peak of keep-all, if it was given so.
+        budget_bytes: The budget, or None.
+        keep_all_bytes: The peak if nothing is evicted.
+        status: "pass"; "oom" if the budget cannot be kept; "thrash" if the time limit is exceeded.
+        overhead: The time of the run over the time of running everything once. 1.0 means no
+            recomputation and no waiting.
+        peak_bytes: The peak of the run.
+        evictions: The number of evictions.
+        rematerializations: The number of recomputed operators.
+        base_ns: The time (ns) of running everything once.
+        rematerialization_ns: The time (ns) of recomputation.
+        seconds: The time of the simulation itself.
+        scores: The number of scores that the policy computed, if counted.
+        waiting_ns: The time (ns) of waiting for copies.
+        allocated_bytes: With an allocator, the bytes in blocks at the peak.
+        reserved_bytes: With an allocator, the bytes reserved from the device at the peak.
     """
 
     log: str
@@ -80,7 +97,7 @@ class Outcome:
 
 
 def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> Outcome:
-    """Does one run; reads the log if it is not given."""
+    """Simulate one run. The trace is read from the log if it is not given."""
     trace = trace or _load(case.log)
     everything = keep_all_peak(trace)
     budget = case.budget
@@ -101,9 +118,8 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
         status = "oom"
     except Thrashed:
         status = "thrash"
-    # The authors' clock starts at 1 ns.
     waiting = run.timeline.waiting_ns if run.timeline else 0
-    clock = run.engine.clock + waiting + case.quirks
+    clock = run.engine.clock + waiting + case.quirks  # the authors' clock starts at 1 ns
     allocator = run.placement.allocator if run.placement else None
     return Outcome(
         log=_name(case.log),
@@ -130,7 +146,7 @@ def run_case(case: Case, trace: Trace | None = None, *, core: Core = "auto") -> 
 
 @final
 class _Counted(Policy):
-    """Another policy, and how many scores it computed in its last run."""
+    """Wrapper of a policy that counts the scores computed in its last run."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -157,7 +173,7 @@ def cases(
     swap: Swap | None = None,
     device: Device | None = None,
 ) -> list[Case]:
-    """All combinations."""
+    """Return a case for each combination of log, policy and ratio."""
     return [
         Case(str(log), policy, ratio, None, dead, quirks, limit, swap=swap, device=device)
         for log in logs
@@ -167,12 +183,13 @@ def cases(
 
 
 def sweep(wanted: Sequence[Case], *, processes: int = 1) -> Iterator[tuple[int, Outcome]]:
-    """Does all runs and yields each with its position in `wanted`, as they are done."""
+    """Simulate all cases; yield each outcome with its position in `wanted` when it is done."""
     if processes == 1 or len(wanted) == 1:
         for position, case in enumerate(wanted):
             yield position, run_case(case)
         return
-    context = multiprocessing.get_context("spawn")  # the same everywhere, and no threads are forked
+    # "spawn" behaves the same on all platforms and never forks a threaded process.
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         positions = {pool.submit(run_case, case): i for i, case in enumerate(wanted)}
         try:

@@ -1,4 +1,4 @@
-"""The DTR paper's two theorems as programs: the linear network, and the adversary.
+"""Run the programs of the DTR paper's two theorems: the linear network, and the adversary.
 
 Kirisame et al., ICLR 2021 (arXiv 2006.09616), section 3 and appendices A and B.
 """
@@ -20,10 +20,16 @@ from rekindle.trace import chain
 def linear_recomputations(
     layers: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 ) -> int:
-    """Operators run again when a chain of unit layers is differentiated in room for `budget` units.
+    """Count the recomputed operators of a linear network of unit sizes and costs.
 
-    Theorem 1: with the exact neighborhood, size and no staleness it is O(layers) for a budget of
-    2 sqrt(layers) or more.
+    Theorem 1: for a budget of 2 sqrt(layers) or more the count is O(layers), with a score made of
+    the exact neighborhood and the size, without staleness.
+
+    Args:
+        layers: The number of layers.
+        budget: The budget, in units.
+        policy: The policy.
+        quirks: Decide as the authors' simulator does.
     """
     run = Run(chain(layers, early=True), budget, policy, Rules(quirks=quirks))
     run.go()
@@ -33,7 +39,7 @@ def linear_recomputations(
 @final
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """What the adversary cost: operators it asked for, and those run again for them."""
+    """Result of an adversary: the operators that it called, and those recomputed for them."""
 
     asked: int
     recomputations: int
@@ -44,11 +50,18 @@ class Duel:
 
 
 def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False) -> Duel:
-    """Theorem 2: for every deterministic policy there is a program of N operators that takes
-    Omega(N / budget) times what a schedule that knows it would take.
+    """Run the adversary of theorem 2 against a policy.
 
-    A pinned root, and as many chains below it as the budget has units: since the root takes one,
-    some chain has no resident storage, and the next operator extends the shortest such chain.
+    Theorem 2: for every deterministic policy there is a program of N operators that takes
+    Omega(N / budget) times as long as with a schedule that knows the program. The program has a
+    pinned root, and as many chains below it as the budget has units. The root takes one unit, so
+    some chain has no resident storage. The next operator extends the shortest such chain.
+
+    Args:
+        asked: N, the number of operators.
+        budget: The budget, in units.
+        policy: The policy.
+        quirks: Decide as the authors' simulator does.
     """
     engine = Engine(budget, policy, Rules("ignore", quirks=quirks))
 
@@ -72,11 +85,11 @@ def adversary(asked: int, budget: Bytes, policy: Policy, *, quirks: bool = False
 
 @cache
 def revolve(layers: int, slots: int) -> int:
-    """Forward steps that an optimal schedule takes again with `slots` checkpoints.
+    """Count the forward steps that an optimal schedule recomputes with `slots` checkpoints.
 
-    Griewank and Walther 2000: with t the least number with beta(slots, t) >= layers, it takes
-    t * layers - beta(slots + 1, t - 1) forward steps, where beta(s, t) = C(s + t, s); layers - 1
-    of them are the first ones.
+    Griewank and Walther 2000: let beta(s, t) = C(s + t, s), and t the least number with
+    beta(slots, t) >= layers. The schedule takes t * layers - beta(slots + 1, t - 1) forward steps.
+    Of these, layers - 1 are the first run and not recomputation.
     """
     t = 0
     while math.comb(slots + t, slots) < layers:
@@ -85,6 +98,8 @@ def revolve(layers: int, slots: int) -> int:
 
 
 def chen(layers: int) -> int:
-    """Forward steps that segments of sqrt(layers) take again: all but those that end a segment
-    (Chen et al. 2016)."""
+    """Count the forward steps that segments of sqrt(layers) recompute (Chen et al. 2016).
+
+    These are all steps but the last of each segment.
+    """
     return layers - math.isqrt(layers)

@@ -1,4 +1,4 @@
-"""Blocks of memory side by side, and the pool that finds the free ones again."""
+"""Model the blocks of an allocator, and the pool that finds free blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle._types import Bytes
 
 @final
 class Block:
-    """A piece of a segment: free or in use. `mapped`: whether there is memory behind it."""
+    """Piece of a segment, free or in use. It is `mapped` if its addresses are backed by memory."""
 
     __slots__ = ("address", "following", "mapped", "nbytes", "pool", "previous", "used")
 
@@ -30,18 +30,18 @@ class Block:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of its segment."""
+        """True if the block is a whole segment."""
         return self.previous is None and self.following is None
 
     def onward(self) -> Iterator[Block]:
-        """It and those behind it, to the end of the segment."""
+        """Yield this block and the following ones to the end of the segment."""
         block: Block | None = self
         while block is not None:
             yield block
             block = block.following
 
     def cut(self, nbytes: Bytes) -> Block:
-        """Keeps the first `nbytes`; returns the rest, which is a block of its own now."""
+        """Shrink this block to its first `nbytes`; return the rest as a new block."""
         begin, left = self.address + nbytes, self.nbytes - nbytes
         rest = Block(self.pool, begin, left, mapped=self.mapped)
         self.nbytes = nbytes
@@ -52,7 +52,7 @@ class Block:
         return rest
 
     def absorb(self) -> None:
-        """Becomes one with the block behind it."""
+        """Merge the following block into this one."""
         gone = self.following
         assert gone is not None
         self.nbytes += gone.nbytes
@@ -67,10 +67,10 @@ class Block:
 
 @final
 class Pool:
-    """Segments for requests of about one size, and which of their blocks are free.
+    """Segments for requests of one size class, with an index of their free blocks.
 
-    `segments` holds the first block of each. Free blocks are found by size, then by address;
-    unmapped ones by address.
+    `segments` holds the first block of each segment. Free blocks are ordered by size, then by
+    address; unmapped blocks by address.
     """
 
     def __init__(self, *, small: bool) -> None:
@@ -78,10 +78,10 @@ class Pool:
         self.segments: dict[Block, None] = {}
         self._free: list[tuple[Bytes, int]] = []
         self._unmapped: list[int] = []
-        self._at: dict[int, Block] = {}  # what is free or unmapped, by address
+        self._at: dict[int, Block] = {}  # free and unmapped blocks, by address
 
     def put(self, block: Block) -> Block:
-        """`block` is free, or unmapped, from now on; returns what it is one with then."""
+        """Add a free or unmapped block, merged with its free neighbors; return the result."""
         behind, before = block.following, block.previous
         if behind is not None and not behind.used and behind.mapped == block.mapped:
             self.take(behind)
@@ -98,7 +98,7 @@ class Pool:
         return block
 
     def take(self, block: Block) -> None:
-        """The inverse of `put`."""
+        """Remove a free or unmapped block from the index."""
         del self._at[block.address]
         if block.mapped:
             del self._free[bisect_left(self._free, (block.nbytes, block.address))]
@@ -106,11 +106,11 @@ class Pool:
             del self._unmapped[bisect_left(self._unmapped, block.address)]
 
     def free(self, least: Bytes = 0) -> Iterator[Block]:
-        """Free blocks of at least so many bytes, the smallest first."""
+        """Yield the free blocks of at least `least` bytes, the smallest first."""
         for _, address in self._free[bisect_left(self._free, (least, 0)) :]:
             yield self._at[address]
 
     def unmapped(self) -> Iterator[Block]:
-        """The lowest first."""
+        """Yield the unmapped blocks, the lowest address first."""
         for address in self._unmapped[:]:
             yield self._at[address]

@@ -1,13 +1,13 @@
-"""PyTorch's caching allocator for CUDA: what its two kinds have in common.
+"""Model PyTorch's caching allocator for CUDA: the base class of its two variants.
 
 After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6; `malloc`, `free_block`, `try_merge_blocks`,
-`should_split`, `release_cached_blocks`), with the settings that it has by default. A request is
-rounded up, its pool finds the smallest free block that is large enough, and what is not needed of
-that is cut off. Where there is none the device is asked for more; if that fails, all that is cached
-and whole goes back to the device, and it is asked once more.
+`should_split`, `release_cached_blocks`), with its default settings. A request is rounded up. Its
+pool finds the smallest free block that is large enough, and splits off the excess. If there is no
+such block, the allocator reserves more from the device. If that fails, it returns all cached memory
+that it can return to the device, and tries once more.
 
 Missing: other streams, and events that hold blocks back; pools of CUDA graphs; `max_split_size_mb`,
-`roundup_power2_divisions`, `garbage_collection_threshold`; the memory that the driver takes.
+`roundup_power2_divisions`, `garbage_collection_threshold`; the memory of the driver.
 """
 
 from __future__ import annotations
@@ -22,22 +22,28 @@ from rekindle.simulator.allocator._blocks import Block, Pool
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_window
 
 MIB: Final = 2**20
-GRAIN: Final = 512  #: every block is a multiple of it (kMinBlockSize)
+GRAIN: Final = 512  #: the size of every block is a multiple of it (kMinBlockSize)
 SMALL: Final = MIB  #: the largest request of the small pool (kSmallSize)
 SMALL_SEGMENT: Final = 2 * MIB  #: kSmallBuffer
 LARGE_SEGMENT: Final = 20 * MIB  #: kLargeBuffer
 
 
 def rounded(nbytes: Bytes) -> Bytes:
-    """The least that a block for `nbytes` has (`round_size`)."""
+    """Return the smallest size of a block for `nbytes` (`round_size`)."""
     return max(GRAIN, -(-nbytes // GRAIN) * GRAIN)
 
 
 class CachingAllocator(ABC):
-    """Hands out blocks of a device that has `limit` bytes (None: as many as are asked for).
+    """Allocator of blocks of a device.
 
-    `allocated` is the bytes of blocks in use, `reserved` those taken from the device; both with
-    their peaks.
+    Attributes:
+        limit: The bytes of the device; infinite if there is no limit.
+        allocated: The bytes of blocks in use.
+        allocated_peak: The most bytes in use.
+        reserved: The bytes reserved from the device.
+        reserved_peak: The most bytes reserved.
+        small: The pool for small requests.
+        large: The pool for large requests.
     """
 
     def __init__(self, limit: Bytes | None = None) -> None:
@@ -49,7 +55,7 @@ class CachingAllocator(ABC):
         self.small, self.large = Pool(small=True), Pool(small=False)
 
     def allocate(self, nbytes: Bytes) -> Block | None:
-        """A block of at least `nbytes`; None where there is no room in one piece."""
+        """Return a block of at least `nbytes`, or None if no contiguous place is found."""
         nbytes = rounded(nbytes)
         pool = self.pool_for(nbytes)
         block = self._best_fit(pool, nbytes) or self._grow(pool, nbytes)
@@ -67,38 +73,45 @@ class CachingAllocator(ABC):
         return block
 
     def free(self, block: Block) -> None:
-        """Takes back what `allocate` gave; the device does not get it yet."""
+        """Free a block. Its memory is cached and not returned to the device."""
         self.allocated -= block.nbytes
         block.used = False
         block.pool.put(block)
 
     def pool_for(self, nbytes: Bytes) -> Pool:
-        """Where a request of so many bytes goes."""
+        """Return the pool for a request of `nbytes`."""
         return self.small if rounded(nbytes) <= SMALL else self.large
 
     @property
     def available(self) -> Bytes | float:
-        """What the device has left."""
+        """The bytes that can still be reserved from the device."""
         return self.limit - self.reserved
 
     def cheapest(self, nbytes: Bytes, loss: Loss) -> list[Block]:
-        """What goes for the least loss so that `nbytes` find a place in one piece; nothing where
-        that cannot be."""
+        """Return the blocks whose eviction makes a contiguous place of `nbytes` for the least loss.
+
+        Args:
+            nbytes: The size of the request.
+            loss: The loss of evicting a block; None for a block that cannot be evicted.
+
+        Returns:
+            The blocks, empty if no place can be made.
+        """
         choices = [way for way in self.ways(rounded(nbytes), loss) if way is not None]
         return min(choices, key=lambda choice: choice[0])[1] if choices else []
 
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
-        """What might go: neighbors in a segment of the pool."""
+        """Yield choices of blocks to evict: here the best window of each segment of the pool."""
         for first in self.pool_for(nbytes).segments:
             yield cheapest_window(first.onward(), nbytes, loss)
 
     def segments(self) -> Iterator[Block]:
-        """The first block of each."""
+        """Yield the first block of each segment."""
         for pool in (self.large, self.small):
             yield from pool.segments
 
     def check(self) -> None:
-        """Asserts every invariant."""
+        """Assert every invariant."""
         blocks = [block for first in self.segments() for block in first.onward()]
         idle: set[Block] = set()
         for pool in (self.large, self.small):
@@ -133,12 +146,12 @@ class CachingAllocator(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Gives back to the device whatever nobody uses, as far as that can be given back."""
+        """Return unused memory to the device, as far as the variant can."""
 
     @abstractmethod
     def _grow(self, pool: Pool, nbytes: Bytes) -> Block | None:
-        """Takes from the device; returns a free block of at least `nbytes`, if it has as much."""
+        """Reserve memory from the device; return a free block of at least `nbytes`, or None."""
 
     @abstractmethod
     def _splits(self, pool: Pool, rest: Bytes) -> bool:
-        """Whether what a block has too much is a block of its own."""
+        """Return True if an excess of `rest` bytes is split off as a block of its own."""

@@ -1,12 +1,12 @@
-"""The caching allocator with `expandable_segments:True`: one range of addresses a pool, in pages.
+"""Model the caching allocator with `expandable_segments:True`: one range of addresses a pool.
 
 After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): Note [Expandable Segments],
 `find_expandable_block`, `try_allocate_expandable_block`, `map_block`, `unmap_block`, the search
-for a block in `get_free_block`. Memory is mapped behind addresses page by page, at the lowest gap
-that is wide enough; pages that are wholly free are unmapped before an allocation fails.
+for a block in `get_free_block`. Memory is mapped page by page, at the lowest gap of addresses that
+is wide enough. Pages that are wholly free are unmapped before an allocation fails.
 
-Missing: that addresses end (at 9/8 of the device's memory, where a second range begins), and the
-check of `set_per_process_memory_fraction`, which counts more than is mapped in the end.
+Missing: the end of the range of addresses (at 9/8 of the device's memory a second range begins),
+and the check of `set_per_process_memory_fraction`, which counts more than is mapped in the end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rekindle.simulator.allocator._caching import (
 )
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
 
-RANGE: Final = 2**30 * LARGE_SEGMENT  # no device has as much; of whole pages of either size
+RANGE: Final = 2**30 * LARGE_SEGMENT  # larger than any device; a multiple of both page sizes
 
 
 @final
 class Expandable(CachingAllocator):
-    """A segment for each pool, which grows, and shrinks where pages are free."""
+    """Allocator with one segment a pool; it grows by pages, and free pages are unmapped."""
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
@@ -44,7 +44,7 @@ class Expandable(CachingAllocator):
                 self._unmap(pool, block)
 
     def _unmap(self, pool: Pool, block: Block) -> None:
-        """The pages of the free `block` that are wholly within it."""
+        """Unmap the pages that lie wholly within the free `block`."""
         page = _page(pool)
         begin, end = -(-block.address // page) * page, block.end // page * page
         if begin >= end:
@@ -60,7 +60,10 @@ class Expandable(CachingAllocator):
         self.reserved -= end - begin
 
     def ways(self, nbytes: Bytes, loss: Loss) -> Iterator[Choice | None]:
-        """Or pages from anywhere: behind other addresses they are side by side."""
+        """Yield choices of blocks to evict: windows, and pages from anywhere.
+
+        Unmapped pages can be mapped again at contiguous addresses.
+        """
         yield from super().ways(nbytes, loss)
         page = _page(self.pool_for(nbytes))
         missing = -(-nbytes // page) * page - self.available
@@ -68,7 +71,7 @@ class Expandable(CachingAllocator):
         yield cheapest_release(pages, missing, loss)
 
     def _best_fit(self, pool: Pool, nbytes: Bytes) -> Block | None:
-        """Of two blocks that are large enough the one that could grow less."""
+        """Prefer, among blocks that are large enough, the one that could grow less."""
         best: Block | None = None
         for block in pool.free(nbytes):
             if best is not None and _could_be(block) >= _could_be(best):
@@ -93,7 +96,11 @@ class Expandable(CachingAllocator):
         return block
 
     def _map(self, pool: Pool, gap: Block, nbytes: Bytes) -> Block | None:
-        """Maps the first pages of `gap`, enough for `nbytes` or all; returns what is free there."""
+        """Map pages at the start of `gap`, for `nbytes` or all of it.
+
+        Returns:
+            The free block there, or None if the device has too little memory.
+        """
         page = _page(pool)
         nbytes = min(-(-nbytes // page) * page, gap.nbytes)
         if nbytes > self.available:
@@ -115,7 +122,7 @@ def _page(pool: Pool) -> Bytes:
 
 
 def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
-    """All that are mapped from `first` on: their bytes, and what is in use there."""
+    """Yield the mapped pages of a segment: their bytes, and the blocks in use on them."""
     page, blocks_on = _page(first.pool), dict[int, list[Block]]()
     for block in first.onward():
         if block.mapped:
@@ -126,13 +133,16 @@ def _pages(first: Block) -> Iterator[tuple[Bytes, list[Block]]]:
 
 
 def _could_be(block: Block) -> Bytes:
-    """Its size if what is unmapped behind it were mapped."""
+    """Return the size that the block would have if the unmapped gap behind it were mapped."""
     behind = block.following
     return block.nbytes + (behind.nbytes if behind is not None and not behind.mapped else 0)
 
 
 def _wide_enough(gap: Block, nbytes: Bytes) -> Block | None:
-    """Where `nbytes` would begin that use the unmapped `gap`, or what is free right before it."""
+    """Return the first block of a place for `nbytes` at `gap`, or None if `gap` is too narrow.
+
+    The place begins at the free block before `gap`, if there is one.
+    """
     before = gap.previous
     first = before if before is not None and not before.used else gap
     width = 0

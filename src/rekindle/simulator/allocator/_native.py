@@ -1,4 +1,4 @@
-"""The caching allocator as it is by default: segments by `cudaMalloc`, each of one size for ever.
+"""Model the caching allocator by default: segments from `cudaMalloc`, whose size never changes.
 
 After c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.6): `get_allocation_size`, `alloc_block`,
 `should_split`, `release_blocks`.
@@ -22,12 +22,12 @@ from rekindle.simulator.allocator._caching import (
 )
 from rekindle.simulator.allocator._window import Choice, Loss, cheapest_release
 
-OWN_SEGMENT: Final = 10 * MIB  #: from here on a request has one to itself (kMinLargeAlloc)
-COARSE: Final = 2 * MIB  #: of which that is a multiple (kRoundLarge)
+OWN_SEGMENT: Final = 10 * MIB  #: requests from this size on get their own segment (kMinLargeAlloc)
+COARSE: Final = 2 * MIB  #: the size of such a segment is a multiple of this (kRoundLarge)
 
 
 def segment_bytes(nbytes: Bytes) -> Bytes:
-    """What is taken from the device for a request of `nbytes` (`get_allocation_size`)."""
+    """Return the size of a new segment for a request of `nbytes` (`get_allocation_size`)."""
     nbytes = rounded(nbytes)
     if nbytes <= SMALL:
         return SMALL_SEGMENT
@@ -38,11 +38,11 @@ def segment_bytes(nbytes: Bytes) -> Bytes:
 
 @final
 class Native(CachingAllocator):
-    """Segments that stay as they are until all of one is free."""
+    """Allocator whose segments are returned to the device only when they are wholly free."""
 
     def __init__(self, limit: Bytes | None = None) -> None:
         super().__init__(limit)
-        self._next_address = 0  # never given out twice; `cudaMalloc` may
+        self._next_address = 0  # addresses are never reused here, unlike those of `cudaMalloc`
 
     def release(self) -> None:
         for pool in (self.large, self.small):
@@ -72,6 +72,6 @@ class Native(CachingAllocator):
 
 
 def _whole(first: Block) -> tuple[Bytes, list[Block]]:
-    """A segment: its bytes, and what is in use there."""
+    """Return the bytes of a segment, and its blocks in use."""
     blocks = [*first.onward()]
     return sum(block.nbytes for block in blocks), [block for block in blocks if block.used]

@@ -1,9 +1,10 @@
-"""Which neighbors in memory to let go so that one request fits.
+"""Select the neighbors in memory to evict so that one request fits.
 
 The sliding window of Coop (Zhang, Ma, Liu, Yuan: Coop: Memory is not a Commodity, NeurIPS 2023,
-arXiv 2311.00591, section 4.1): two pointers over the blocks of a segment by address. What is free
-costs nothing, what must stay restarts the window, and of all windows that are wide enough the one
-with the least sum wins. Linear in the number of blocks, but for the sums.
+arXiv 2311.00591, section 4.1): two pointers over the blocks of a segment by address. A free block
+costs nothing; a block that cannot be evicted restarts the window. Of all windows that are wide
+enough, the one with the least sum of losses wins. The time is linear in the number of blocks,
+except for the sums.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from rekindle._types import Bytes
 from rekindle.simulator.allocator._blocks import Block
 
 Loss = Callable[[Block], float | None]
-"""Of letting go what is in a block; None: it stays."""
+"""Loss of evicting the storage in a block; None if it cannot be evicted."""
 
 Choice = tuple[float, list[Block]]
-"""What goes, and the sum of its losses."""
+"""Blocks to evict, after the sum of their losses."""
 
 
 def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choice | None:
-    """The neighbors in use that are to go so that a window of `nbytes` is free, if there are such.
+    """Find the window of `nbytes` whose blocks cost least to evict.
 
-    blocks: those of one segment, in order.
+    Args:
+        blocks: The blocks of one segment, in order of address.
+        nbytes: The size of the window.
+        loss: The loss of evicting a block.
+
+    Returns:
+        The sum of losses and the blocks in use within the window, or None without such a window.
     """
     best: Choice | None = None
     window: deque[tuple[Block, float]] = deque()
@@ -35,7 +42,8 @@ def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choic
             continue
         window.append((block, price))
         while window and block.end - window[0][0].address >= nbytes:
-            total = sum(price for _, price in window)  # no difference of sums, which would drift
+            # A running sum would accumulate rounding errors, so each sum is computed afresh.
+            total = sum(price for _, price in window)
             if best is None or total < best[0]:
                 best = total, [each for each, _ in window if each.used]
             window.popleft()
@@ -45,10 +53,19 @@ def cheapest_window(blocks: Iterable[Block], nbytes: Bytes, loss: Loss) -> Choic
 def cheapest_release(
     parts: Iterable[tuple[Bytes, Sequence[Block]]], nbytes: Bytes | float, loss: Loss
 ) -> Choice | None:
-    """What is to go so that parts of `nbytes` in all can be given back to the device, if it can.
+    """Select blocks to evict so that at least `nbytes` can be returned to the device.
 
-    parts: segments or pages, by their bytes and the blocks in use that lie there, at least in part.
-    Those that cost least for a byte go first, until it is enough: greedy, not the least sum.
+    The choice is greedy: parts with the least loss per byte come first. The sum of losses is not
+    always minimal.
+
+    Args:
+        parts: Segments or pages: the bytes of each, and the blocks in use that lie there, at least
+            in part.
+        nbytes: The bytes to return.
+        loss: The loss of evicting a block.
+
+    Returns:
+        The sum of losses and the blocks, or None if not enough can be returned.
     """
     offers: list[tuple[float, Bytes, dict[Block, float]]] = []
     for width, blocks in parts:
