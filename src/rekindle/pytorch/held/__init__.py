@@ -1,4 +1,8 @@
-"""What the program's own variables hold may go as well."""
+"""Eviction of memory that the program's own variables hold (`evict="auto"`, `evict="anything"`).
+
+The native core evicts such memory and recomputes it when an operator reads it. This room intercepts
+the other ways to a tensor's memory, and finds out which threads may read tensors.
+"""
 
 from rekindle.pytorch.held._husk import flag_of_reading as flag_of_reading
 from rekindle.pytorch.held._husk import there_are_husks as there_are_husks

@@ -1,8 +1,9 @@
-"""The ways to a tensor's memory that no dispatch mode sees.
+"""Intercept accesses to a tensor's memory that no dispatch mode sees.
 
-Inside, each of them first brings back what was let go, in every thread. Those that give an address
-away, or something that has one (an array of NumPy, a capsule of DLPack, a storage), keep the memory
-from then on. What finds another way raises, because the memory that it reads is that of a husk.
+Inside a budget, each of these functions first makes the evicted memory resident, in every thread.
+Functions that hand out an address, or an object that has one (a NumPy array, a DLPack capsule, a
+storage), also pin the memory. An access by any other way raises an error, because it reads the
+placeholder storage of an evicted value.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from torch.autograd.function import BackwardCFunction, Function
 from rekindle.pytorch.online import CAPSULES, Current, by_rekindle, replace
 from rekindle.pytorch.operators import tensors_in
 
-#: An address, or something that has one, leaves PyTorch. (`__array__`, `storage`, `share_memory_`,
-#: pickling, copying and saving come through these.)
+#: Functions that hand out an address or an object that has one. (`__array__`, `storage`,
+#: `share_memory_`, pickling, copying and saving use these.)
 _ADDRESSES = ("const_data_ptr", "data_ptr", "untyped_storage")
-#: Read the memory, and return what has nothing to do with it any more.
+#: Functions that read the memory, and return something independent of it.
 _LOOK = ("__repr__", "tolist")
-#: Read one number, by an operator that is seen, but where `torch.tensor([loss, loss])` asks.
+#: Functions that read one number. They do so by an operator, which the core sees, except when
+#: called from `torch.tensor([loss, loss])`.
 _NUMBERS = ("__bool__", "__complex__", "__float__", "__index__", "__int__")
 
-#: Functions of `torch` whose kernels read elements, although they are no operators of their own but
-#: composed of operators. (`max_pool1d` only where no gradient is needed.)
+#: Functions of `torch` whose kernels read elements although the functions are composites of
+#: operators. (`max_pool1d` only if no gradient is needed.)
 _KERNELS = (
     "_rowwise_prune",
     "_saturate_weight_to_fp16",
@@ -51,26 +53,26 @@ Present = Callable[[Iterable[Tensor]], AbstractContextManager[None]]
 
 
 class Keeper(Protocol):
-    """Who has what was let go."""
+    """The object that can make evicted memory resident."""
 
     def present(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Inside, the memory of `tensors` is there."""
+        """Make the memory of `tensors` resident inside the block."""
         ...
 
     def present_in_forward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Likewise, and what a function of one's own makes and writes is its own affair."""
+        """The same for a custom function's forward, whose results are not recorded."""
         ...
 
     def present_in_backward(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Likewise, and what the backward pass of a function of one's own asks for."""
+        """The same for a custom function's backward, which may also unpack saved values."""
         ...
 
     def keep(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is there, and stays."""
+        """Make the memory of `tensor` resident, and pin it."""
         ...
 
     def hand_out(self, tensor: Tensor) -> None:
-        """Likewise, and others may write there."""
+        """The same, and note that others may write to it."""
         ...
 
 
@@ -94,7 +96,7 @@ def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[No
 
 @contextmanager
 def escapes_seen(shells: Keeper) -> Iterator[None]:
-    """Inside, nobody gets at the memory of a tensor before it is there."""
+    """Inside the block, make memory of tensors resident before any such access."""
 
     def give_away(original: Any) -> Any:
         @functools.wraps(original)
@@ -137,7 +139,7 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
         @functools.wraps(original)
         def number(tensor: Tensor) -> Any:
             try:
-                return original(tensor)  # as a rule it is there: nothing is locked for that
+                return original(tensor)  # usually it is resident, and needs no lock
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
@@ -169,7 +171,7 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
             for name in names:
                 if hasattr(module, name):
                     replace(stack, module, name, hand_out)
-        # Kernels of one's own, which are called with tensors and read them unseen.
+        # Custom functions pass tensors to kernels that read them without any operator.
         replace(stack, Function, "apply", look_on)
         for name in ("apply", "apply_boxed"):
             if hasattr(BackwardCFunction, name):
@@ -178,7 +180,10 @@ def escapes_seen(shells: Keeper) -> Iterator[None]:
 
 
 def _unbound(method: Any) -> Callable[..., Any]:
-    """A class method as a function of the class. From torch 2.14 on it is one of C's."""
+    """Return a class method as a function of the class.
+
+    Since torch 2.14 the method is implemented in C.
+    """
     if hasattr(method, "__func__"):
         return method.__func__
     return lambda kind, *args, **kwargs: method.__get__(None, kind)(*args, **kwargs)

@@ -1,13 +1,15 @@
-"""Storages without memory, whose every use raises: what takes the place of evicted memory.
+"""Placeholder storages: storages without memory, any access to which raises.
 
-`UntypedStorage._swap_data_ptr_` (torch 2.12 on) exchanges the memory of two storages, and with it
-their sizes and the flags that make an access raise. All tensors and views of a storage see it: they
-refer to the storage, not to its memory. No memory alone would not do: kernels that iterate over
-elements read from address 0 then, which ends the process. The flag that makes reading raise, in
-every kernel and in every thread, has no function in Python; the one that makes writing raise has,
-and is its neighbor (`throw_on_mutable_data_ptr_`, `throw_on_immutable_data_ptr_` in
-c10/core/StorageImpl.h). So where it lies is found by setting the other one, on a storage made for
-that, and nothing is believed that was not tried there.
+A placeholder takes the place of evicted memory that the program holds.
+`UntypedStorage._swap_data_ptr_` (since torch 2.12) exchanges the memory of two storages, with their
+sizes and the flags that make an access raise. All tensors and views refer to the storage, not to
+its memory, so all of them see the exchange. A storage with no memory but without the flags would
+not suffice: kernels that iterate over elements would read from address 0, which ends the process.
+
+Python has no function for the flag that makes a read raise, in every kernel and thread. It has one
+for writes, and both flags are neighbors (`throw_on_mutable_data_ptr_`,
+`throw_on_immutable_data_ptr_` in c10/core/StorageImpl.h). This file finds the position of the read
+flag by setting the write flag on a temporary storage, and tests the result there.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ import torch
 from rekindle._errors import Unsupported
 from rekindle.pytorch.tensors import privately
 
-_HEADER = 80  #: bytes at the start of a StorageImpl that are looked at; it has 96
+_HEADER = 80  #: number of bytes of a StorageImpl to compare; it has 96
 
 
 def _exchange(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Each has the other's memory, and all that belongs to it."""
+    """Exchange the memory of two storages, and everything that belongs to it."""
     one._swap_data_ptr_(other)  # type: ignore[attr-defined]
 
 
 def there_are_husks() -> bool:
-    """Whether storages can be made to refuse to be read with this torch."""
+    """Return True if this torch supports placeholders."""
     try:
         flag_of_reading()
     except Unsupported:
@@ -39,9 +41,12 @@ def there_are_husks() -> bool:
 
 @functools.cache
 def flag_of_reading() -> int:
-    """Where in a storage the flag lies that makes reading raise; raises `Unsupported` if nowhere.
+    """Return the position of the flag in a storage that makes a read raise.
 
-    Found and tried out once in a process.
+    It is searched and tested once per process.
+
+    Raises:
+        Unsupported: This torch has no such flag where it is expected.
     """
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
         raise Unsupported(
@@ -60,7 +65,10 @@ def flag_of_reading() -> int:
 
 
 def _next_to_the_flag_of_writing() -> int | None:
-    """Setting it sets two flags, one after the other: that any is set, and this one."""
+    """Return the position after the write flag, or None.
+
+    Setting the write flag changes two neighboring bytes: that any flag is set, and the write flag.
+    """
     tensor = torch.zeros(4)
     address = tensor.untyped_storage()._cdata
     before = ctypes.string_at(address, _HEADER)
@@ -74,7 +82,7 @@ def _next_to_the_flag_of_writing() -> int | None:
 
 
 def _makes_reading_raise(position: int) -> bool:
-    """Tried on a storage that has memory, so that nothing is lost if it does not."""
+    """Return True if the flag works. The test storage has memory, so a failed test does no harm."""
     with privately():
         tensor, flagged = torch.ones(4), torch.UntypedStorage(16)
         ctypes.memset(flagged._cdata + position, 1, 1)

@@ -1,8 +1,8 @@
-"""What the native core asks, and is told, where it evicts what variables hold.
+"""Connect the native core with functions that bypass the dispatcher.
 
-The core itself brings back what operators read, and what autograd asks for: native/memory/held.h,
-any_time.h and reader.h. What goes around the dispatcher is seen here, and noted there as long as
-somebody reads it. So no thread evicts what another one reads.
+The core makes values resident that operators read and that autograd asks for (native/memory/held.h,
+any_time.h and reader.h). Other accesses are intercepted here, and the core is asked to lock the
+memory while it is read. So no thread evicts what another thread reads.
 """
 
 from __future__ import annotations
@@ -21,45 +21,54 @@ from rekindle.pytorch.operators import is_plain
 
 
 class NativeLender(Protocol):
-    """The driver."""
+    """The native driver, as this file uses it."""
 
     core: Any
     lending: KnowsThreads | None
 
     def lock_there(self, tensors: list[Tensor], *, saved: bool = False) -> int:
-        """Keep the memory of `tensors` until `unlock_there` is called with what this returns.
+        """Make the memory of `tensors` resident, and do not evict it until `unlock_there`.
 
-        `saved`: keep what autograd saved as well.
+        Args:
+            tensors: The tensors.
+            saved: Lock what autograd saved as well.
+
+        Returns:
+            A number to pass to `unlock_there`.
         """
         ...
 
     def unlock_there(self, number: int) -> None:
-        """The inverse of `lock_there`."""
+        """Undo `lock_there`."""
         ...
 
     def record_without_grad(self, record: bool) -> None:
-        """One reason less, or one more, that what is made with grad mode off has no recipe."""
+        """Add or remove a reason not to record operators while grad mode is off.
+
+        Args:
+            record: True removes one reason, False adds one.
+        """
         ...
 
     def keep_there(self, tensor: Tensor) -> None:
-        """The memory of `tensor` is there, and stays as long as the program has it."""
+        """Make the memory of `tensor` resident, and keep it so as long as the program holds it."""
         ...
 
     def give_away(self, home: UntypedStorage) -> None:
-        """From now on others may write to `home`."""
+        """Note that others may write to `home` from now on."""
         ...
 
 
 @final
 class Natively:
-    """Around one native driver."""
+    """The `Keeper` and `KnowsThreads` of one native driver."""
 
     def __init__(self, driver: NativeLender) -> None:
         self._driver = driver
         self.threads = Threads()
 
     def all_threads_are_known(self) -> bool:
-        """Return whether each thread either started within the budget or touches no tensor."""
+        """Return True if each thread started within the budget or touches no tensor."""
         self.threads.changed()
         return not self.threads.unknown
 
@@ -67,7 +76,7 @@ class Natively:
 
     @contextmanager
     def present(self, tensors: Iterable[Tensor], *, saved: bool = False) -> Iterator[None]:
-        """Inside, the memory of `tensors` is there; `saved`: what autograd saved stays as well."""
+        """Make the memory of `tensors` resident inside the block. `saved`: saved values, too."""
         read = [each for each in tensors if is_plain(type(each))]
         number = self._driver.lock_there(read, saved=saved)
         try:
@@ -77,8 +86,11 @@ class Natively:
 
     @contextmanager
     def present_in_forward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Likewise. A function of one's own may write by kernels that nobody sees, and moves the
-        version of what it wrote only when it is over: without autograd it leaves no recipes."""
+        """Make the memory of `tensors` resident for a custom function's forward.
+
+        The function may write by kernels that the core does not see, and autograd changes the
+        versions only afterwards. So operators inside are not recorded.
+        """
         self._driver.record_without_grad(False)
         try:
             with self.present(tensors):
@@ -88,30 +100,32 @@ class Natively:
 
     @contextmanager
     def present_in_backward(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Likewise, for the backward pass of a function of one's own, which asks for more."""
+        """Make `tensors` and saved values resident for a custom function's backward."""
         with self.present(tensors, saved=True):
             yield
 
     def keep(self, tensor: Tensor) -> None:
-        """Its address leaves PyTorch."""
+        """Make the memory of `tensor` resident and pin it, because its address leaves PyTorch."""
         if is_plain(type(tensor)):
             self._driver.keep_there(tensor)
 
     def hand_out(self, tensor: Tensor) -> None:
-        """Others get its memory, and may write there."""
+        """Do the same, and note that others may write to it."""
         self.keep(tensor)
         hand_out(self._driver.give_away, tensor)
 
 
 @contextmanager
 def lending_natively(driver: NativeLender) -> Iterator[None]:
-    """Inside, the driver, which may evict what variables hold, sees what gets around the
-    dispatcher."""
+    """Intercept accesses that bypass the dispatcher inside the block, on behalf of `driver`."""
     driver.lending = natively = Natively(driver)
     with escapes_seen(natively), profilers_seen(driver.core):
         yield
 
 
 def known_natively(lending: object) -> AbstractContextManager[None]:
-    """Inside, this thread, which started within the budget, is no unknown one to `lending`."""
+    """Mark this thread as known to `lending` inside the block.
+
+    For threads that start within the budget.
+    """
     return lending.threads.this_one_known() if isinstance(lending, Natively) else nullcontext()

@@ -1,4 +1,4 @@
-"""Tells the native core of PyTorch's profilers, which read tensors that may be evicted."""
+"""Report PyTorch's profilers to the native core, because they read tensors that may be evicted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rekindle.pytorch.online import Current, replace
 
 
 class ReadByProfilers(Protocol):
-    """The native core."""
+    """The native core, as this file uses it."""
 
     def profiler_starts(self) -> None:
         """Let the profiler of this thread read evicted tensors, at a null address."""
         ...
 
     def profiler_stops(self) -> None:
-        """The inverse of `profiler_starts`."""
+        """Undo `profiler_starts`."""
         ...
 
     def profilers_are_over(self) -> None:
-        """Forget the profilers that still run."""
+        """Forget the profilers that are still running."""
         ...
 
 
@@ -33,7 +33,10 @@ _core = Current[ReadByProfilers]()
 
 @contextmanager
 def profilers_seen(core: ReadByProfilers) -> Iterator[None]:
-    """Inside, `core` is told when a profiler starts and stops; one may run already."""
+    """Report the start and stop of profilers to `core` inside the block.
+
+    A profiler that is already running is reported at once.
+    """
 
     def starts(original: Any) -> Any:
         @functools.wraps(original)

@@ -1,10 +1,10 @@
-"""Which threads there are that might read a tensor while its memory is freed.
+"""Find threads that may read a tensor while its memory is evicted.
 
-Operators of a thread that started inside `rekindle.budget(..., evict="anything")` are seen, and
-lock what they read. Those of one that ran before are not, nor those of one that was started amid an
-operator. As long as there is such a thread, nothing that
-the program holds is let go; but for threads of libraries that are known to touch no tensor of the
-program's, or only by ways that are seen.
+Operators of threads that started inside `rekindle.budget(..., evict="anything")` are seen, and lock
+their operands. Operators of older threads are not seen, nor those of a thread that was started
+inside an operator. While such a thread exists, nothing that the program holds is evicted. Threads
+of some libraries are exempt, because they touch no tensor of the program, or only in ways that are
+seen.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
-#: The names of the runtime's own threads begin so; they know addresses, and no tensors.
+#: Prefix of the names of Rekindle's own threads, which know addresses but no tensors.
 OURS = "rekindle-"
-#: Modules whose threads are harmless. They compile, or move lists of indices, sources or pickles,
-#: which read through storages; or have nothing to do with tensors.
+#: Modules whose threads are harmless. They compile, or move indices, sources or pickles (which read
+#: through storages), or do not use tensors.
 HARMLESS = (
     "IPython",
     "concurrent.futures.process",
@@ -35,23 +35,24 @@ HARMLESS = (
 )
 
 
-#: Modules that start the threads of others: where these come from, another frame tells. (The second
-#: puts a thread that starts within a budget into it. After that budget it is in none.)
+#: Modules that start threads for others, so another frame tells the origin. (The second one brings
+#: a thread that starts within a budget into it. After the budget the thread is in none.)
 _STARTERS = ("threading", "rekindle.pytorch.context._threads")
 
 
 @final
 class Threads:
-    """The threads of the process, as seen by the one that made this."""
+    """The threads of the process, as seen by the thread that made this object."""
 
     def __init__(self) -> None:
         self._known = {threading.get_ident()}
         self._last: frozenset[int] = frozenset()
-        self.unknown: list[str] = []  #: the modules that unknown threads came from
+        self.unknown: list[str] = []  #: modules that unknown threads came from
 
     def changed(self) -> bool:
-        """Whether there are others than when this was last asked; then `unknown` is up to date."""
-        # No variable keeps the frames: one is that of this function, and has those of its callers.
+        """Return True if the set of threads has changed since the last call. Updates `unknown`."""
+        # The frames are not stored in a variable: one of them is this function's, and would keep
+        # all callers alive.
         idents = frozenset(sys._current_frames())
         if idents == self._last:
             return False
@@ -63,7 +64,7 @@ class Threads:
 
     @contextmanager
     def this_one_known(self) -> Iterator[None]:
-        """Inside, the thread that runs this is no unknown one: its operators are seen."""
+        """Mark the current thread as known inside the block, because its operators are seen."""
         ident = threading.get_ident()
         self._known.add(ident)
         try:
@@ -77,7 +78,7 @@ def _is_harmless(origin: str) -> bool:
 
 
 def _origin(ident: int) -> str:
-    """The module of the outermost function of a thread that did not start it."""
+    """Return the module of a thread's outermost function, without those that started the thread."""
     if _compiles(ident):
         return "torch._inductor"
     if any(each.ident == ident and each.name.startswith(OURS) for each in threading.enumerate()):
@@ -91,8 +92,10 @@ def _origin(ident: int) -> str:
 
 
 def _compiles(ident: int) -> bool:
-    """Whether Inductor compiles in it. Its pool is made once and stays; its threads look like
-    those of any other `ThreadPoolExecutor`."""
+    """Return True if the thread belongs to Inductor's compile pool.
+
+    The pool is made once and stays. Its threads look like those of any other `ThreadPoolExecutor`.
+    """
     module: Any = sys.modules.get("torch._inductor.async_compile")
     if module is None or not module.AsyncCompile.pool.cache_info().currsize:
         return False

@@ -1,4 +1,9 @@
-"""The second step knows the first: steps written down, planned in the background, followed."""
+"""Learned plans: record steps, plan repeated ones in the background, and follow the plans.
+
+A program that trains repeats its step. From the second step on, an optimal schedule for it can be
+computed while training goes on. The third step or a later one follows it. This room acts between
+steps. The native core acts during steps (`native/steps`).
+"""
 
 from rekindle.pytorch.learned._learning import Learning as Learning
 from rekindle.pytorch.learned._lessons import lessons_for as lessons_for

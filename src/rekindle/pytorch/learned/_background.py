@@ -1,7 +1,8 @@
-"""Plans a step in a process of its own, so that training is never held up.
+"""Plan a step in another process, so that training does not wait.
 
-Not `multiprocessing`, which would run a user's script again if it has no `__main__` guard. What is
-started is `rekindle._route`, by name: nothing here knows how plans are made.
+The process runs the module `rekindle._route`, started by its name: this room does not know how
+plans are made. `multiprocessing` is not used, because it would run a user's script again if the
+script has no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -23,17 +24,30 @@ from rekindle.trace.formats import native
 MODULE = "rekindle._route"
 
 SECONDS: Final = 20.0
-"""How long a plan may be improved."""
+"""Longest time (s) for improving a plan."""
 NICENESS: Final = 10
-"""How far the process stands back where the processor is short."""
+"""Niceness of the planning process, so that it yields the processor to training."""
 
 
 @final
 class Planning:
-    """One trace on its way to a route. The process ends with this object, at the latest."""
+    """The search for the plan of one trace.
+
+    The process ends with this object at the latest. It writes each better plan to a file in a
+    temporary folder.
+    """
 
     def __init__(self, trace: Trace, budget: Bytes, seconds: float = SECONDS) -> None:
-        """Raises `OSError` where no process can be started."""
+        """Start the search.
+
+        Args:
+            trace: The recorded step.
+            budget: The budget in bytes.
+            seconds: The longest time for the search.
+
+        Raises:
+            OSError: No process can be started.
+        """
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is no Python that could be asked to run a module")
         folder = tempfile.TemporaryDirectory(prefix="rekindle-")
@@ -48,7 +62,7 @@ class Planning:
         with (self._folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
                 [*command, str(self._folder), str(budget), str(seconds), str(NICENESS)],
-                cwd=folder.name,  # nothing of the user's gets in the way of an import
+                cwd=folder.name,  # so that no file of the user shadows an import
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -58,11 +72,11 @@ class Planning:
 
     @property
     def running(self) -> bool:
-        """Whether a better route may come yet."""
+        """True while a better plan may still be found."""
         return self._process.poll() is None
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits for the end; whether it came within `timeout` seconds."""
+        """Wait at most `timeout` seconds (None: forever). Return True if it has ended."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -70,7 +84,7 @@ class Planning:
         return True
 
     def newest(self) -> Route | None:
-        """The best route so far; None if there is none since the last time this was asked."""
+        """Return the best plan so far, or None if there is no new one since the last call."""
         found = max(self._folder.glob("route-*.json"), default=None, key=_number)
         if found is None or _number(found) <= self._taken:
             return None
@@ -78,23 +92,24 @@ class Planning:
         return Route.from_numbers(json.loads(found.read_text(encoding="utf-8")))
 
     def error(self) -> str:
-        """The last line of what went wrong."""
+        """Return the last line of the process's error output."""
         lines = (self._folder / "errors").read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "no plan was found")
 
     def stop(self) -> None:
-        """Ends the process and removes the files."""
+        """End the process, and remove the files."""
         self._end()
 
 
 def _number(path: Path) -> int:
+    """Return the number of a plan in its file name."""
     return int(path.stem.partition("-")[2])
 
 
 def _end(
     process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str], owner: int
 ) -> None:
-    if os.getpid() != owner:  # a fork, to which neither belongs
+    if os.getpid() != owner:  # this is a fork, which owns neither
         folder._finalizer.detach()  # type: ignore[attr-defined]
         return
     if process.poll() is None:

@@ -1,4 +1,4 @@
-"""What every learner keeps of the steps of one run: how they went, and what is told of them."""
+"""Statistics of the steps of one run, and their text in the report."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Written = Callable[[], Lesson | None]
 
 
 class Ended(NamedTuple):
-    """How a step ended."""
+    """The outcome of a step."""
 
     length: int
-    """Operators, as far as they are remembered."""
+    """Number of operators, as far as they are recorded."""
     lesson: Lesson | None
-    """The one that was followed when it ended."""
+    """The plan that was followed at the end of the step, or None."""
     complete: bool
-    """Nothing was missing of that."""
+    """True if no operator of that plan was missing."""
     taken: bool
-    """A lesson was followed for a part of the step at least."""
+    """True if a plan was followed for at least a part of the step."""
     evicting: bool
-    """Something was evicted meanwhile."""
+    """True if something was evicted during the step."""
     loss: float
-    """Recomputation over computation."""
+    """Recomputation time divided by computation time."""
 
 
 class Engine(Protocol):
-    """What says how long things took."""
+    """The clocks of an engine."""
 
     @property
     def compute_ns(self) -> Nanoseconds: ...
@@ -41,53 +41,56 @@ class Engine(Protocol):
 
 
 class Learning(ABC):
-    """Watches the steps of one run, and makes of them what `lessons` are about."""
+    """Follow the steps of one run, and pass their outcomes to `lessons`."""
 
-    _driver: Any  #: of the run
+    _driver: Any  #: the driver of the run
 
     def __init__(self, lessons: Lessons, *, wait: bool) -> None:
         self.lessons = lessons
-        self.followed = 0  #: steps that went along a route from beginning to end
-        self.left = 0  #: steps that left their route
-        self.unplanned = 0  #: steps for which there was none
-        self.why = ""  #: the last one left its route
+        self.followed = 0  #: number of steps that followed a plan from beginning to end
+        self.left = 0  #: number of steps that left their plan
+        self.unplanned = 0  #: number of steps without a plan
+        self.why = ""  #: why the last step left its plan
         self._wait = wait
 
     @property
     @abstractmethod
     def remembered(self) -> int:
-        """Operators of the step that runs, as far as they are remembered."""
+        """Number of recorded operators of the running step."""
 
     @abstractmethod
     def step(self) -> None:
-        """A step is over, and another one begins."""
+        """Finish a step, and begin the next one."""
 
     @abstractmethod
     def _begin(self) -> None:
-        """A step begins. With the driver's lock."""
+        """Begin a step. Called with the driver's lock."""
 
     @abstractmethod
     def _end(self, *, over: bool) -> None:
-        """It is over; `over`: by an optimizer's step. With the driver's lock."""
+        """Finish a step. `over`: an optimizer's step ended it. Called with the driver's lock."""
 
     def close(self) -> None:
-        """The run is over."""
+        """End the run."""
         with self._driver.lock:
             self._end(over=False)
 
     def within(self, budget: Bytes) -> None:
-        """From now on the budget is another one: plans for the old one are of no use."""
+        """Change the budget. Plans for the old budget are not used any more."""
         with self._driver.lock:
             self._end(over=False)
             self.lessons = self.lessons.within(budget)
             self._begin()
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits for the plan in the making; whether there is none any more."""
+        """Wait at most `timeout` seconds for the running search. Return True if none is running."""
         return self.lessons.wait(timeout)
 
     def told(self) -> str:
-        """Lines of a report; none where nobody asked for plans and there was nothing to plan."""
+        """Return lines for the report.
+
+        Empty if the user did not ask for plans and no step was recorded.
+        """
         if self.lessons.patient and not self.lessons.shapes:
             return ""
         share = self.followed / max(1, self.followed + self.left + self.unplanned)
@@ -97,16 +100,16 @@ class Learning(ABC):
         return "\n".join(lines)
 
     def _start_clock(self, engine: Engine) -> None:
-        """A step begins."""
+        """Note the clocks at the begin of a step."""
         self._before = engine.compute_ns, engine.recompute_ns
 
     def _loss(self, engine: Engine) -> float:
-        """Recomputation over computation since then."""
+        """Return recomputation time over computation time since the begin of the step."""
         computed, recomputed = self._before
         return (engine.recompute_ns - recomputed) / max(1, engine.compute_ns - computed)
 
     def _count(self, step: Ended, *, over: bool) -> None:
-        """`over`: by an optimizer's step."""
+        """Count the outcome of a step. `over`: an optimizer's step ended it."""
         followed = step.lesson is not None and step.complete
         self.lessons.ended(
             evicting=step.evicting, followed=followed, left=step.taken and not followed
@@ -121,8 +124,13 @@ class Learning(ABC):
             self.unplanned += over and not step.taken
 
     def _remember(self, step: Ended, met: Callable[[], list[int]], written: Written) -> None:
-        """What came of a step that needed evictions. `met`: its operators; `written`: what was
-        written down of it."""
+        """Pass on the outcome of a step, if it needed evictions.
+
+        Args:
+            step: The outcome.
+            met: Returns the operators of the step.
+            written: Returns the recording of the step, or None.
+        """
         if not step.length or not step.evicting:
             return
         if step.lesson is not None and step.complete:
@@ -131,7 +139,9 @@ class Learning(ABC):
             self.lessons.over(met(), written(), None if step.taken else step.loss)
 
     def _went_on(self, number: int) -> None:
+        """Note why the step left its plan: it did not end with the plan."""
         self.why = f"the step went on after the {number} operators of the record"
 
     def _was_another(self, number: int, name: str) -> None:
+        """Note why the step left its plan: another operator came."""
         self.why = f"operator {number} of the step was {name}, not as recorded"

@@ -1,4 +1,4 @@
-"""One shape of a step, as it is remembered: numbers, no tensors."""
+"""The shape of a step and its plan, as numbers without tensors."""
 
 from __future__ import annotations
 
@@ -13,33 +13,41 @@ from rekindle.trace import Trace
 @final
 @dataclass(eq=False)
 class Lesson:
-    """One shape of a step: its operators in order, and once it is planned, the route."""
+    """A shape of a step: its operators in order, and its plan once there is one.
+
+    Attributes:
+        met: A number for each operator of the step (see `_walk`).
+        starts: For each operator, how many operators the trace has before it.
+        numbers: For each operator, how many storages the trace has before it. The storages that it
+            makes follow.
+        trace: The recorded step, until it is planned.
+        met_again: True if a second step had this shape.
+        route: The plan, once found.
+        finished: True if the search is over, so no better plan will come.
+        again: True if another process aborted the search, which has to be repeated.
+        online_loss: The least loss (recomputation time over computation time) of steps without a
+            plan. None: no such step.
+        dearer: Number of steps in a row that lost more with the plan than without.
+    """
 
     met: list[int]
     starts: list[int]
-    """How many operators the trace has before each of them runs."""
     numbers: list[int]
-    """How many storages: those that it makes follow."""
     trace: Trace | None
-    """Until it is planned."""
     met_again: bool = False
     route: Route | None = None
     finished: bool = False
-    """The search for the route is over: there will be no better one."""
     again: bool = False
-    """The search was broken off, in another process: it is to be made again."""
     online_loss: float | None = None
-    """What steps of this shape lost when the policy decided alone, the least; None: none did."""
     dearer: int = 0
-    """Steps in a row that lost more along the route."""
 
     def lost_online(self, loss: float | None) -> None:
-        """A step of this shape lost so much when the policy decided alone; None: it did not."""
+        """Note the loss of a step of this shape. None: the step followed a plan."""
         if loss is not None:
             self.online_loss = loss if self.online_loss is None else min(loss, self.online_loss)
 
     def as_numbers(self) -> dict[str, Any]:
-        """For a file; `from_numbers` makes it a lesson again. It has a route."""
+        """Return the shape and its plan as plain data for a file. `from_numbers` is the inverse."""
         assert self.route is not None
         return {
             "met": self.met,
@@ -52,7 +60,7 @@ class Lesson:
 
     @staticmethod
     def from_numbers(numbers: Mapping[str, Any]) -> Lesson:
-        """The inverse of `as_numbers`."""
+        """Restore a shape from the result of `as_numbers`."""
         route, finished = Route.from_numbers(numbers["route"]), numbers["finished"]
         return Lesson(
             numbers["met"], numbers["starts"], numbers["numbers"], None,

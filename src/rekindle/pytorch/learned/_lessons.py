@@ -1,4 +1,4 @@
-"""What is remembered of steps, from one `rekindle.budget(...)` to the next."""
+"""The shapes of steps and their plans, kept from one `rekindle.budget(...)` to the next."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from rekindle.pytorch.learned._shelf import Claim, Shelf
 from rekindle.pytorch.learned._walk import is_of
 
 MOST_LESSONS: Final = 8
-"""Shapes of steps that are remembered for a budget, and budgets for which they are."""
+"""Number of shapes per budget, and of budgets."""
 TRIES: Final = 4
-"""Steps in a row that are written down after one of an unknown shape."""
+"""Number of steps in a row to record after a step of an unknown shape."""
 LONGEST_PAUSE: Final = 1024
-"""Steps without writing down, at most, where no shape was ever met twice; and without following,
-where no plan was followed to its end."""
+"""Longest pause (steps) in recording if no shape repeats, or in following if plans are left.
+"""
 PATIENCE: Final = 12
-"""Steps of one length that needed evictions, before those who are patient write any down."""
+"""Number of steps of equal length with evictions before a patient learner records."""
 MOST_LENGTHS: Final = 64
-"""Lengths of steps that are told apart until then."""
+"""Number of different lengths that a patient learner counts."""
 DEARER: Final = 1.1
 NOISE: Final = 0.02
-"""A step may lose so many times what it lost without its plan, and so much of the time it takes
-besides: prices are measured."""
+"""Tolerated loss with a plan: `DEARER` times the loss without it, plus `NOISE`.
+
+Losses are shares of the computation time, and costs are measured, so small differences mean
+nothing.
+"""
 BETWEEN_LOOKS: Final = 0.05
-"""Seconds, while another process searches."""
+"""Time (s) between looks while another process searches."""
 
 
 class _Where(NamedTuple):
-    """What a schedule is good for, but for the budget."""
+    """The conditions that a plan is valid for, in addition to the budget."""
 
     device: torch.device
     cache: bool
@@ -43,56 +46,57 @@ class _Where(NamedTuple):
 
 @final
 class Lessons:
-    """The shapes of steps within one budget, the one met last first, and the plan in the making.
+    """The shapes of steps within one budget, the latest first, and the running search.
 
-    patient: steps are watched once one needed evictions, and written down once they seem to go on
-        like that; where nobody asked for plans.
+    Attributes:
+        patient: True if the user did not ask for plans. Steps are then recorded only after steps
+            with evictions seem to repeat.
     """
 
     def __init__(
         self, budget: Bytes, where: _Where, shelf: Shelf, *, patient: bool = False
     ) -> None:
         self.shapes: list[Lesson] = []
-        self.note = ""  #: why a shape has no route
+        self.note = ""  #: why a shape has no plan
         self._budget = budget
         self._where = where
         self._shelf = shelf
         self._planning: tuple[Lesson, Planning, Claim] | None = None
-        self._elsewhere = False  #: another process searches for what is needed here
+        self._elsewhere = False  #: another process searches for a plan that is needed here
         self._tries = 0
         self._pause = 0
         self._next_pause = TRIES
         self.patient = patient
         self._lengths: Counter[int] | None = Counter() if patient else None
-        self._watches = 0  # so many steps more
-        self._left = 0  # steps in a row that left their plan
+        self._watches = 0  # number of steps that are still of interest
+        self._left = 0  # number of steps in a row that left their plan
         self._rest = 0
         self._next_rest = TRIES
 
     def within(self, budget: Bytes) -> Lessons:
-        """Those of another budget, with everything else the same."""
+        """Return the shapes of another budget, with the same conditions."""
         return lessons_for(budget, **self._where._asdict(), patient=self.patient)
 
     def hurry(self) -> None:
-        """Somebody asks for plans: no more patience."""
+        """Stop being patient, because the user asked for plans."""
         self.patient, self._lengths = False, None
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step is of interest at all."""
+        """True if the next step should be observed at all."""
         return self._watches > 0 or not self.patient
 
     @property
     def resting(self) -> bool:
-        """Whether no plan is to be followed now, as the last ones all were left."""
+        """True if no plan should be followed now, because all recent plans were left."""
         return self._rest > 0
 
     def wants_more(self) -> bool:
-        """Whether the next step should be written down."""
+        """Return True if the next step should be recorded."""
         return self._tries > 0 or any(lesson.again for lesson in self.shapes)
 
     def beginning_with(self, met: int) -> Lesson | None:
-        """The planned shape, met last, that begins with this operator."""
+        """Return the latest planned shape that begins with operator `met`, or None."""
         found = self._beginning_with(met)
         if found is None:
             self.shapes += self._shelf.beginning_with(met)
@@ -107,8 +111,13 @@ class Lessons:
         return None
 
     def ended(self, *, evicting: bool, followed: bool, left: bool) -> None:
-        """A step of the program is over. `evicting`: it needed evictions; `followed`: a plan, to
-        its end; `left`: it began along one."""
+        """Count a finished step.
+
+        Args:
+            evicting: True if it needed evictions.
+            followed: True if it followed a plan to its end.
+            left: True if it began to follow a plan and left it.
+        """
         self._watches = PATIENCE if evicting else max(0, self._watches - 1)
         self._rest = max(0, self._rest - 1)
         if followed:
@@ -120,11 +129,14 @@ class Lessons:
                 self._next_rest = min(2 * self._next_rest, LONGEST_PAUSE)
 
     def over(self, step: list[int], written: Lesson | None, loss: float | None = None) -> None:
-        """A step that needed evictions is over, which followed no plan to its end; `written`: what
-        was written down of it; `loss`: recomputation over computation, if the policy decided
-        alone.
+        """Learn from a finished step that needed evictions and followed no plan to its end.
 
-        Where no two steps are alike, writing down is given up for longer and longer.
+        If no two steps are alike, recording pauses for longer and longer.
+
+        Args:
+            step: The operators of the step.
+            written: The recording of the step, or None.
+            loss: Recomputation time over computation time, or None if a part followed a plan.
         """
         if self._waits(len(step)):
             return
@@ -147,8 +159,10 @@ class Lessons:
             self._tries = TRIES
 
     def along(self, lesson: Lesson, written: Lesson | None, loss: float) -> None:
-        """Likewise, where it followed the plan of `lesson` to its end. A plan that costs more than
-        it saves is given up."""
+        """Learn from a finished step that followed the plan of `lesson` to its end.
+
+        A plan that costs more time than it saves is dropped after `TRIES` such steps.
+        """
         self._met_again(lesson, written)
         if lesson.online_loss is None or loss <= DEARER * lesson.online_loss + NOISE:
             lesson.dearer = 0
@@ -159,6 +173,7 @@ class Lessons:
             self.note = "a plan lost more time than the policy alone, and was given up"
 
     def _met_again(self, lesson: Lesson, written: Lesson | None) -> None:
+        """Note that a step had the shape of `lesson`, and move it to the front."""
         lesson.met_again = True
         if lesson in self.shapes:
             self.shapes.remove(lesson)
@@ -170,7 +185,7 @@ class Lessons:
         self._pause, self._next_pause = 0, TRIES
 
     def _waits(self, length: int) -> bool:
-        """Whether it is too early to write anything down, after a step of `length` operators."""
+        """Return True if a patient learner should not record yet, after `length` operators."""
         if self._lengths is None:
             return False
         self._lengths[length] += 1
@@ -180,10 +195,10 @@ class Lessons:
             self._lengths.clear()
         return True
 
-    # -- the plan in the making -----------------------------------------------------------------
+    # -- searching for plans ----------------------------------------------------------------------
 
     def plan(self, *, wait: bool) -> None:
-        """Takes what the planning process has found, and starts the next; waits for all of it."""
+        """Take the results of the running search, and start the next one. `wait`: finish all."""
         while True:
             if self._planning is None and not self._start():
                 if not (wait and self._elsewhere):
@@ -196,7 +211,7 @@ class Lessons:
                 return
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits for the plan in the making; whether there is none any more."""
+        """Wait at most `timeout` seconds for the running search. Return True if none is running."""
         end = float("inf") if timeout is None else time.monotonic() + timeout
         while self._planning is None and self._elsewhere and time.monotonic() < end:
             if not self._start():
@@ -208,7 +223,7 @@ class Lessons:
         return done
 
     def _start(self) -> bool:
-        """Begins to search where nobody else does, and takes what others found."""
+        """Start a search that no other process makes. Take finished plans of other processes."""
         self._elsewhere = False
         for number, lesson in enumerate(self.shapes):
             if lesson.trace is None or not lesson.met_again:
@@ -233,6 +248,7 @@ class Lessons:
         return False
 
     def _collect(self) -> None:
+        """Take the best plan that the running search has found so far."""
         if self._planning is None:
             return
         lesson, planning, _ = self._planning
@@ -250,7 +266,7 @@ class Lessons:
             self._end_planning()
 
     def _only(self, lesson: Lesson) -> None:
-        """No other shape is the same."""
+        """Remove all other shapes that equal `lesson`."""
         for other in list(self.shapes):
             if (
                 other is not lesson
@@ -260,6 +276,7 @@ class Lessons:
                 self.shapes.remove(other)
 
     def _end_planning(self) -> None:
+        """End the running search, and let other processes claim the shape."""
         if self._planning is not None:
             _, planning, claim = self._planning
             self._planning = None
@@ -267,7 +284,7 @@ class Lessons:
             claim.release()
 
     def forget(self) -> None:
-        """Forgets the shapes, and ends the planning."""
+        """Forget all shapes, and end the search."""
         self.shapes.clear()
         self._end_planning()
 
@@ -282,10 +299,15 @@ def lessons_for(
     cache: bool = True,
     patient: bool = False,
 ) -> Lessons:
-    """What this process learned of steps on `device` within `budget`; `cache`: and others.
+    """Return what is known of steps on `device` within `budget`.
 
-    `patient`: as of `Lessons`; who is not has what the patient learned: two would wait for each
-    other's search.
+    Patient and other learners share the result. Separate ones would wait for each other's search.
+
+    Args:
+        budget: The budget in bytes.
+        device: The device.
+        cache: Use plans of other processes, and store plans for them.
+        patient: True if the user did not ask for plans (see `Lessons`).
     """
     where = _Where(device, cache)
     key = budget, where
@@ -303,6 +325,6 @@ def lessons_for(
 
 
 def forget_lessons() -> None:
-    """As if nothing had been learned in this process."""
+    """Forget all shapes of this process (for tests)."""
     while _lessons:
         _lessons.popitem()[1].forget()

@@ -1,5 +1,7 @@
-"""The learner of the native core: what happens during a step is there, what comes between two steps
-is here."""
+"""The learner around the native core: it gives plans to the core, and collects outcomes of steps.
+
+The core follows plans and records steps while they run. This file acts between two steps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from rekindle.pytorch.native import Transcript, written_down
 
 
 class Driver(Protocol):
-    """What a learner needs of a native driver."""
+    """The native driver, as a learner uses it."""
 
     core: ModuleType
     handle: Any
@@ -32,7 +34,7 @@ class Driver(Protocol):
 
 
 class _Ended(NamedTuple):
-    """As the core says it."""
+    """The outcome of a step, as the core returns it."""
 
     key: int
     complete: bool
@@ -45,7 +47,7 @@ class _Ended(NamedTuple):
 
 @final
 class NativeLearner(Learning):
-    """The native core follows lessons; it is taught them, and asked what came of each step."""
+    """The learner of one run of the native core."""
 
     def __init__(self, driver: Driver, lessons: Lessons, *, wait: bool) -> None:
         super().__init__(lessons, wait=wait)
@@ -60,7 +62,7 @@ class NativeLearner(Learning):
         return self._core.remembered(self._handle)
 
     def begins(self, met: int) -> None:
-        """A step begins with this operator, of which the core knows none."""
+        """Load plans of steps that begin with operator `met`, if there are any."""
         with self._driver.lock:
             if self.lessons.beginning_with(met) is not None:
                 self._teach()
@@ -95,6 +97,7 @@ class NativeLearner(Learning):
         self.lessons.plan(wait=self._wait)
 
     def _understand(self, said: _Ended) -> None:
+        """Note why the last plan was left."""
         match said.reason:
             case "went on":
                 self._went_on(said.number)
@@ -104,14 +107,17 @@ class NativeLearner(Learning):
                 self.why = "something that was brought back early could not be"
 
     def _lesson_of(self, key: int) -> Lesson | None:
+        """Return the shape that the core knows by `key`, or None."""
         return next((lesson for lesson, known in self._taught.items() if known[0] == key), None)
 
     def _met(self) -> list[int]:
+        """Return the operators of the last step."""
         met = array("q")
         met.frombytes(self._core.met_in_step(self._handle))
         return met.tolist()
 
     def _written(self) -> Lesson | None:
+        """Return the recording of the last step, or None."""
         words = self._core.written_in_step(self._handle)
         if words is None:
             return None
@@ -123,7 +129,7 @@ class NativeLearner(Learning):
         return Lesson(self._met(), starts, numbers, trace)
 
     def _teach(self) -> None:
-        """The core knows all shapes that have a route, unless those rest, and no others."""
+        """Pass all plans to the core and remove others, or remove all while plans are resting."""
         taught: dict[Lesson, tuple[int, Route]] = {}
         for lesson in () if self.lessons.resting else self.lessons.shapes:
             route = lesson.route
@@ -142,6 +148,7 @@ class NativeLearner(Learning):
 
 
 def _numbers_of(route: Route) -> tuple[list[int], ...]:
+    """Return the numbers of a plan as lists, with nested tuples flattened."""
     restores, restored = [0], list[int]()
     for made in route.restores:
         restored += made

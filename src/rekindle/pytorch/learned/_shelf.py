@@ -1,7 +1,8 @@
-"""Lessons of other processes, earlier ones and such as run now: a file for each shape of a step.
+"""Plans shared by processes through the cache folder: one file for each shape of a step.
 
-A file is there as a whole or not at all, and what is broken is none. Processes that learn the same
-shape at once, as the ranks of one job do, share one search: whoever holds the claim makes it.
+A file is written completely or not at all, and a damaged file is ignored. Processes that learn the
+same shape at the same time (the ranks of one job) share one search: the process that holds the
+claim makes it.
 """
 
 from __future__ import annotations
@@ -27,47 +28,50 @@ except ImportError:  # Windows: each process makes its own search
     fcntl: Any = None
 
 FORMAT: Final = "rekindle lesson 3"
-"""Another number where those of storages or operators in a trace come to mean another thing."""
+"""Change the number if the numbers of storages or operators in a trace change their meaning."""
 MOST_FILES: Final = 256
 MOST_BYTES: Final = 64 << 20
 LESS: Final = 0.95
-"""A plan for this share of a budget will do: "auto" is never the same twice."""
+"""A plan for at least this share of the budget is used: budget="auto" is never the same twice."""
 ENDING: Final = ".lesson"
 
 
 @final
 class Claim:
-    """The right to search for the plan of one shape; of a process, and ends with it."""
+    """The right to search for the plan of one shape. It ends with the process."""
 
     def __init__(self, path: Path | None, descriptor: int = -1) -> None:
         self._path = path
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Others may have it."""
+        """Give up the claim."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink()
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # in what was forked meanwhile as well
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for forks made meanwhile
             os.close(self._descriptor)
             self._path = None
 
 
 @final
 class Shelf:
-    """Lessons within about `budget` on `device`, in `folder`; None: nowhere."""
+    """The stored plans for `device` and about `budget` bytes, in `folder` (None: nowhere)."""
 
     def __init__(self, folder: Path | None, budget: Bytes, device: torch.device) -> None:
         self._folder = None if folder is None else folder / "lessons"
         self._budget = budget
         self._about = f"{FORMAT} torch {torch.__version__} {_name_of(device)}"
-        #: Names of files, by how they start.
+        #: Names of files that have not been read, by their first part.
         self._unread: dict[str, list[str]] = {}
         for name in self._names():
             self._unread.setdefault(name.partition("-")[0], []).append(name)
 
     def beginning_with(self, met: int) -> list[Lesson]:
-        """Those that begin with this operator and were not taken before, the best fit first."""
+        """Return the stored shapes that begin with operator `met`, the largest budget first.
+
+        Each file is returned once.
+        """
         if not self._unread:
             return []
         found = self._unread.pop(self._start(met), [])
@@ -76,12 +80,12 @@ class Shelf:
         return [lesson for name in fitting if (lesson := self._read(name)) is not None]
 
     def same(self, lesson: Lesson) -> Lesson | None:
-        """What another process learned of that very shape, if its search is over."""
+        """Return another process's plan for this shape, if its search is finished, else None."""
         found = self._read(self._name(lesson))
         return found if found is not None and found.finished else None
 
     def keep(self, lesson: Lesson) -> None:
-        """A lesson that has a route, for other processes. What cannot be written is not."""
+        """Store a shape and its plan for other processes. Errors of the file are ignored."""
         if self._folder is None:
             return
         body = json.dumps(lesson.as_numbers(), separators=(",", ":"))
@@ -94,7 +98,7 @@ class Shelf:
             self._make_room()
 
     def claim(self, lesson: Lesson) -> Claim | None:
-        """The right to search for a plan of this shape; None: another process has it."""
+        """Claim the search for a plan of this shape. Return None if another process has it."""
         if self._folder is None or fcntl is None:
             return Claim(None)
         path = self._folder / self._name(lesson).replace(ENDING, ".claim")
@@ -120,29 +124,33 @@ class Shelf:
         return []
 
     def _name(self, lesson: Lesson) -> str:
+        """Return the file name of a shape: first operator, graph, budget."""
         graph = [met for met in lesson.met if met & GRAPH]
         return f"{self._start(lesson.met[0])}-{_digest(repr(graph))}-{self._budget}{ENDING}"
 
     def _start(self, met: int) -> str:
+        """Return the first part of the file name of shapes that begin with operator `met`."""
         return _digest(f"{self._about} {met}")
 
     def _fits(self, budget: Bytes) -> bool:
+        """Return True if a plan for `budget` can be used here."""
         return LESS * self._budget <= budget <= self._budget
 
     def _read(self, name: str) -> Lesson | None:
+        """Return the shape in a file, or None if the file is missing or damaged."""
         if self._folder is None:
             return None
         path = self._folder / name
         with suppress(OSError, ValueError, TypeError, KeyError):
             digest, _, body = path.read_text(encoding="utf-8").partition("\n")
             if digest == _digest(body):
-                os.utime(path)  # it was of use
+                os.utime(path)  # mark the file as recently used
                 numbers = json.loads(body)
                 return Lesson.from_numbers(numbers)
         return None
 
     def _make_room(self) -> None:
-        """What was of no use for longest goes."""
+        """Delete the least recently used files beyond the limits."""
         assert self._folder is not None
         files: list[tuple[float, int, str]] = []
         for entry in os.scandir(self._folder):
@@ -158,12 +166,14 @@ class Shelf:
 
 
 def _name_of(device: torch.device) -> str:
+    """Return a name of the hardware: costs, and thus plans, depend on it."""
     if is_accelerator(device):
         return accelerator.name_of(device)
     return f"{device.type} {platform.machine()}"
 
 
 def _budget_in(name: str) -> Bytes:
+    """Return the budget in a file name."""
     text = name.removesuffix(ENDING).rpartition("-")[2]
     return int(text) if text.isdecimal() else 0
 

@@ -1,8 +1,8 @@
-"""How far a step has come along a shape that is known.
+"""Compare a running step with a recorded one.
 
-Operators of the graph come in the same order in all steps of a shape. Others come and go: a loader
-shuffles when an epoch begins, a loss is printed now and then, amid a step or between two. Those are
-met where they are expected, and else left aside.
+Operators of the autograd graph come in the same order in all steps of a shape. Other operators
+vary: a loader shuffles at the begin of an epoch, or a loss is printed now and then, within a step
+or between two. Those are matched where they are expected, and ignored elsewhere.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from typing import Final, final
 
 GRAPH: Final = 1
 BACKWARD: Final = 2
-"""Bits of what is met: whether it is of the graph, and whether it is so in a backward pass."""
+"""Bits of an operator's number: it belongs to the graph; it runs in the backward pass."""
 
 ASIDE: Final = -1
 LOST: Final = -2
 FAR: Final = 64
-"""How many operators beside the graph may be missing in a row, where the next of them comes."""
+"""Number of operators outside of the graph that may be skipped to find a match."""
 
 
 @final
 class Walk:
-    """One step along `shape`, the operators of another one. `at`: which comes next."""
+    """A cursor over a recorded step that follows a running one.
+
+    Args:
+        shape: The operators of the recorded step. `at` is the index of the next one.
+    """
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = shape
@@ -30,11 +34,16 @@ class Walk:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of the graph is missing."""
+        """True if no operator of the graph is missing."""
         return self._next_of_graph() == len(self._shape)
 
     def meets(self, met: int) -> int:
-        """Which operator of the shape this is; `ASIDE`: none; `LOST`: it is another shape."""
+        """Move on by one operator of the running step.
+
+        Returns:
+            Its index in the shape, `ASIDE` if it has no counterpart, or `LOST` if the step has
+            another shape.
+        """
         shape, at = self._shape, self.at
         if at < len(shape) and shape[at] == met:
             self.at = at + 1
@@ -49,12 +58,14 @@ class Walk:
         return LOST if met & BACKWARD or met == shape[0] else ASIDE
 
     def _next_of_graph(self) -> int:
+        """Return the index of the next operator of the graph."""
         shape, at = self._shape, self.at
         while at < len(shape) and not shape[at] & GRAPH:
             at += 1
         return at
 
     def _further(self, met: int, end: int, start: int | None = None) -> int:
+        """Search for `met` from `start` (default: here) to `end`, and move past it."""
         shape = self._shape
         for found in range(self.at if start is None else start, end):
             if shape[found] == met:
@@ -64,6 +75,6 @@ class Walk:
 
 
 def is_of(shape: Sequence[int], step: Sequence[int]) -> bool:
-    """Whether `step`, which is over, is of this shape."""
+    """Return True if the finished step `step` has the shape `shape`."""
     walk = Walk(shape)
     return all(walk.meets(met) != LOST for met in step) and walk.complete

@@ -53,7 +53,7 @@ class Watcher(Protocol):
     """The learner, which knows the steps of the program."""
 
     def begins(self, met: int) -> None:
-        """Handle the begin of a step whose first operator is `met`, unknown to the core so far."""
+        """Load plans of steps that begin with operator `met`, if there are any."""
         ...
 
     def step(self) -> None:

@@ -1,4 +1,8 @@
-"""To the host and back: values that are copied away instead of being computed again."""
+"""Swapping: copies of values in host memory or in a file, for swapping in instead of recomputing.
+
+The native core decides what to swap. A `Store` moves the bytes: to page-locked memory from CUDA, or
+to a file from the CPU.
+"""
 
 from rekindle.pytorch.swap._copies import Copies as Copies
 from rekindle.pytorch.swap._host_memory import HostMemory as HostMemory

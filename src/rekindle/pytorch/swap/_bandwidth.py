@@ -1,4 +1,4 @@
-"""How fast a store is, each way: measured once for each place in this process, then watched."""
+"""The bandwidth of a store, out and in: measured once per place in this process, then monitored."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ from rekindle.pytorch.swap._store import Bandwidth, Lost, Store
 
 _ROUNDS = 3
 _NONE = Bandwidth(1, 1)
-"""Of what does not work at all: nothing is worth a transfer."""
+"""The bandwidth of a store that does not work: no transfer is worth its time."""
 
 WATCHED: Final = 4
-"""Transfers in a row by whose sum a way is judged: one alone may have had to wait for anything."""
+"""Number of transfers in a row that are judged together, because a single one may be delayed."""
 MUCH_SLOWER: Final = 4
-"""A way is believed to have become slower from this factor on: other programs use it, too."""
+"""A direction counts as slower from this factor on. Other programs use the link, too."""
 
 _known: dict[Hashable, Bandwidth] = {}
 
 
 @final
 class Pace:
-    """How fast the transfers one way were lately, beside what is believed of it."""
+    """The recent speed of transfers in one direction, compared with the expected one."""
 
     def __init__(self, believed: Bytes, latency_ns: Nanoseconds) -> None:
-        """`latency_ns` is taken off each: small values are judged as the probe was, a large one."""
-        self._believed = believed  # bytes in a second
+        """Start with an expected bandwidth.
+
+        Args:
+            believed: The expected bandwidth in bytes per second.
+            latency_ns: Fixed time to subtract from each transfer, so that small values compare with
+                the large probe.
+        """
+        self._believed = believed  # bytes per second
         self._latency_ns = latency_ns
         self._last: deque[tuple[Bytes, Nanoseconds]] = deque(maxlen=WATCHED)
 
     def slower(self, nbytes: Bytes, ns: Nanoseconds) -> Bytes | None:
-        """A transfer of `nbytes` took `ns`. Bytes in a second, if that is news: much slower."""
+        """Note that a transfer of `nbytes` took `ns`.
+
+        Returns:
+            The measured bandwidth if it is much lower than expected, else None. It is expected from
+            then on.
+        """
         self._last.append((nbytes, max(0, ns - self._latency_ns)))
         moved, took = (sum(each) for each in zip(*self._last, strict=True))
         if len(self._last) < WATCHED or MUCH_SLOWER * moved * 10**9 >= self._believed * took:
@@ -42,9 +53,12 @@ class Pace:
 
 
 def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
-    """Bytes in a second, the median of three transfers of its probe, but of `most` bytes at most.
+    """Return the bandwidth of `store`: the median of three transfers of its probe.
 
-    `place`: what it depends on, such as the disk.
+    Args:
+        store: The store.
+        place: What the bandwidth depends on, such as the disk. Each place is measured once.
+        most: The most bytes to transfer.
     """
     if place not in _known:
         try:
@@ -55,6 +69,7 @@ def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
 
 
 def _measured(store: Store, nbytes: Bytes) -> Bandwidth:
+    """Measure the bandwidth with transfers of `nbytes`."""
     home = store.new_home(nbytes)
     out: list[float] = []
     back: list[float] = []

@@ -1,4 +1,7 @@
-"""The copies on the host of the native core: it says what to move, and knows what is where."""
+"""The host copies of the native core's values.
+
+The core decides what to copy, and calls this object. This object knows where each copy is.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,37 @@ from rekindle.pytorch.swap._transfers import Transfers
 
 @final
 class Copies:
-    """Called with the core's lock, from any thread: asks the core for nothing.
+    """Copies by the id of their storage.
 
-    The core keeps it as long as anybody may ask for what is there: it knows nothing of the core.
+    The core calls it from any thread, with the core's lock, so it must not call the core. The core
+    keeps it alive while copies may be read.
     """
 
     def __init__(self, store: Store, believed: Bandwidth | None) -> None:
-        """`believed`: the bandwidth was measured, and is corrected if it falls."""
+        """Wrap `store`.
+
+        Args:
+            store: Moves the bytes.
+            believed: The measured bandwidth, to be corrected if it falls. None: never correct it.
+        """
         self.store = store
         self.transfers = Transfers(store, believed, self._measured)
         self._keys: dict[StorageId, object] = {}
-        self._ways: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}  # bool: it goes out
-        self._out_bytes_per_s = self._in_bytes_per_s = 0  # news, of which the core knows nothing
+        # bool: True for a transfer out
+        self._ways: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
+        # measured bandwidths to report to the core
+        self._out_bytes_per_s = self._in_bytes_per_s = 0
 
     def see(self, stream_id: int, device: int, kind: int) -> None:
-        """The program uses that stream, which the core knows by its numbers."""
+        """Note that the program uses a stream, which the core knows by its numbers."""
         assert isinstance(self.store, PinnedStore)
         self.store.streams.add(accelerator.stream(stream_id, device, kind))
 
     def write(self, number: StorageId, home: torch.UntypedStorage) -> bool:
-        """Begins to copy what is in `home`, memory of the core, which stays as long as that does.
+        """Start a copy of `home`, memory that the core keeps alive meanwhile.
 
-        Returns whether it did: there may be no room.
+        Returns:
+            True if it started, False if there is no room.
         """
         begun = self.store.write(home)
         if begun is None:
@@ -46,7 +58,7 @@ class Copies:
         return True
 
     def read(self, number: StorageId, home: torch.UntypedStorage) -> str:
-        """Begins to copy it back. Returns why it could not."""
+        """Start to copy storage `number` back into `home`. Return why it failed, or ""."""
         try:
             way = self.store.read(self._keys[number], home)
             self._ways[number] = way, home.nbytes(), False
@@ -55,11 +67,16 @@ class Copies:
         return ""
 
     def ended(self, number: StorageId) -> bool:
-        """Whether what is under way has arrived, or never will."""
+        """Return True if the running transfer of storage `number` has ended, or failed."""
         return self._ways[number][0].ended()
 
     def wait(self, number: StorageId) -> tuple[str, int, int]:
-        """Until it has. Returns why it failed; bytes in a second, out and in, if they are news."""
+        """Wait for the running transfer of storage `number`.
+
+        Returns:
+            Why it failed, or ""; and the bandwidths out and in (bytes per second) if they changed,
+            else 0.
+        """
         way, nbytes, out = self._ways.pop(number)
         why = ""
         try:
@@ -71,19 +88,20 @@ class Copies:
         return news
 
     def release(self, number: StorageId) -> None:
-        """The copy is not needed any more, and nothing of it is under way."""
+        """Free the copy of storage `number`, which has no running transfer."""
         self.store.release(self._keys.pop(number))
 
     def complain_of(self, nbytes: Bytes, site: str, why: str) -> None:
-        """What an operator made could not be copied."""
+        """Note that the result of an operator could not be copied."""
         self.transfers.failed(nbytes, site, why)
 
     def complain(self) -> None:
-        """Warns of what went wrong first, once; without the core's lock."""
+        """Warn once about the first failure. Called without the core's lock."""
         self.transfers.complain()
 
     def _measured(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
     ) -> None:
+        """Store measured bandwidths until the next `wait` returns them."""
         self._out_bytes_per_s = out_bytes_per_s or self._out_bytes_per_s
         self._in_bytes_per_s = in_bytes_per_s or self._in_bytes_per_s

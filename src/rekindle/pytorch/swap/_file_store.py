@@ -1,14 +1,14 @@
-"""Values of the CPU in a file: written and read by a thread for each way, while others compute.
+"""A store for values on the CPU: one file, with a thread for each direction.
 
-Plain reads and writes at an offset, not a memory map: where the disk is full or the file is gone, a
-map ends the process (SIGBUS), and a call returns an error. They give the GIL back while they wait.
+It uses reads and writes at offsets, not a memory map. On a full disk or a truncated file a map ends
+the process (SIGBUS), while a call returns an error. The calls release the GIL while they wait.
 
-What is read must be what was written, by a sum of its words: a system that could not write a page
-after all, long after it said that it would, gives back zeros.
+A checksum verifies what is read. If the system fails to write a page long after the call has
+succeeded, later reads return zeros.
 
-The file is unlinked as soon as it is open, so the system takes it away with the process, however
-that ends. Where that is not possible its name says whose it is (process, time of start), and the
-next store in the same directory removes it once that process is gone.
+The file is unlinked right after it is opened, so the system removes it when the process ends for
+any reason. Where that is impossible, the file's name contains the process id and its start time.
+The next store in the same directory removes the file if that process is gone.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ from rekindle.pytorch.swap._space import Space
 from rekindle.pytorch.swap._store import Lost, Store, Transfer
 
 _PIECE = 8 * 2**14
-"""Bytes that PyTorch adds up without asking other threads to help."""
+"""The most bytes that PyTorch sums without using other threads."""
 _NAME = re.compile(r"rekindle-swap-(\d+)-(\d+)-[0-9a-f]{16}")
 _FORKED = "what was swapped out before a fork belongs to the process it was forked from"
 _thread = threading.local()
 
 
 def _begin() -> None:
-    """This thread is one that writes and reads."""
+    """Mark the current thread as one that reads and writes files."""
     _thread.moves = True
 
 
 @final
 class FileStore(Store):
-    """A file of at most `limit` bytes in `directory`. Raises `Unsupported` if none can be there."""
+    """A file of at most `limit` bytes in `directory`.
+
+    Raises:
+        Unsupported: No file can be made there, or Python lacks `os.pwrite` or `os.preadv`.
+    """
 
     def __init__(self, limit: Bytes, directory: Path) -> None:
         if not hasattr(os, "pwrite") or not hasattr(os, "preadv"):
@@ -62,7 +66,7 @@ class FileStore(Store):
         self._process = os.getpid()
         self._out = ThreadPoolExecutor(1, "rekindle-swap-out", _begin)
         self._back = ThreadPoolExecutor(1, "rekindle-swap-in", _begin)
-        #: Memory that a thread writes or reads must not go before it is done, come what may.
+        #: Running transfers. They keep their memory alive until a thread is done with it.
         self._moving: set[_Job] = set()
         self._end = weakref.finalize(
             self, _end, self._file, self._process, self._moving, self._out, self._back
@@ -74,8 +78,10 @@ class FileStore(Store):
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that opened it, and not a fork: only that one has threads,
-        and only that one knows what is where in the file."""
+        """True in the process that opened the file.
+
+        A fork has no threads of the store, and its table of the file's contents becomes wrong.
+        """
         return os.getpid() == self._process and self._end.alive
 
     def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
@@ -116,9 +122,10 @@ class FileStore(Store):
         block: _Block,
         home: torch.UntypedStorage,
     ) -> Transfer:
+        """Start a transfer in a thread of `pool`."""
         try:
             future = pool.submit(move, self._file, home.data_ptr(), block)
-        except RuntimeError as error:  # no more threads, or the interpreter is about to end
+        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
             raise Lost(str(error)) from None
         job = _Job(future, home, self._moving, self)
         self._moving.add(job)
@@ -127,7 +134,10 @@ class FileStore(Store):
 
 @final
 class _Job(Transfer):
-    """One call of a thread, which knows the address alone; the memory is kept here meanwhile."""
+    """One transfer by a thread.
+
+    The thread knows only the address, so this object keeps the memory alive.
+    """
 
     def __init__(
         self,
@@ -158,7 +168,7 @@ class _Job(Transfer):
 
     @property
     def _forked(self) -> bool:
-        """In a fork the thread is gone, and the lock of its future may be held for good."""
+        """True in a fork, which has no such thread and maybe a future that is locked forever."""
         return os.getpid() != self._process
 
     def ended(self) -> bool:
@@ -172,10 +182,12 @@ class _Job(Transfer):
             if store is None or not store.here:
                 raise Lost("its file was closed while it was on its way")
             if getattr(_thread, "moves", False):
-                # The garbage collector came here in the thread that would have to end it.
+                # The garbage collector runs this in the thread that would have to finish the
+                # transfer.
                 raise Lost("it was on its way when it was not needed any more")
         try:
-            error = self._future.exception()  # not raised: its traceback would keep the memory
+            # not raised: the traceback would keep the memory alive
+            error = self._future.exception()
         except CancelledError:
             error = OSError("its file was closed")
         self._waiting_ns = time.perf_counter_ns() - start
@@ -193,11 +205,11 @@ class _Block:
 
     offset: int
     nbytes: Bytes
-    sum: int = 0  #: of its words, once it is written
+    sum: int = 0  #: checksum of its words, set by the write
 
 
 def _write(file: int, address: int, block: _Block) -> Nanoseconds:
-    """Writes all of it, however often the system stops half way. Returns the time it took."""
+    """Write all bytes of `block`, in several calls if necessary. Return the time (ns)."""
     start = time.perf_counter_ns()
     memory, done = _view(address, block.nbytes), 0
     block.sum = _sum(memory)
@@ -210,7 +222,7 @@ def _write(file: int, address: int, block: _Block) -> Nanoseconds:
 
 
 def _read(file: int, address: int, block: _Block) -> Nanoseconds:
-    """Reads all of it. A file that is too short is an error, too."""
+    """Read all bytes of `block`, and check them. Return the time (ns)."""
     start = time.perf_counter_ns()
     memory, done = _view(address, block.nbytes), 0
     while done < block.nbytes:
@@ -224,15 +236,17 @@ def _read(file: int, address: int, block: _Block) -> Nanoseconds:
 
 
 def _view(address: int, nbytes: Bytes) -> memoryview:
+    """Return the memory at `address` as a view."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
 def _sum(memory: memoryview) -> int:
+    """Return a checksum of `memory`."""
     whole = len(memory) // 8 * 8
     total = int.from_bytes(memory[whole:], "little")
     for start in range(0, whole, _PIECE):
         words = torch.frombuffer(memory[start : min(start + _PIECE, whole)], dtype=torch.int64)
-        total = (31 * total + int(words.sum())) % 2**64  # 31: pieces that changed places show
+        total = (31 * total + int(words.sum())) % 2**64  # the factor detects exchanged pieces
     return total
 
 
@@ -240,13 +254,13 @@ def _sum(memory: memoryview) -> int:
 
 
 def _open(directory: Path) -> int:
-    """A new file without a name, open for both ways."""
+    """Open a new file for reading and writing, and unlink it."""
     remove_leftovers(directory)
     name = f"rekindle-swap-{os.getpid()}-{_started(os.getpid())}-{os.urandom(8).hex()}"
     path = directory / name
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     try:
-        file = os.open(path, flags, 0o600)  # activations are nobody else's business
+        file = os.open(path, flags, 0o600)  # only the user may read activations
     except OSError as error:
         raise Unsupported(
             f"swap= cannot make a file in {str(directory)!r}: {error.strerror}. Name a directory "
@@ -259,9 +273,9 @@ def _open(directory: Path) -> int:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes the files of processes that ended without doing so; no others.
+    """Remove files of processes that have ended.
 
-    Were it wrong about one (a process in another container), that would keep what it has open.
+    If such a process exists after all (in another container), it keeps its open file.
     """
     with suppress(OSError):
         for path in directory.iterdir():
@@ -272,7 +286,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _started(process: int) -> int:
-    """When `process` started, in ticks of the system; 0: nobody knows; -1: it is not there."""
+    """Return the start time of `process` in clock ticks. 0: unknown; -1: no such process."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{process}/stat").read_text()
         return int(status.rpartition(")")[2].split()[19])  # proc(5), field 22
@@ -288,8 +302,11 @@ def _started(process: int) -> int:
 def _end(
     file: int, owner: int, moving: set[_Job], out: ThreadPoolExecutor, back: ThreadPoolExecutor
 ) -> None:
-    """Waits for nobody: a garbage collector may call it amid anything, such as the start of a
-    thread, where no other can end."""
+    """Close the file when all running transfers have ended, without waiting for them.
+
+    The garbage collector may call this at any point, even while a thread is being started, where
+    waiting for a thread would be a deadlock.
+    """
     jobs: list[_Job] = []
     if os.getpid() == owner:  # a fork has no such threads
         for pool in (out, back):
@@ -304,10 +321,7 @@ def _end(
 
 @final
 class _End:
-    """Closes a file as soon as nothing is written or read there any more.
-
-    Until then it keeps the memory at the other end.
-    """
+    """Close a file after its last transfer, and keep the memory of transfers alive until then."""
 
     def __init__(self, file: int, jobs: list[_Job]) -> None:
         self._files = [file]

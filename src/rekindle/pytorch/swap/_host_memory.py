@@ -1,4 +1,4 @@
-"""`rekindle.budget(..., swap="32GiB")`: where swapped values go, and how fast that is."""
+"""The argument `swap=` of `rekindle.budget`: check it, open the store, measure its bandwidth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,17 @@ def host_memory(
     directory: str | os.PathLike[str] | None,
     device: torch.device,
 ) -> HostMemory | None:
-    """What a user asked for. Raises `InvalidBudget` or `Unsupported` for what cannot be."""
+    """Return the host memory that the user asked for, or None.
+
+    Args:
+        swap: An amount of host memory, or a `Swap` with its bandwidths.
+        directory: Where the file is made, for values on the CPU.
+        device: The device of the budget.
+
+    Raises:
+        InvalidBudget: The amount is not valid.
+        Unsupported: Swapping is impossible on this device, or `directory` without `swap`.
+    """
     if swap is not None:
         return HostMemory(swap, directory, device)
     if directory is not None:
@@ -42,12 +52,12 @@ def host_memory(
 
 
 ANY: Final[Bytes] = 1 << 60
-"""More than there is."""
+"""More bytes than any host has."""
 
 
 @final
 class HostMemory:
-    """The host's side of a budget, as the user wrote it; nothing is opened before `copies`."""
+    """The arguments of one budget. `copies` opens the store."""
 
     def __init__(
         self,
@@ -76,14 +86,22 @@ class HostMemory:
         self._directory = directory
 
     def copies(self, budget: Bytes | None) -> tuple[Copies, Swap]:
-        """Open the store; return who makes the copies, and what the engine believes.
+        """Open the store.
 
-        Raises `Unsupported` where it cannot be opened.
+        Args:
+            budget: The budget of the device, which limits the probe of the bandwidth.
+
+        Returns:
+            The copies, and the settings for the engine.
+
+        Raises:
+            Unsupported: The store cannot be opened.
         """
         store, swap, believed = self._measured(budget)
         return Copies(store, believed), swap
 
     def _measured(self, budget: Bytes | None) -> tuple[Store, Swap, Bandwidth | None]:
+        """Return the store, the settings, and the bandwidth if it was measured."""
         store, place = self._open()
         swap, believed = self._swap, None
         if not isinstance(swap, Swap):
@@ -93,7 +111,8 @@ class HostMemory:
         return store, replace(swap, host=store.limit), believed
 
     def _open(self) -> tuple[Store, Hashable]:
-        limit = ANY if self._limit is None else self._limit  # the host itself says when it is full
+        """Return the store, and the place that its bandwidth depends on."""
+        limit = ANY if self._limit is None else self._limit  # a full host reports it by itself
         if is_accelerator(self._device):
             return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)
@@ -102,7 +121,7 @@ class HostMemory:
 
 
 def default_directory() -> str:
-    """/tmp is in memory on many systems, /var/tmp is on a disk."""
+    """Return the directory for swap files. /tmp is often in memory, /var/tmp on a disk."""
     if os.environ.get("TMPDIR"):
         return os.environ["TMPDIR"]
     return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()

@@ -1,14 +1,14 @@
-"""Values of a CUDA device in pinned host memory: a side stream for each way, ordered by events.
+"""A store for values on a CUDA device: page-locked host memory, with a side stream per direction.
 
-The host never waits: whoever comes after on the device waits for an event there. So memory may go
-as soon as its copy is queued and the program's stream has been told to wait for it, since whatever
-takes its place is queued behind.
+The host never waits. Work that comes later on the device waits for an event there. So device memory
+can be freed as soon as its copy is queued and the program's streams wait for the copy's event:
+whatever reuses the memory is queued behind it.
 
-PyTorch's allocator of pinned memory rounds up to powers of two, pins at once, which is slow, and
-keeps for good. So slabs of such sizes are taken, and values lie in them side by side. A place that
-is free goes to another value at once: its copy is queued behind all of the program's streams, and
-those wait for the copies that were there before. Slabs go back to PyTorch, which hands them on when
-all copies from and to them are done.
+PyTorch's allocator of page-locked memory rounds up to powers of two, is slow because it locks pages
+at once, and never returns memory. Therefore the store allocates slabs of such sizes, and places
+values side by side in them. A freed place is reused at once. The next copy into it is queued behind
+all of the program's streams, which wait for earlier copies. Slabs return to PyTorch, which reuses
+them after all copies from and to them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,27 @@ from rekindle.pytorch.tensors import whole
 
 LEAST_SLAB: Final[Bytes] = 8 << 20
 SLAB: Final[Bytes] = 64 << 20
-"""Pinned at once, as much as there is already: between these. What is larger has one of its own."""
+"""Size of a new slab: as much as there is already, between these limits.
+
+A larger value gets a slab of its own.
+"""
 
 
 @final
 class PinnedStore(Store):
-    """At most `limit` bytes of pinned host memory for what is on `device`."""
+    """At most `limit` bytes of page-locked host memory for values on `device`."""
 
-    probe = 64 * 1024**2  # less tells of latency
-    latency_ns = 20_000  # events are the device's own
+    probe = 64 * 1024**2  # a smaller probe would measure the latency
+    latency_ns = 20_000  # small, because the device itself takes the time of its events
 
     def __init__(self, limit: Bytes, device: torch.device, streams: Streams) -> None:
-        """`streams`: those of the program on `device`."""
+        """Start without slabs.
+
+        Args:
+            limit: The most bytes of host memory.
+            device: The device of the values.
+            streams: The program's streams on `device`.
+        """
         self.limit = _in_slabs(limit)
         self.streams = streams
         self._device = device
@@ -52,7 +61,7 @@ class PinnedStore(Store):
 
     @property
     def pinned(self) -> Bytes:
-        """Bytes that PyTorch's allocator gave for it."""
+        """Bytes of all slabs."""
         return sum(slab.memory.nbytes for slab in self._slabs)
 
     def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
@@ -70,6 +79,7 @@ class PinnedStore(Store):
         key.space.give_back(key.offset, max(1, key.memory.nbytes))
 
     def _place(self, nbytes: Bytes) -> _Block | None:
+        """Return a free place for `nbytes`, in a new slab if necessary, or None."""
         for slab in self._slabs:
             block = slab.take(nbytes)
             if block is not None:
@@ -84,7 +94,7 @@ class PinnedStore(Store):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return None  # the machine has less to pin than the limit says
+            return None  # the host has less memory to lock than the limit
         self._slabs.append(_Slab(memory, Space(size)))
         return self._slabs[-1].take(nbytes)
 
@@ -94,12 +104,13 @@ class PinnedStore(Store):
         return home
 
     def close(self) -> None:
-        """Nothing is left to do: slabs go with the store and the keys."""
+        """Do nothing: slabs are freed with the store and its keys."""
 
     def _copy(
         self, into: torch.Tensor, source: torch.Tensor, stream: Any, home: torch.UntypedStorage
     ) -> Transfer:
-        self.streams.wait_on(stream)  # it was written there, and may be read there still
+        """Queue a copy on `stream`, behind all of the program's streams."""
+        self.streams.wait_on(stream)  # its source may be written there, and its target read
         with accelerator.on_stream(stream):
             start = _now()
             into.copy_(source, non_blocking=True)
@@ -108,7 +119,7 @@ class PinnedStore(Store):
 
 
 class _Block(NamedTuple):
-    """Where a value is."""
+    """The place of a value."""
 
     memory: torch.Tensor
     space: Space
@@ -116,7 +127,7 @@ class _Block(NamedTuple):
 
 
 class _Slab(NamedTuple):
-    """Pinned memory, and which parts of it are taken."""
+    """Page-locked memory, and the free places in it."""
 
     memory: torch.Tensor
     space: Space
@@ -129,12 +140,12 @@ class _Slab(NamedTuple):
 
 
 def _power_of_two(nbytes: Bytes) -> Bytes:
-    """The least that holds `nbytes`, and no less than a page."""
+    """Return the smallest power of two that holds `nbytes`, at least a page."""
     return 1 << (pages(max(1, nbytes)) - 1).bit_length()
 
 
 def _in_slabs(limit: Bytes) -> Bytes:
-    """What of `limit` bytes slabs can take."""
+    """Return the part of `limit` bytes that whole slabs can use."""
     if limit >= SLAB:
         return limit // SLAB * SLAB
     return 1 << limit.bit_length() - 1 if limit >= PAGE else 0
@@ -142,7 +153,7 @@ def _in_slabs(limit: Bytes) -> Bytes:
 
 @final
 class _Copy(Transfer):
-    """Two events around a copy. It keeps the device's memory until somebody has waited for it."""
+    """A copy between two events. It keeps the device memory alive until `wait`."""
 
     def __init__(self, start: Any, end: Any, home: torch.UntypedStorage, streams: Streams) -> None:
         self._start = start
@@ -163,25 +174,26 @@ class _Copy(Transfer):
         return self._end.query() and (self._wait is None or self._wait[1].query())
 
     def wait(self) -> None:
-        """The program's streams wait, on the device; the host goes on."""
+        """Make the program's streams wait on the device. The host does not wait."""
         before = _now()
         self._streams.wait_for(self._end)
         self._wait = (before, _now())
         self._home = None
 
     def __del__(self) -> None:
-        """Nobody waited (an exception, a budget that is over): whoever gets that memory does."""
+        """Make later users of the memory wait, if `wait` was not called (after an error)."""
         if self._home is not None and not sys.is_finalizing():
             self._streams.wait_for(self._end)
 
 
 def _now() -> Any:
-    """An event of the current stream."""
+    """Record an event on the current stream."""
     event = accelerator.event()
     event.record()
     return event
 
 
 def _between(start: Any, end: Any) -> Nanoseconds:
+    """Return the time (ns) between two events."""
     end.synchronize()
     return int(start.elapsed_time(end) * 1e6)  # ms to ns

@@ -1,7 +1,7 @@
-"""Which parts of a file, or of a slab, are taken: first fit, neighbors merged when given back.
+"""Free and used parts of a file or slab: first fit, with neighboring holes merged.
 
-Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). Values come back in the
-opposite order of that in which they left, so that the holes are few and the search is short.
+Source: Knuth, The Art of Computer Programming 1, section 2.5 (algorithms A and B). Values return in
+the reverse order of their departure, so holes are few and the search is short.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Final, final
 from rekindle._types import Bytes
 
 PAGE: Final = 4096
-"""Blocks are whole pages: a part of one would have to be read before it can be written."""
+"""Blocks are whole pages, because a partial page would have to be read before it is written."""
 
 
 def pages(nbytes: Bytes) -> Bytes:
-    """`nbytes`, up to the next whole page."""
+    """Return `nbytes` rounded up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
 @final
 class Space:
-    """Offsets below `limit` bytes."""
+    """A table of the blocks below `limit` bytes."""
 
     def __init__(self, limit: Bytes) -> None:
         self.limit = limit // PAGE * PAGE
         self.used: Bytes = 0
-        self._holes: list[tuple[int, int]] = [(0, self.limit)]  # (offset, bytes), by offset
+        self._holes: list[tuple[int, int]] = [(0, self.limit)]  # (offset, bytes), sorted by offset
 
     def take(self, nbytes: Bytes) -> int | None:
-        """The offset of a free block of `nbytes`; None if there is none in one piece."""
+        """Reserve `nbytes` in one piece. Return the offset, or None if there is no such hole."""
         wanted = pages(nbytes)
         for index, (offset, size) in enumerate(self._holes):
             if size >= wanted:
@@ -41,7 +41,7 @@ class Space:
         return None
 
     def give_back(self, offset: int, nbytes: Bytes) -> None:
-        """The block at `offset`, taken with the same `nbytes`, is free again."""
+        """Free the block at `offset`, which was reserved with the same `nbytes`."""
         start, end = offset, offset + pages(nbytes)
         self.used -= end - start
         index = after = bisect_left(self._holes, (start, 0))
@@ -54,7 +54,7 @@ class Space:
         self._holes[index:after] = [(start, end - start)]
 
     def check(self) -> None:
-        """Asserts the invariants: holes in order, apart, inside, and all that is not used."""
+        """Assert that holes are sorted, separate and inside, and that they and `used` add up."""
         end = -1
         for offset, size in self._holes:
             assert offset > end

@@ -1,8 +1,9 @@
-"""Where values go that are swapped out: their bytes, on the way there, there, and on the way back.
+"""The interface of stores, which hold the bytes of swapped-out values.
 
-A store moves bytes while the program computes. `write` and `read` begin and return at once; until a
-transfer has ended, the memory at its end belongs to it. What fails raises `Lost` from
-`Transfer.wait`: the memory is as it was before a write, and of no use after a read.
+A store moves bytes while the program computes. `write` and `read` start a transfer and return at
+once. Until the transfer has ended, the memory at its end belongs to it. A failure raises `Lost`
+from `Transfer.wait`. After a failed write the memory is unchanged, and after a failed read it is
+undefined.
 """
 
 from __future__ import annotations
@@ -17,74 +18,81 @@ from rekindle._types import Bytes, Nanoseconds
 
 
 class Lost(Exception):
-    """Bytes that did not arrive; the message says why. Never seen outside of this library."""
+    """A transfer failed, and the message says why. Never leaves this library."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes in a second, each way."""
+    """Bytes per second in each direction."""
 
     out: Bytes
     back: Bytes
 
 
 class Transfer(ABC):
-    """Bytes under way."""
+    """A transfer that was started."""
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether they have arrived, or never will."""
+        """Return True if the transfer has ended or failed."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until the bytes are there and the memory is the caller's again. Raises `Lost`.
+        """Wait until the bytes have arrived and the memory belongs to the caller again.
 
-        On a device it is what comes next there that waits.
+        On a device, later work there waits instead of the host.
+
+        Raises:
+            Lost: The transfer failed.
         """
 
     @property
     @abstractmethod
     def ns(self) -> Nanoseconds:
-        """How long the transfer took; 0 if it failed. Asked once it has ended."""
+        """Duration (ns) of the ended transfer; 0 if it failed."""
 
     @property
     @abstractmethod
     def waiting_ns(self) -> Nanoseconds:
-        """How long the program waited for it: what was not hidden. Likewise."""
+        """Time (ns) that the program waited for the ended transfer: the part not hidden."""
 
 
 class Store(ABC):
-    """Holds at most `limit` bytes of values that are not in memory."""
+    """A place for at most `limit` bytes of values that are not in memory."""
 
     limit: Bytes
-    #: What a transfer has to move for its time to tell how fast the way is.
+    #: Bytes to transfer when the bandwidth is measured. Fewer would measure the latency.
     probe: Bytes = 2 * 1024**2
-    #: What a transfer takes beside its bytes tells nothing of them: 5 ms until Python lets the
-    #: other thread go on, twice.
+    #: Time of a transfer that does not depend on its size. Here 5 ms, twice, until Python lets the
+    #: other thread run.
     latency_ns: Nanoseconds = 10_000_000
 
     @property
     @abstractmethod
     def used(self) -> Bytes:
-        """Bytes of it that are taken."""
+        """Bytes in use."""
 
     @abstractmethod
     def write(self, home: torch.UntypedStorage) -> tuple[object, Transfer] | None:
-        """Begins to copy what is in `home`: a key for `read`, and the way there. None: no room."""
+        """Start to copy the contents of `home` into the store.
+
+        Returns:
+            A key for `read`, and the transfer. None if there is no room.
+        """
 
     @abstractmethod
     def read(self, key: object, home: torch.UntypedStorage) -> Transfer:
-        """Begins to copy what was written under `key` into `home`, of the same size."""
+        """Start to copy the bytes of `key` into `home`, which has the same size."""
 
     @abstractmethod
     def release(self, key: object) -> None:
-        """What is under `key`, of which no transfer is under way, is not needed any more."""
+        """Free the bytes of `key`, which has no running transfer."""
 
     @abstractmethod
     def new_home(self, nbytes: Bytes) -> torch.UntypedStorage:
-        """Memory for what comes back."""
+        """Allocate memory for a value that returns."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what is under way, and gives back what it took of the machine."""
+        """End running transfers, and free everything."""

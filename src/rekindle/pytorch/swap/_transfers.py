@@ -1,4 +1,4 @@
-"""Transfers that are over: how long they took, what they tell of their way, what went wrong."""
+"""Statistics and errors of the transfers of one store."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rekindle.pytorch.swap._bandwidth import Pace
 from rekindle.pytorch.swap._store import Bandwidth, Store, Transfer
 
 MOST_NOT_ADDED: Final = 100
-"""Transfers whose times are not yet added up: on a device they are not known at once."""
+"""Number of ended transfers whose times are not added up. A device reports times late."""
 
 
 class Slower(Protocol):
-    """Who hears that a way became much slower than was believed."""
+    """Called when a direction is much slower than expected."""
 
     def __call__(
         self, *, out_bytes_per_s: int | None = None, in_bytes_per_s: int | None = None
@@ -24,7 +24,7 @@ class Slower(Protocol):
 
 
 class _Moved(NamedTuple):
-    """A transfer that was waited for, and by what its way is judged, if it is."""
+    """A transfer that was waited for, and the `Pace` that judges it, if any."""
 
     nbytes: Bytes
     way: Transfer
@@ -33,33 +33,44 @@ class _Moved(NamedTuple):
 
 @final
 class Transfers:
-    """Those of one store."""
+    """The transfers of one store."""
 
     def __init__(self, store: Store, believed: Bandwidth | None, slower: Slower) -> None:
-        """`slower` hears when a way becomes much slower than `believed`; None: it does not."""
+        """Begin without transfers.
+
+        Args:
+            store: The store.
+            believed: The expected bandwidth. None: never call `slower`.
+            slower: Called when the measured bandwidth of a direction falls well below the expected
+                one.
+        """
         self._out = None if believed is None else Pace(believed.out, store.latency_ns)
         self._back = None if believed is None else Pace(believed.back, store.latency_ns)
         self._slower = slower
-        self._moved: list[_Moved] = []  # waited for, not yet added up
+        self._moved: list[_Moved] = []  # waited for, times not added up yet
         self._transfer_ns: Nanoseconds = 0
         self._waiting_ns: Nanoseconds = 0
-        self._complaint = ""  # the first
+        self._complaint = ""  # the first one
         self._told = False
 
     @property
     def transfer_ns(self) -> Nanoseconds:
-        """Time of the transfers that have ended, hidden behind computation or not."""
+        """Time (ns) of all ended transfers, hidden behind computation or not."""
         self._add_up()
         return self._transfer_ns
 
     @property
     def waiting_ns(self) -> Nanoseconds:
-        """Time that the program waited for them."""
+        """Time (ns) that the program waited for transfers."""
         self._add_up()
         return self._waiting_ns
 
     def wait(self, way: Transfer, nbytes: Bytes, *, out: bool) -> None:
-        """Until it has ended. Raises `Lost`."""
+        """Wait until the transfer has ended.
+
+        Raises:
+            Lost: It failed.
+        """
         pace = self._out if out else self._back
         self._moved.append(_Moved(nbytes, way, pace))
         try:
@@ -69,6 +80,7 @@ class Transfers:
                 self._add_up()
 
     def _add_up(self) -> None:
+        """Add up the times of ended transfers."""
         under_way: list[_Moved] = []
         for moved in self._moved:
             if moved.way.ended():
@@ -80,7 +92,7 @@ class Transfers:
         self._moved = under_way
 
     def _watch(self, moved: _Moved) -> None:
-        """What became slow is used less: the engine decides by what transfers take now."""
+        """Report a slow direction, so that the engine uses it less."""
         nbytes, way, pace = moved
         slower = pace.slower(nbytes, way.ns) if pace is not None and way.ns else None
         if slower is None:
@@ -90,25 +102,25 @@ class Transfers:
         else:
             self._slower(in_bytes_per_s=slower)
 
-    # -- what goes wrong ------------------------------------------------------------------------
+    # -- failures ---------------------------------------------------------------------------------
 
     def failed(self, nbytes: Bytes, site: str, why: str) -> None:
-        """What an operator made could not be copied."""
+        """Note that the result of an operator could not be copied."""
         if not self._complaint:
             self._complaint = f"{format_bytes(nbytes)} of {site} could not be {why}"
 
     def complaint(self) -> str:
-        """What went wrong first, if nobody was told yet: from now on somebody is."""
+        """Return the first failure, once, or ""."""
         told, self._told = self._told, self._told or bool(self._complaint)
         return "" if told else self._complaint
 
     def add_note_to(self, out: OutOfBudget) -> None:
-        """It might have had room, had nothing gone wrong."""
+        """Add a note about a failure to `out`, because the failure may be its cause."""
         if complaint := self.complaint():
             out.add_note(f"Swapping did not help: {complaint}")
 
     def lost(self, site: str) -> SwapFailed:
-        """What to raise: what an operator made cannot be had again."""
+        """Return the error for a result that can be neither read back nor recomputed."""
         return SwapFailed(
             f"{self.complaint() or site}, nor can it be computed again. "
             "Weights and optimizer state are as they were: run this step again, with "
@@ -116,7 +128,7 @@ class Transfers:
         )
 
     def complain(self) -> None:
-        """Warns of it, once."""
+        """Warn about the first failure, once."""
         complaint = self.complaint()
         if complaint:
             warnings.warn(
