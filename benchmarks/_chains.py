@@ -1,6 +1,6 @@
-"""The networks of the comparison that are chains, written as one: what `rekindle.sequential` takes.
+"""The networks of the comparison that are chains, in the form that `rekindle.sequential` takes.
 
-Modules and parameters are the network's own; only the order in which they are called is said anew.
+Modules and parameters are the network's own; only the order of their calls is written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Link(nn.Module):
-    """`run` as a module that has `parts`: modules or parameters."""
+    """Runs a function as a module with the modules or parameters that the function uses."""
 
     def __init__(self, run: Callable[[Any], Any], *parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Link(nn.Module):
 
 
 def chain(model: nn.Module) -> nn.Sequential:
-    """`model` as a chain. Raises `KeyError` for one that is none."""
+    """Return `model` as a chain. Raises `KeyError` if it is not a chain."""
     return nn.Sequential(*_LINKS[type(model)](model)).train(model.training)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the tests' models in reach, the machine, spreads, result files."""
+"""Helpers of the benchmarks: the tests' models, the conditions of a run, spreads, result files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the models and the tracker are those of the tests
+sys.path.insert(0, str(ROOT))  # to import the models and the memory tracker of the tests
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
-    """Median, least and most."""
+    """Return median, minimum and maximum."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -29,10 +29,10 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
 
 
 def conditions(threads: int = 1) -> dict[str, Any]:
-    """What a figure depends on: the command, the machine, the versions, the commit.
+    """Return all that a figure depends on: command, machine, versions, commit.
 
-    And from here on torch uses that many threads, in processes begun from here too. With one, what
-    else runs on the machine disturbs less, and sums are not split otherwise each time.
+    Also set the number of threads of torch, here and in child processes. With one thread, other
+    programs on the machine disturb less, and sums are split the same way each time.
     """
     import torch
 
@@ -72,8 +72,10 @@ def write_table(
     columns: Sequence[str],
     figure: str,
 ) -> None:
-    """The results with their rows; beside them, as CSV, `columns` and the spread `figure` of each
-    row that has it."""
+    """Write the results with their rows as JSON, and rows that have a `figure` as CSV too.
+
+    The CSV has `columns` and the spread of the figure.
+    """
     write(out.stem, results | {"rows": rows}, out)
     with out.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
@@ -85,7 +87,7 @@ def write_table(
 
 
 def earlier(path: Path) -> list[dict[str, Any]]:
-    """The rows of the last run: what is not measured again stays, with its own commit."""
+    """Return the rows of the last run. Rows that are not measured again keep their commit."""
     if not path.exists():
         return []
     results = json.loads(path.read_text(encoding="utf-8"))
@@ -94,12 +96,12 @@ def earlier(path: Path) -> list[dict[str, Any]]:
 
 
 def earlier_by(path: Path, key: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The same, each by what tells it from the others."""
+    """Return the rows of the last run by the values of these keys."""
     return {tuple(row[name] for name in key): row for row in earlier(path)}
 
 
 def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, Any]]:
-    """What a process prints, a JSON object a line, as it comes; at last {"failed": why}, if so."""
+    """Yield the JSON objects that a process prints, one a line; {"failed": why} if it fails."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         timer = threading.Timer(most_seconds, process.kill)
@@ -107,7 +109,7 @@ def answers(command: Sequence[str], most_seconds: float) -> Iterator[dict[str, A
         said = False
         try:
             for line in process.stdout or ():
-                if line.startswith("{") and line.endswith("\n"):  # whole, if it was killed
+                if line.startswith("{") and line.endswith("\n"):  # a killed process may cut it
                     said = True
                     yield json.loads(line)
             code = process.wait()

@@ -1,4 +1,4 @@
-"""The results of `compiled` as rows of a table for the page."""
+"""The results of `compiled` as rows of a table for the page of benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS = (
 
 
 def table(rows: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """Model by model, from the largest budget to the smallest."""
+    """Return the rows by model, each from the largest budget to the smallest."""
     points = [row for row in rows if row["model"] != "depth"]
     models = list(dict.fromkeys(row["model"] for row in points))
     points.sort(key=lambda row: (models.index(row["model"]), -row["fraction"]))
@@ -41,7 +41,7 @@ def _figures(row: dict[str, Any]) -> list[str]:
 
 
 def depths(rows: Iterable[dict[str, Any]]) -> str:
-    """What it takes to build plans of GPTs of several depths."""
+    """Return a sentence on the cost of building plans of GPTs of several depths."""
     told = [
         f"{row['fraction']:.0f} blocks {row['build_seconds']:.0f} s"
         f" ({row['phases']['compiling']:.0f} of them compiling)"

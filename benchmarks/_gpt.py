@@ -1,8 +1,8 @@
-"""A GPT's training step as a trace, operator by operator, of any number of layers.
+"""A training step of a GPT as a trace, operator by operator, for any number of layers.
 
-Width 768, 12 heads, 8 sequences of 512 tokens, fp32. Costs are a roofline of a V100 in
-microseconds, bytes are multiples of 64 KiB, views are merged into what they view, gradients of
-parameters have no bytes (they are a fixed cost). 45 operators a layer.
+Width 768, 12 heads, 8 sequences of 512 tokens, fp32. Costs (us) come from a roofline model of a
+V100. Bytes are multiples of 64 KiB. Views are merged with their bases. Gradients of parameters have
+no bytes, since they are a fixed cost. A layer has 45 operators.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rekindle.trace import Call, Release, Trace, TraceBuilder
 
 _UNIT = 64 * 1024
 
-# name, cost in us, size in units, what it reads: names of this layer, "in" its input, and in the
-# backward pass "grad", the gradient of its output.
+# Name, cost (us), size (units), and the names of the inputs: results of this layer, "in" for its
+# input, and in the backward pass "grad" for the gradient of its output.
 _FORWARD = (
     ("norm1", 32, 193, "in"),
     ("qkv", 1479, 576, "norm1"),
@@ -66,7 +66,7 @@ _BACKWARD = (
 
 
 def gpt(layers: int) -> Trace:
-    """The trace: embedding, layers, loss, and back."""
+    """Return the trace: embedding, layers and loss, forward and backward."""
     builder = TraceBuilder(f"gpt{layers}l")
 
     def call(name: str, cost: int, size: int, reads: list[ValueId], back: bool = False) -> ValueId:
@@ -101,7 +101,7 @@ def gpt(layers: int) -> Trace:
 
 
 def released(trace: Trace) -> Trace:
-    """With every value released after its last reader."""
+    """Return the trace with every value released after its last reader."""
     last = {value: op_id for op_id, op in enumerate(trace.ops) for value in op.outputs}
     for op_id, op in enumerate(trace.ops):
         last.update(dict.fromkeys(op.inputs, op_id))

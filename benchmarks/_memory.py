@@ -1,4 +1,4 @@
-"""Sections of the page of benchmarks: what a step takes, and how little it can do with."""
+"""Sections of the page of benchmarks on the memory of a step and on the smallest budgets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def breakdown() -> str:
 
 
 def native() -> str:
-    """What recording adds to operators, and what the books take."""
+    """Return the section on the time and the memory of recording."""
     found = load("native")
     if not found:
         return ""
@@ -69,7 +69,7 @@ def native() -> str:
 
 
 def first_minute() -> str:
-    """What comes before the thousandth step, and the same before it was looked at."""
+    """Return the section on start-up costs, with the figures before they were improved."""
     found = load("first_minute")
     if not found:
         return ""

@@ -1,7 +1,7 @@
-"""The ways to train in less memory that are compared, each a change of a model or of a step.
+"""The methods of training in less memory that are compared.
 
-A method gives for a workload the points on its curve; a point prepares a model and tells what to
-wrap a step in. Names are those of the plots.
+A method gives the points of its curve for a workload. A point prepares a model, and returns the
+context to wrap a step in. Names are those of the plots.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from torch.utils.checkpoint import (
 
 import rekindle
 
-FRACTIONS = (0.7, 0.5, 1 / 3, 0.25, 0.15)  #: of the activation memory of the plain run
+FRACTIONS = (0.7, 0.5, 1 / 3, 0.25, 0.15)  #: budgets: fractions of the plain activation memory
 
 
 @dataclass(frozen=True)
 class Point:
     """One setting of one method.
 
-    prepare: changes the model, or gives another one with the same parameters.
-    around: the context for a block of steps; `budget` is of the plain run: constants and peak.
+    Attributes:
+        prepare: Changes the model, or returns another one with the same parameters.
+        around: The context for a block of steps; it gets constants and peak of the plain run.
+        warm_up: Steps before measuring, which compilers and learned plans need.
     """
 
     method: str
@@ -42,24 +44,24 @@ class Point:
         nullcontext()
     )
     warm_up: int = 2
-    """Steps before anything is measured: compilers and learners need some."""
 
 
 def points(
     workload: Workload, fractions: Sequence[float] = FRACTIONS, *, quick: bool = False
 ) -> Iterator[Point]:
-    """Every point to measure for a workload; of a method, those of most memory come first.
+    """Yield every point to measure for a workload; within a method, those of most memory first.
 
-    fractions: of the activation memory of the plain run, for methods that are given bytes.
+    Args:
+        fractions: Budgets as fractions of the plain activation memory, for methods with a budget.
     """
-    fractions = fractions[1:4:2] if quick else fractions  # a half and a quarter
+    fractions = fractions[1:4:2] if quick else fractions  # quick: a half and a quarter
     for fraction in fractions:
         yield Point("rekindle online", f"{fraction:.0%}", around=_budget(fraction, learn=False))
     for fraction in fractions:
         yield Point(
             "rekindle learned", f"{fraction:.0%}", around=_budget(fraction, learn=True), warm_up=6
         )
-    if workload.name != "tree_lstm":  # recursion over objects: nothing to wrap without a rewrite
+    if workload.name != "tree_lstm":  # it recurses over objects and has no modules to wrap
         for every in (3, 2, 1):
             yield Point("checkpoint", f"1 in {every}", prepare=partial(_checkpointed, every=every))
             yield Point("torch_remat", f"1 in {every}", prepare=partial(_remat, every=every))
@@ -129,7 +131,7 @@ def _selective(model: nn.Module, workload: Workload, batch: Any, *, every: int) 
 
 
 class _RandomState:
-    """What torch_remat asks its users to write for dropout."""
+    """Code that torch_remat asks its users to write for dropout."""
 
     def snapshot(self) -> Any:
         gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None

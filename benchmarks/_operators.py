@@ -1,10 +1,10 @@
-"""How many operators a step of a model has."""
+"""Count the operators of a training step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from _common import ROOT as _ROOT  # the tests come into reach with it
+from _common import ROOT as _ROOT  # this import makes `tests` importable
 from tests.pytorch.models import Case
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -12,7 +12,7 @@ assert _ROOT
 
 
 class Count(TorchDispatchMode):
-    """Counts operators."""
+    """Count operators while entered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Count(TorchDispatchMode):
 
 
 def operators(case: Case, batch: int) -> int:
-    """In one step on this batch, forward, backward and optimizer, whose state is there already."""
+    """Return the number of operators in a step on this batch, with existing optimizer state."""
     workload = case.build()
     workload.step(0)
     with Count() as count:

@@ -1,4 +1,4 @@
-"""Tables of the page of benchmarks, and what each came from: command, machine, commit."""
+"""Tables of the page of benchmarks, with the origin of each: command, machine, commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "results"
 def share(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
-    most = "" if row.get("bisected", True) else "at most "  # nothing less was tried to its end
+    most = "" if row.get("bisected", True) else "at most "  # smaller budgets were not all tried
     return f"{most}{row['fraction']:.0%} ({row['recomputed']:.0%})"
 
 
@@ -27,7 +27,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def said(found: dict[str, Any]) -> str:
-    """The command, the machine and the commit."""
+    """Return a sentence with the command, the machine and the commit."""
     machine, versions = found["machine"], found["versions"]
     return (
         f"`{found['command']}`, {machine['cpu']}, {machine['cores']} cores, "
@@ -36,7 +36,7 @@ def said(found: dict[str, Any]) -> str:
 
 
 def several_runs(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """The commits of rows that were not all measured at the same one."""
+    """Return a note with the commits of rows, if they differ."""
     commits = dict.fromkeys(row["commit"][:10] for row in rows)
     told = ", ".join(f"`{commit}`" for commit in commits)
     return [f"Measured in several runs, at the commits {told}."] if len(commits) > 1 else []

@@ -1,4 +1,4 @@
-"""Training steps that are compared: what they take, and how long, beside the plain model's."""
+"""Train a plain model and a changed one in turn, to compare memory and time of their steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Trainer:
-    """A model, its optimizer and the same batch again and again."""
+    """A model, its optimizer, and the same batch in each step."""
 
     def __init__(self, workload: Workload, device: str) -> None:
         torch.manual_seed(20)
@@ -32,13 +32,13 @@ class Trainer:
         self.optimizer.step()
 
     def constants(self) -> int:
-        """Bytes of parameters, buffers, gradients and optimizer state."""
+        """Return the bytes of parameters, buffers, gradients and optimizer state."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         tensors += [each.grad for each in self.model.parameters() if each.grad is not None]
         return nbytes(tensors) + self.state()
 
     def state(self) -> int:
-        """Bytes of the optimizer's state."""
+        """Return the bytes of the optimizer's state."""
         return nbytes(
             each
             for state in self.optimizer.state.values()
@@ -48,13 +48,13 @@ class Trainer:
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of the memory of all of them, shared memory once."""
+    """Return the bytes of the storages of tensors, each storage once."""
     homes = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
     return sum(homes.values())
 
 
 def activations(trainer: Trainer, device: str) -> int:
-    """Peak of a step above what remains at its end."""
+    """Return the peak of a step (bytes) above the memory that remains at its end."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -67,7 +67,7 @@ def activations(trainer: Trainer, device: str) -> int:
 
 
 def block(step: Callable[[], None], count: int, device: str) -> float:
-    """Seconds a step."""
+    """Return the seconds of a step."""
     gc.collect()
     start = time.perf_counter()
     for _ in range(count):
@@ -79,7 +79,7 @@ def block(step: Callable[[], None], count: int, device: str) -> float:
 
 @contextmanager
 def warm(point: Point, changed: Trainer, constants: int, peak: int) -> Iterator[None]:
-    """Inside of what the point wraps steps in, when nothing is new to it any more."""
+    """Enter the context of the point, and run steps until plans and caches are ready."""
     with point.around(constants, peak) as run:
         for _ in range(point.warm_up):
             changed.step()
@@ -98,9 +98,13 @@ def in_turn(
     rounds: int,
     device: str,
 ) -> list[tuple[float, float]]:
-    """Seconds of a plain and of a changed step, block by block (A B A B), so many steps each.
+    """Time plain and changed steps in turn, in blocks of several steps (A B A B).
 
-    around: the point, and the constants and the peak that it is given.
+    Args:
+        around: The point, with the constants and the peak (bytes) that it gets.
+
+    Returns:
+        Seconds of a plain and of a changed step, for each pair of blocks.
     """
     point, constants, peak = around
     found: list[tuple[float, float]] = []
@@ -108,7 +112,7 @@ def in_turn(
         free = block(plain[0].step, plain[1], device)
         with point.around(constants, peak):
             if point.method.startswith("rekindle"):
-                for _ in range(3):  # a new context meets the parameters, and finds its plan
+                for _ in range(3):  # a new context registers parameters and finds its plan
                     changed[0].step()
             found.append((free, block(changed[0].step, changed[1], device)))
     return found

@@ -1,7 +1,7 @@
-"""The networks of the comparison with other tools, at the size of a CPU and of a large GPU.
+"""The networks of the comparison with other tools, in sizes for a CPU and for a large GPU.
 
-Ordinary eager models. `blocks` are the parts that a user of checkpointing would wrap: what the
-other tools ask their users for, and Rekindle does not.
+They are ordinary eager models. `blocks` are the parts that a user of checkpointing would wrap:
+other tools need them, Rekindle does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _common import ROOT as _ROOT  # the tests come into reach with it
+from _common import ROOT as _ROOT  # this import makes `tests` importable
 from tests.pytorch import networks
 from torch import Tensor, nn
 
@@ -21,7 +21,14 @@ assert _ROOT
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step: model, loss, batches; `blocks` names the modules worth a checkpoint."""
+    """A training step.
+
+    Attributes:
+        blocks: Names of the modules worth a checkpoint.
+        dynamic: True if control flow depends on data or on objects other than tensors, so that it
+            cannot be compiled.
+        is_chain: True if `_chains` has it as a chain.
+    """
 
     name: str
     build: Callable[..., nn.Module]
@@ -31,17 +38,15 @@ class Workload:
     cpu: dict[str, int]
     cuda: dict[str, int]
     dynamic: bool = False
-    """Control flow that depends on data or on objects that are not tensors: not to be compiled."""
 
     is_chain: bool = False
-    """Written as one in `_chains`."""
 
     def sizes(self, device: str) -> dict[str, int]:
         return self.cuda if device == "cuda" else self.cpu
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with batch norm and in-place ReLU (He et al., CVPR 2016)."""
+    """Convolutions 1x1, 3x3, 1x1 with batch norm and in-place ReLU (He et al., CVPR 2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +74,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """Stages of 3, 4, 6 and 3 bottlenecks."""
+    """ResNet-50: stages of 3, 4, 6 and 3 bottlenecks."""
 
     def __init__(self, *, width: int, size: int) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""How far down a budget goes with and without `evict="anything"`.
+"""Find the smallest budgets with and without `evict="anything"`.
 
     scripts/bench anything [--only NAME ...] [--steps 2]
 
-For each of the tests' models: the smallest fraction of its activation memory within which training
-steps run, to one percent, by bisection; the peak that an independent tracker saw there; whether
-losses, weights, gradients, buffers and random numbers equal plain PyTorch's, bit for bit. And a
-pipeline without autograd that keeps all of its intermediates, in fractions of its plain peak.
+For each of the tests' models, a bisection finds, to one percent, the smallest fraction of its
+activation memory within which training steps run. A row also has the peak there by an independent
+tracker. It says if losses, weights, gradients, buffers and random numbers equal plain PyTorch's,
+bit for bit. The last row is a pipeline without autograd that keeps all of its intermediates, in
+fractions of its plain peak.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Attempt = Callable[[int, Evict], "dict[str, Any] | None"]
 
 
 def bisected(evict: Evict, plain: Measured, attempt: Attempt) -> dict[str, Any]:
-    """The smallest feasible fraction, to one percent, and how it went there."""
+    """Return the smallest feasible fraction, to one percent, and figures of the run there."""
     no, yes, found = 0, 100, attempt(plain.budget(1.01), evict)
     assert found is not None
     while yes - no > 1:
@@ -88,7 +89,7 @@ def trained(case: Case, steps: int, evict: Evict) -> dict[str, Any]:
 
 
 def pipeline() -> tuple[Measured, Attempt]:
-    """Twenty layers of inference; all that they give is kept, and looked at in the end."""
+    """Twenty layers of inference that keep all results and read them at the end."""
     torch.manual_seed(20)
     layers = [torch.randn(128, 128) / 11 for _ in range(20)]
     batch = torch.randn(2048, 128)

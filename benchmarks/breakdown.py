@@ -1,18 +1,17 @@
-"""Where the time of a step within a budget goes, as Figure 4 of the paper on DTR has it.
+"""Break down the time of a step within a budget, as in Figure 4 of the DTR paper.
 
     scripts/bench breakdown [--models gpt bert ...] [--fraction 0.5] [--rounds 5]
 
-For each model, over the plain step:
+For each model, times over that of the plain step:
 
-`bookkeeping`: what a step takes more that is only watched, without a limit.
-`recomputation`: what the operators that ran again took, by the prices that decide.
-`choosing`: what a simulation of the same step takes more with the budget than without one: the same
-    engine, with no operators to run.
-`other`: what is left: running operators again beside their own time, letting go of memory, and what
-    a busy cache costs.
+`bookkeeping`: the additional time of a step with a budget without a limit.
+`recomputation`: the time of recomputed operators, at their measured costs.
+`choosing`: the additional time of a simulation of the same step with the budget over one without.
+    The simulation runs the same engine, with no operators.
+`other`: the rest: calls of recomputed operators, freeing memory, and cache misses.
 
-Plain, watched and limited steps take turns, block by block; time is that of the processor, with one
-thread, and each is the median of the rounds. Each point is a process of its own.
+Plain, unlimited and limited steps alternate, block by block. Time is that of the processor, with
+one thread; each figure is the median of the rounds. Each point runs in its own process.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ import rekindle
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model",)
 PARTS = ("bookkeeping", "recomputation", "choosing", "other")
-SECONDS = 0.6  # of a block
-MOST_SECONDS = 590.0  # of a point
-WARM_UP = 3  # steps: until every operator has its price
+SECONDS = 0.6  # length of a block
+MOST_SECONDS = 590.0  # limit for a point
+WARM_UP = 3  # steps until every operator has a measured cost
 
 
 def seconds(run: Callable[[], object], count: int = 1) -> float:
-    """Of the processor, for one of so many."""
+    """Return the processor seconds of one run, measured over `count` runs."""
     gc.collect()
     start = time.process_time()
     for _ in range(count):
@@ -57,7 +56,7 @@ def seconds(run: Callable[[], object], count: int = 1) -> float:
 def timed(
     trainer: Trainer, within: Callable[[], AbstractContextManager[Any]], count: int
 ) -> tuple[float, float]:
-    """Seconds of a step, and of what ran again in it."""
+    """Return the seconds of a step, and of the recomputation in it."""
     with within() as run:
         for _ in range(WARM_UP):
             trainer.step()
@@ -68,7 +67,7 @@ def timed(
 
 
 def choosing(trainer: Trainer, budget: int, rounds: int) -> float:
-    """Seconds that the engine takes to choose in one step."""
+    """Return the seconds that the engine takes to choose evictions in one step."""
     with rekindle.budget.unlimited():
         for _ in range(WARM_UP):
             trainer.step()
@@ -112,7 +111,7 @@ def measure(name: str, fraction: float, rounds: int) -> dict[str, Any]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A bar a model."""
+    """Plot a bar for each model."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

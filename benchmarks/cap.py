@@ -1,11 +1,11 @@
-"""What the allocator gives out at its most, over the budget: online, learned, planned, chains.
+"""Compare the allocator's peak with the budget: online, learned, planned, chains.
 
     scripts/bench cap [--models gpt bert ...] [--ways ...] [--fractions 0.7 ...]
 
-The budget is what the plain model has in constants (weights, gradients, the optimizer's state) and
-a fraction of what a step of it takes beyond them, both by the allocator's own events. `over` is the
-peak of a step within the budget, constants included, over that budget; `first` that of the first
-step, when no operator was seen before. Each point is a process of its own. Time is not measured.
+The budget is the constants of the plain model (weights, gradients, the optimizer's state) and a
+fraction of its activation memory, both by the allocator's own events. `over` is the peak of a step
+within the budget over that budget, constants included. `first` is the same for the first step, when
+no operator was measured before. Each point runs in its own process. Time is not measured.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import rekindle
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "way", "fraction")
 WAYS = ("rekindle online", "rekindle learned", "rekindle planned", "rekindle sequential")
-FRACTIONS = (0.7, 0.5, 0.3)  #: of the activation memory of the plain run
-MOST_SECONDS = 600.0  # of a point
+FRACTIONS = (0.7, 0.5, 0.3)  #: of the plain activation memory
+MOST_SECONDS = 600.0  # limit for a point
 
 
 def measure(workload: Workload, way: str, fraction: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def measure(workload: Workload, way: str, fraction: float) -> dict[str, Any]:
         "inputs": ours.batch,
         "reserve": plain.state(),
     }
-    ours.step()  # the optimizer's state and the gradients are there
+    ours.step()  # makes the optimizer's state and the gradients
     ours.called = found.prepare(ours.model, workload, about)
     told: dict[str, Any] = {}
     with found.around(constants, peak):

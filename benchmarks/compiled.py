@@ -1,20 +1,23 @@
-"""Compiled segments beside the plan run eagerly and torch.compile: time, memory, compilation.
+"""Compare compiled segments with the eager plan and torch.compile: time, memory, compilation.
 
     scripts/bench compiled [--models gpt bert ...] [--ways ...] [--fractions 0.5 ...] [--rounds 5]
 
-Each point is a process of its own with an empty cache of Inductor, so that what it compiles it
-compiles cold, and no known prices: `build_seconds` are those of tracing (with the cut and the first
-step), measuring, compiling and planning together, by the clock, `phases` those of each, and
-`build_cpu_seconds` those of the processor, the C++ compiler's included. Then the plain model and
-the changed one train in turn, block by block (A B A B); time is that of the processor, with one
-thread, so that what else runs on the machine disturbs little. Memory is by allocator events as in
-`peers`; `over_budget` is the peak of a step over the budget. `differs` is the largest difference of
-a gradient from the plain model's, over the largest gradient (of torch.compile when it draws random
-numbers as eager PyTorch does, which is not what is timed); `equal_to_unlimited`: all gradients are
-those of the same compiled code without a budget, bit for bit. A process that dies, or takes too
-long, has `failed` in its row, beside what was known by then.
+Each point runs in its own process with an empty Inductor cache and no measured costs. So
+`build_seconds` is the wall-clock time of tracing (with the cut and the first step), measuring,
+compiling and planning together, `phases` that of each. `build_cpu_seconds` is processor time, that
+of the C++ compiler included.
 
-`--depths` instead: what it takes to compile GPTs of 4 and of 48 blocks.
+Then the plain model and the changed one train in turn, block by block (A B A B). Time is that of
+the processor, with one thread, so that other programs disturb little. Memory is by allocator events
+as in `peers`; `over_budget` is the peak of a step over the budget.
+
+`differs` is the largest difference of a gradient from the plain model's, over the largest gradient.
+For this comparison torch.compile draws random numbers as eager PyTorch does; the timed code does
+not. `equal_to_unlimited` is true if all gradients equal those of the same compiled code without a
+budget, bit for bit. A process that dies or takes too long has `failed` in its row, with the figures
+that it had printed.
+
+`--depths` measures the compilation of GPTs of 4 and of 48 blocks instead.
 """
 
 from __future__ import annotations
@@ -48,14 +51,14 @@ from rekindle.pytorch.planned._segments import Segment
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "way", "fraction")
 WAYS = ("planned", "compiled plan", "torch.compile")
-FRACTIONS = (1.0, 0.5, 0.25, 0.15)  #: of the activation memory of the plain run
-SECONDS = 0.6  # of a block
-MOST_SECONDS = 590.0  # of a point
+FRACTIONS = (1.0, 0.5, 0.25, 0.15)  #: of the plain activation memory
+SECONDS = 0.6  # length of a block
+MOST_SECONDS = 590.0  # limit for a point
 DEPTHS = (4, 48)
 
 
 class Phases:
-    """Seconds by the clock of each phase; one that is inside of another counts for itself only."""
+    """Wall-clock seconds of each phase; a phase inside another one counts for itself only."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -68,7 +71,7 @@ class Phases:
 
     @contextmanager
     def watched(self) -> Iterator[Phases]:
-        """Inside of it the phases of plans are told apart."""
+        """Measure the phases of plans while the context is open."""
         parts: dict[str, tuple[type[Any], str]] = {
             "measuring": (_prices.Prices, "of"),
             "compiling": (Segment, "compile"),
@@ -103,7 +106,7 @@ class Phases:
 
 
 def block(trainer: Trainer, count: int) -> float:
-    """Seconds of the processor a step."""
+    """Return the processor seconds of a step."""
     gc.collect()
     start = time.process_time()
     for _ in range(count):
@@ -117,7 +120,7 @@ def processor_seconds() -> float:
 
 
 def changed(way: str, trainer: Trainer, budget: int, reserve: int) -> dict[str, Any]:
-    """Has `trainer` train in that way; what that is, and what it took."""
+    """Have `trainer` train in that way. Return figures of the plan and of its building."""
     began, used = time.perf_counter(), processor_seconds()
     told: dict[str, Any] = {}
     if way == "torch.compile":
@@ -155,14 +158,14 @@ def gradients(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def make_alike(other: Trainer, one: Trainer) -> None:
-    """Has `other` begin its next step where `one` begins its own."""
+    """Have `other` begin its next step from the state in which `one` begins its own."""
     other.model.load_state_dict(one.model.state_dict())
-    if hasattr(one.called, "state"):  # where a batch begins, from the batch before it
+    if hasattr(one.called, "state"):  # state that a batch takes over from the batch before it
         other.called.state = copy.deepcopy(one.called.state)
 
 
 def is_unlimited(limited: Trainer, budget: int) -> bool:
-    """Whether gradients are those of the same compiled code with nothing evicted, bit for bit."""
+    """Return True if gradients equal, bit for bit, those of the same code without eviction."""
     free = Trainer(limited.workload, "cpu")
     plan = rekindle.plan(
         free.model, (free.batch[0],), budget=budget, planner=KeepAll(), check=False, compile=True
@@ -181,7 +184,7 @@ def differs(plain: Trainer, other: Trainer) -> float:
 
 
 def drawing_as_eager(workload: Workload) -> Trainer:
-    """By torch.compile with the random numbers of eager PyTorch, which cost it time."""
+    """Return a model by torch.compile with eager's random numbers, which are slower."""
     torch._dynamo.reset()
     trainer = Trainer(workload, "cpu")
     trainer.called = torch.compile(trainer.model, options={"fallback_random": True})
@@ -196,7 +199,7 @@ def measure(workload: Workload, way: str, fraction: float, rounds: int) -> dict[
     peak = constants + activations(plain, "cpu")
     budget = constants + int(fraction * (peak - constants))
     told = changed(way, other, budget, plain.state())
-    print(json.dumps(told), flush=True)  # known, whatever becomes of the rest
+    print(json.dumps(told), flush=True)  # printed now, in case the rest fails
     used = constants + activations(other, "cpu")
     count = max(2, int(SECONDS / block(plain, 1)))
     pairs = [(block(plain, count), block(other, count)) for _ in range(rounds)]
@@ -222,7 +225,7 @@ def worker(name: str, way: str, fraction: float, rounds: int) -> dict[str, Any]:
 
 
 def depth(layers: int) -> dict[str, Any]:
-    """What it takes to build a compiled plan of a GPT of so many blocks, at half."""
+    """Return the cost of building a compiled plan of a GPT of so many blocks, at half."""
     from dataclasses import replace
 
     sizes = {**WORKLOADS["gpt"].cpu, "batch": 2, "time": 64, "width": 64, "layers": layers}
@@ -238,7 +241,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def fresh(command: list[str]) -> dict[str, Any]:
-    """What a process says that finds nothing compiled before, and how it ended if not well."""
+    """Run a process with empty caches. Return what it prints, and how it failed if it did."""
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

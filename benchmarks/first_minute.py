@@ -1,6 +1,6 @@
-"""What comes before the thousandth step: entering a budget, first steps, `rekindle run`, the build.
+"""Measure start-up costs: entering a budget, first steps, `rekindle run`, the build.
 
-A budget in which nothing is evicted, on the native core. benchmarks/README.md has the claims.
+Nothing is evicted; the budgets run on the native core. benchmarks/README.md has the claims.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 import rekindle
 
 AMOUNT = "4GiB"
-EMPTY = 20  # contexts in which nothing runs, for one time
+EMPTY = 20  # number of contexts, with nothing inside, that are timed together
 
 
 def encoder(*, width: int, layers: int, **_: int) -> nn.Module:
@@ -38,7 +38,7 @@ def encoder(*, width: int, layers: int, **_: int) -> nn.Module:
     )
 
 
-SMALL = (  # programs of many small operators, the second one of many modules as well
+SMALL = (  # programs of many small operators; the second one has many modules too
     Workload(
         "cell", lambda *, width, **_: Unrolled(width),
         lambda time, batch, width: torch.randn(time, batch, width),
@@ -57,7 +57,7 @@ FIGURES = ("plain_ms", "each", "first", "tenth", "empty_ms")
 
 
 class Steps(NamedTuple):
-    """A model in training, and how many modules it has."""
+    """A model in training, and its number of modules."""
 
     step: Callable[[], None]
     modules: int
@@ -78,7 +78,7 @@ def training(workload: Workload) -> Steps:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of the processor."""
+    """Return the processor seconds of a function."""
     gc.collect()
     began = time.process_time()
     work()
@@ -86,7 +86,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
-    """Around each step; the first step and the tenth of a longer one; around nothing."""
+    """Time a budget around each step, around many steps (the first and the tenth), and empty."""
     step, modules = training(workload)
 
     def each() -> None:
@@ -117,7 +117,7 @@ def contexts(workload: Workload, rounds: int) -> dict[str, Any]:
 
 
 def process(command: list[str], **environment: str) -> dict[str, float]:
-    """Seconds of the processor, of the process and of those that it starts; and by the clock."""
+    """Return the processor and the wall-clock seconds of a process, its children included."""
     began = time.perf_counter()
     child = subprocess.Popen(
         command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -130,7 +130,7 @@ def process(command: list[str], **environment: str) -> dict[str, float]:
 
 
 def empty_script(rounds: int) -> dict[str, Any]:
-    """A script that does nothing but to import torch: as it is, and under `rekindle run`."""
+    """Time a script that only imports torch, plainly and under `rekindle run`."""
     plain, within = [], []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
@@ -139,7 +139,7 @@ def empty_script(rounds: int) -> dict[str, Any]:
         for _ in range(rounds + 1):
             plain.append(process([sys.executable, str(script)])["processor"])
             within.append(process(run)["processor"])
-    pairs = list(zip(within[1:], plain[1:], strict=True))  # the first one fills caches of files
+    pairs = list(zip(within[1:], plain[1:], strict=True))  # the first pair fills file caches
     return {
         "plain_s": spread(plain[1:], 2),
         "run_s": spread(within[1:], 2),
@@ -148,7 +148,7 @@ def empty_script(rounds: int) -> dict[str, Any]:
 
 
 def cold_build() -> dict[str, Any]:
-    """`rekindle build` with nothing in the cache."""
+    """Time `rekindle build` with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, "-m", "rekindle", "build"]
         took = process(command, REKINDLE_CACHE=cache, XDG_CACHE_HOME=cache)

@@ -1,16 +1,16 @@
-"""The smallest budget of each model, what no budget can be below, and what lies between.
+"""Compare the smallest budget of each model with lower bounds.
 
     scripts/bench floors [--models gpt bert ...]
 
-Of a trace of a whole training step, with the optimizer's state there:
+From a trace of a whole training step with existing optimizer state:
 
-`bound`: what the largest operator needs beside what must stay (weights, gradients, state, batches);
-    no schedule of this step needs less, whatever it may let go and recompute.
-`held`: the same, with what the program's own variables hold at that moment: with `evict="saved"` it
-    stays as well.
-`simulated`: the smallest budget that the simulator gets through with, as online.
-`real`: the smallest one within which a new process takes two steps, by bisection to 1 %;
-    `short_of_room`: the operator that had none just below.
+`bound`: the most that an operator needs in addition to weights, gradients, state and batches. No
+    schedule of this step needs less, whatever it evicts and recomputes.
+`held`: the same, with the memory that the program's variables hold at that moment, which stays with
+    `evict="saved"`.
+`simulated`: the smallest budget that suffices in a simulation of the online engine.
+`real`: the smallest budget within which a new process takes two steps, by bisection to 1 %.
+    `short_of_room` is the operator that did not fit just below it.
 
 All in bytes, and over `bound`. Time is not measured.
 """
@@ -36,7 +36,7 @@ KEY = ("model",)
 
 
 def traced(name: str) -> Trace:
-    """The third step, when every operator is known."""
+    """Return the trace of the third step, when every operator has been measured."""
     step = program(name)
     for _ in range(2):
         with rekindle.budget.unlimited():
@@ -45,7 +45,7 @@ def traced(name: str) -> Trace:
 
 
 def need_of_what_is_held(trace: Trace) -> tuple[int, str]:
-    """The most that an operator needs beside what the program holds, and its name."""
+    """Return the most that an operator needs with what the program holds, and its name."""
     held: set[int] = set()
     most, operator = 0, ""
     for event in trace.events:
@@ -81,7 +81,7 @@ def bounds(name: str) -> dict[str, Any]:
 
 
 def real(name: str, low: int, high: int) -> tuple[int, str]:
-    """And the operator that has no room just below."""
+    """Return the smallest budget, and the operator that does not fit just below it."""
     os.environ["REKINDLE_CACHE"] = "off"
     short = ""
     while high - low > high // 100:

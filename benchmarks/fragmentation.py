@@ -1,20 +1,20 @@
-"""What an allocator takes beside the sum, and what it costs where a device has little more.
+"""Measure the fragmentation of allocators, and its cost on a device with little spare memory.
 
     scripts/bench fragmentation [--logs FOLDER] [--models NAME ...] [--gigabytes 8]
 
-Replays the DTR paper's logs, and one step of each network of `_workloads.py`. Where keeping
-everything takes less than 8 GB all sizes are multiplied: the blocks and segments of an allocator
-are of fixed sizes, and small programs would show nothing else. The allocators are the simulator's
-models of PyTorch's for CUDA. Budgets are parts of what keeping everything takes. Of each:
+Replays the DTR paper's logs, and one step of each network of `_workloads.py`. If keeping everything
+takes less than 8 GB, all sizes are multiplied: blocks and segments of an allocator have fixed
+sizes, which would dominate in small programs. The allocators are the simulator's models of
+PyTorch's for CUDA. Budgets are fractions of keeping everything. For each budget:
 
-`sums`: recomputation over computation where bytes are all that counts.
-`native`, `expandable`: `reserved`, the most that the allocator took from a device without a limit,
-    over the most that was in use.
-`score`, `window`: recomputation over computation on a device of 1.05 or 1.2 times the budget, where
-    what an allocation needs that fails goes by score, one after another, or as the cheapest window.
+`sums`: recomputation over computation if only the sum of bytes counts.
+`native`, `expandable`: for each allocator, `reserved` is the peak of reserved memory without a
+    limit over the peak in use.
+`score`, `window`: recomputation over computation on a device with 1.05 or 1.2 times the budget. An
+    allocation that fails evicts by score, one after another, or the cheapest window of addresses.
 
-None: it does not get through, or recomputes for more than five times the computation. Prints a
-table, writes results/fragmentation.json.
+None means that it fails, or recomputes for more than five times the computation. Prints a table and
+writes results/fragmentation.json.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from rekindle.trace.formats import load
 
 RATIOS = (1.0, 0.9, 0.7, 0.5, 0.4, 0.3)
 SHARES = (1.05, 1.2)
-LIMIT = 5  # times the computation: recomputing for longer counts as failed
-WARM_UP = 3  # steps, until operators have prices
+LIMIT = 5  # longer recomputation, in multiples of the computation, counts as a failure
+WARM_UP = 3  # steps until operators have measured costs
 LOGS = ROOT.parent / "shared/reference/logs"
-LIKE = 0.001  # of the computation: less is no difference
+LIKE = 0.001  # of the computation: a smaller difference counts as equal
 
 
 def programs(logs: Path, models: Sequence[str], nbytes: int) -> Iterator[tuple[str, Trace]]:
-    """A name, and one step."""
+    """Yield names of programs, each with the trace of one step."""
     found = sorted(logs.glob("*.log.gz"), key=lambda path: path.stat().st_size)
     if not found:
         print(f"the DTR paper's logs are left out: there are none in {logs}")
@@ -66,7 +66,7 @@ def captured(step: Any) -> Trace:
 
 
 def enlarged(trace: Trace, nbytes: int) -> Trace:
-    """The same step with all sizes multiplied, so that keeping everything takes `nbytes`."""
+    """Return the same step with sizes multiplied so that keeping everything takes `nbytes`."""
     factor = max(1.0, nbytes / keep_all_peak(trace))
     return replace(
         trace,
@@ -104,7 +104,7 @@ def measure(trace: Trace, ratio: float) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the rows where sums alone get through: how the window does beside the score."""
+    """Compare the window with the score, on rows in which the sum of bytes alone suffices."""
     found: dict[str, Any] = {}
     for allocator in get_args(AllocatorName):
         for share in SHARES:
@@ -129,7 +129,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """For the terminal."""
+    """Format a row for the terminal."""
     cells = [row["sums"]]
     for allocator in get_args(AllocatorName):
         of = row[allocator]

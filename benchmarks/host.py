@@ -1,9 +1,9 @@
-"""What watching costs the host, counted: instructions a call, and calls of the device's functions.
+"""Count the host's work for a budget: instructions a call, and calls of device functions.
 
-BERT-base with tiny tensors in bfloat16 (autocast, fused AdamW) trains plainly, watched (a budget
-without a limit) and within half of its activations. On a CPU, callgrind counts the instructions of
-each pass where valgrind is installed; else it is the least processor time. The stand-in device of
-the tests counts what it is asked. benchmarks/README.md has the claims.
+BERT-base with tiny tensors in bfloat16 (autocast, fused AdamW) trains plainly, within a budget
+without a limit, and within half of its activations. On a CPU, callgrind counts the instructions of
+each pass if valgrind is installed; else the least processor time counts. The tests' stand-in device
+counts calls of device functions. benchmarks/README.md has the claims.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, Literal
 from _common import answers, conditions, write
 
 Device = Literal["cpu", "stand-in"]
-#: The passes of a step by their names, and how many tensors its optimizer has.
+#: The passes of a step by name, and the number of tensors of its optimizer.
 Program = tuple[tuple[tuple[str, Callable[[], object]], ...], int]
-_WARM_STEPS = 6  # prices take three calls of each kind, and Python's caches some more
+_WARM_STEPS = 6  # costs are measured in three calls of each kind; caches of Python need more
 _WEIGHTS = 300
 _UNIT = ("instructions", "nanoseconds of processor time")
 
@@ -51,10 +51,10 @@ def main() -> None:
 
 
 def _rows(device: Device, steps: int, timed: bool) -> list[dict[str, Any]]:
-    """One row for each program and mode; counts are those of a step."""
+    """Return one row for each program and mode, with counts for one step."""
     extension = ""
     if device == "stand-in":
-        from tests.standin.process import compiled  # not where the stand-in comes before torch
+        from tests.standin.process import compiled  # imports torch, so not before the stand-in
 
         extension = str(compiled(shutil.which("g++") or "g++"))
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def _rows(device: Device, steps: int, timed: bool) -> list[dict[str, Any]]:
 
 
 def _instructions(folder: Path) -> list[int]:
-    """Those of each part that was dumped, in order."""
+    """Return the instructions of each part that was dumped, in order."""
     parts = sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:]))
     found = []
     for part in parts:
@@ -85,7 +85,7 @@ def _instructions(folder: Path) -> list[int]:
 
 
 def _with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each mode adds to a plain step, by the call."""
+    """Add to each row how much more a mode takes than a plain step, per call."""
     plain = {row["program"]: row for row in rows if row.get("mode") == "plain"}
     for row in rows:
         base = plain.get(row.get("program", ""))
@@ -109,11 +109,11 @@ def _with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-# -- within the counted process -------------------------------------------------------------------
+# -- in the counted process -----------------------------------------------------------------------
 
 
 def _work(device: str, extension: str, steps: int) -> None:
-    """Prints a row for each program and mode."""
+    """Print a row for each program and mode."""
     standin = None
     if device == "stand-in":
         from tests.standin.device import install
@@ -158,7 +158,7 @@ def _context(mode: str, where: str, half: int | None) -> AbstractContextManager[
 
 
 def _counted(mode: str, program: Program, steps: int, standin: Any) -> dict[str, Any]:
-    """Counts of each pass, and what the device was asked, in a first step and in later ones."""
+    """Count each pass, and calls of device functions, in a first step and in later ones."""
     import torch
 
     passes, weights = program
@@ -203,14 +203,14 @@ def _counted(mode: str, program: Program, steps: int, standin: Any) -> dict[str,
             with _Count() as count:
                 act()
             row["calls"][name] = count.calls
-    if standin is not None:  # much of whose work is another thread's: passes say little
+    if standin is not None:  # worker threads do much of its work, so passes are meaningless
         del row["passes"]
         row["asked"] = asked
     return row
 
 
 class _Count:
-    """Counts operators, by what autograd and autocast have made of them."""
+    """Counts operators below autograd and autocast."""
 
     def __init__(self) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode

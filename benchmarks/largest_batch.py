@@ -1,16 +1,17 @@
-"""The largest batch that fits a given memory, and the throughput there, beside what people use.
+"""Find the largest batch that fits a given memory, and its throughput, by method.
 
     scripts/bench largest_batch [--models gpt ...] [--methods checkpoint ...] [--quick]
                                 [--seconds 5] [--device cuda]
 
-The memory is what the plain program takes at its base batch, constants and inputs included, by the
+The memory is that of the plain program at its base batch, constants and inputs included, by the
 same tracker as in `peers`. Each batch is tried with a new model: at one, two and three times the
 base batch, then by doubling and bisection for the largest. A batch fits a method if the measured
-peak of one of its settings is within the memory. They are tried from the one that saves least, or
-from the one on that smaller batches needed.
-Throughput (samples a second) is over that of the plain program at its base batch, which is its
-largest; the two train in turn, block by block (A B A B). The plain program is timed beyond its
-memory, too: what larger batches alone would bring. Published for DTR, on GPUs: 2x at 94.3 %
+peak of one of its settings is within the memory. Settings are tried from the one that saves least,
+or from the one that smaller batches needed.
+
+Throughput (samples a second) is over that of the plain program at its base batch, its largest. The
+two train in turn, block by block (A B A B). The plain program is also timed beyond its
+memory, to show the effect of larger batches alone. Published for DTR, on GPUs: 2x at 94.3 %
 (BERT-base) and 96.5 % (BERT-large), 3x at 93.2 % (GPT-2): marisa.moe/dtr.html, in the compiler Raf.
 
 Writes results/largest_batch.json, .csv and one plot into docs/images/.
@@ -41,11 +42,11 @@ from rekindle.report import _plot
 
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "images"
-KEY = ("model", "method", "at")  #: what tells the rows of the results apart
+KEY = ("model", "method", "at")  #: columns that identify a row of the results
 COLUMNS = (*KEY, "batch", "multiple", "setting")
 LARGEST = "largest"
 
-#: What differs on a CPU from the sizes of `peers`, so that a quarter of an hour is enough.
+#: Changes of the sizes of `peers` for a CPU, so that it takes a quarter of an hour.
 SMALL = {
     "gpt": {"batch": 4, "width": 128, "layers": 4},
     "bert": {"batch": 4, "width": 128, "layers": 4},
@@ -60,29 +61,28 @@ METHODS = (
     "checkpoint",
     "selective",
 )
-#: Budgets in bytes, as shares of the activations: what operators take for themselves on a CPU is
-#: in no budget but in the measured peak, and a lower budget makes room for it.
+#: Budgets as fractions of the activations. On a CPU the measured peak includes workspaces, which
+#: the budget does not, and a lower budget leaves room for them.
 SHARES = (1.0, 0.97, 0.85, 0.7)
 PUBLISHED = {"gpt": ((3, 0.932),), "bert": ((2, 0.943), (2, 0.965))}
-MOST = 16  #: times the base batch: larger ones are not tried
-SECONDS = 0.5  # of a block
-MOST_SECONDS = 900.0  # of a method at a model
+MOST = 16  #: largest batch to try, in multiples of the base batch
+SECONDS = 0.5  # length of a block
+MOST_SECONDS = 900.0  # limit for a method at a model
 
 
 Tell = Callable[[dict[str, Any]], None]
 
-# One method at one model, in a process of its own.
+# -- one method at one model, in a process of its own ----------------------------------------------
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that the plain program takes at its base batch."""
+    """Bytes of the plain program at its base batch; `state` is the optimizer's, in `constants`."""
 
     constants: int
     inputs: int
     activations: int
     state: int
-    """Of the optimizer, a part of the constants."""
 
     @property
     def limit(self) -> int:
@@ -91,19 +91,23 @@ class Memory:
 
 @dataclass(frozen=True)
 class Tried:
-    """A batch, the setting with which it was tried last, and why it does not fit."""
+    """An attempt at a batch.
+
+    Attributes:
+        used: Bytes at the peak, if the step ended.
+        figures: The throughput, if it was timed.
+        failure: The reason why the batch does not fit, or None.
+    """
 
     batch: int
     point: Point
     used: int | None = None
-    """Bytes at the peak, where the step ended."""
     failure: str | None = None
     figures: dict[str, Any] | None = None
-    """The throughput, where it was timed."""
 
 
 class Search:
-    """The batches of one model and one method; no model of an attempt outlives it."""
+    """The batches of one model and one method; models of attempts are freed after each."""
 
     def __init__(self, workload: Workload, method: str, device: str, tell: Tell) -> None:
         self.workload, self.device, self._tell = workload, device, tell
@@ -124,9 +128,11 @@ class Search:
         return self.tried(batch).failure is None
 
     def tried(self, batch: int, rounds: int = 0) -> Tried:
-        """The batch with the first setting that fits, or with the last that does not.
+        """Try a batch with settings in order. Return the first that fits, or the last.
 
-        rounds: pairs of blocks to time what fits in, and the plain program in any case.
+        Args:
+            batch: The batch.
+            rounds: Pairs of blocks to time, if it fits or for the plain program.
         """
         known = self._tried.get(batch)
         if known is None or (rounds and known.failure is None and known.figures is None):
@@ -137,7 +143,7 @@ class Search:
         return self._tried[batch]
 
     def _open(self, batch: int) -> list[Point]:
-        """The settings from the one on that smaller batches needed: larger ones need no less."""
+        """Return the settings to try: those that suffice for smaller batches, and later ones."""
         needed = [
             self.settings.index(tried.point)
             for tried in self._tried.values()
@@ -152,7 +158,7 @@ class Search:
                 found = self._measure(point, batch, rounds)
             except ImportError:
                 raise
-            except MemoryError as error:  # less would not do either
+            except MemoryError as error:  # later settings would fail too
                 return Tried(batch, point, failure=_first_line(error))
             except Exception as error:
                 found = Tried(batch, point, failure=f"{type(error).__name__}: {_first_line(error)}")
@@ -165,7 +171,7 @@ class Search:
 
     def _measure(self, point: Point, batch: int, rounds: int) -> Tried:
         others = torch.cuda.memory_allocated() if self.device == "cuda" else 0
-        # On CUDA a budget counts all that was there before it.
+        # On CUDA a budget counts all memory that is in use when it is entered.
         beside = others + self.memory.constants, others + self.memory.limit
         changed = self._changed(point, batch)
         with warm(point, changed, *beside):
@@ -193,7 +199,7 @@ class Search:
     def _throughput(
         self, point: Point, changed: Trainer, beside: tuple[int, int], rounds: int
     ) -> dict[str, Any]:
-        """Samples a second, and over those of the plain program at its base batch."""
+        """Return samples a second, absolute and over those of the plain program."""
         batch = changed.workload.sizes(self.device)["batch"]
         count = max(2, int(SECONDS / block(self.plain.step, 1, self.device)))
         pairs = in_turn(
@@ -215,7 +221,7 @@ def _first_line(error: Exception) -> str:
 
 
 def settings(workload: Workload, method: str) -> list[Point]:
-    """Of most memory first."""
+    """Return the settings of a method, those of most memory first."""
     if method == "plain":
         return [Point("plain", "")]
     return [point for point in points(workload, SHARES) if point.method == method]
@@ -228,7 +234,7 @@ def measure(
     tell: Tell,
     quick: bool,
 ) -> None:
-    """Tells a row for each multiple and for the largest batch, and what is tried on the way."""
+    """Report a row for each multiple and for the largest batch, and each attempt."""
     search = Search(workload, method, device, tell)
     base, rounds = search.base, 1 if quick else 3
     unit = base if quick else max(1, base // 2)
@@ -252,11 +258,11 @@ def measure(
     tell(found)
 
 
-# All of them.
+# -- all methods and models -----------------------------------------------------------------------
 
 
 def run(model: str, method: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows as they come, and what is tried meanwhile."""
+    """Yield rows as they come, and attempts in between."""
     command = [sys.executable, __file__, "--worker", model, method, "--device", options.device]
     command += ["--seconds", str(options.seconds), *(["--quick"] if options.quick else [])]
     for answer in answers(command, MOST_SECONDS):
@@ -281,7 +287,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Throughput over the batch, a panel a model and a curve a method."""
+    """Plot throughput over batch, with a panel for each model and a curve for each method."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure, panels = _plot.grid(len(models), columns=2, width=5.5, height=3.8)
@@ -311,7 +317,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def smaller(workload: Workload) -> Workload:
-    """As it is measured here on a CPU."""
+    """Return the workload in its size for a CPU."""
     return replace(workload, cpu=workload.cpu | SMALL[workload.name])
 
 

@@ -1,11 +1,12 @@
-"""Recomputation of learned schedules beside the online policy's and the proven least.
+"""Compare recomputation along learned plans with the online policy and the proven least.
 
     scripts/bench learned [--seconds 60] [--only NAME ...]
 
-Trains each model within the constants and a fraction of its activation memory (where that cannot
-be, within the smallest budget that can): online, and with a plan, waited for. Shares are of the
-time in operators; the bound is what no schedule of the same step can undercut (`planners/cuts.py`).
-`promised` is what the plan recomputes in its trace, `learned` what was recomputed along it.
+Trains each model within its constants and a fraction of its activation memory, or within the
+smallest feasible budget if that fails: online, and with a plan that it waits for. Shares are of the
+time in operators. No schedule of the same step can recompute less than the bound
+(`planners/cuts.py`). `promised` is the recomputation of the plan in its trace, `learned` the real
+one along the plan.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from rekindle.cli._demo_training import GPT, Settings
 from rekindle.pytorch.learned import _background, _lessons
 
 FRACTIONS = (0.5, 0.3)
-BEFORE, AFTER = 3, 3  # steps until there is a plan, and along it
+BEFORE, AFTER = 3, 3  # steps before a plan exists, and along it
 
 
 def demo() -> Workload:
-    """The GPT of `rekindle demo`, at its own size."""
+    """Return the GPT of `rekindle demo`, at its own size."""
     settings = Settings()
     model = GPT(settings, 100)
     phase = Phase(next_token_loss, torch.optim.AdamW(model.parameters(), foreach=True))
@@ -38,7 +39,7 @@ def demo() -> Workload:
 
 
 def always_deep() -> Workload:
-    """The residual network of the tests, without its stochastic depth."""
+    """Return the residual network of the tests, without its stochastic depth."""
     workload = models.resnet()
     for module in workload.model.modules():
         if isinstance(module, Residual):
@@ -90,7 +91,7 @@ def measure(case: Case, fraction: float) -> dict[str, Any]:
 
 
 def train(case: Case, budget: int, *, learn: bool) -> dict[str, Any]:
-    """Shares of the steps after a plan is there, or could have been."""
+    """Return shares of recomputation in the steps for which a plan may exist."""
     _lessons.forget_lessons()
     workload = case.build()
     with rekindle.budget(budget, learn="wait" if learn else False) as run:

@@ -1,4 +1,4 @@
-"""What a budget costs beside plain PyTorch. benchmarks/README.md has the claims.
+"""Measure the time of a budget over plain PyTorch. benchmarks/README.md has the claims.
 
 Plain PyTorch and the native core alternate, block by block, in one process. A block is some
 training steps after two that are not timed; ratios are taken within a round. Time is that of the
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 import rekindle
 
-FRACTIONS = (None, 0.5)  # of the activations; None: no limit
+FRACTIONS = (None, 0.5)  # of the activations; None: without a limit
 
 
 class Unrolled(nn.Module):
-    """An LSTM cell in a loop: as many and as small operators as there are."""
+    """An LSTM cell in a loop: very many very small operators."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ CASES = [
     Case("tree_lstm", lambda: tree_lstm(width=64, sentences=24)),
     Case("gpt", gpt),
 ]
-DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # whose pages are full of books
+DEEP = Case("gpt of 48 blocks", lambda: gpt(48))  # much bookkeeping memory
 
 
 def budget_of(case: Case, fraction: float) -> int:
-    """The constants and so much of the activations, as a budget counts them."""
+    """Return the constants and a fraction of the activations, as a budget counts them."""
     workload = case.build()
     with rekindle.budget.unlimited() as run:
         for _ in range(2):
@@ -73,21 +73,21 @@ def budget_of(case: Case, fraction: float) -> int:
 
 
 def context(budget: int | None) -> rekindle.budget:
-    """Without a limit, if no budget is."""
+    """Return a budget of so many bytes, or one without a limit."""
     if budget is None:
         return rekindle.budget.unlimited()
     return rekindle.budget(budget, learn=False)
 
 
 class Clock:
-    """Trains on, in blocks, plainly or within a budget."""
+    """Trains a model in blocks of steps, plainly or within a budget."""
 
     def __init__(self, case: Case, steps: int) -> None:
         self.workload = case.build()
         self.steps = steps
 
     def block(self, within: rekindle.budget | None) -> tuple[float, Any]:
-        """Seconds of a step, the median of the block, and the run."""
+        """Return the median seconds of a step in a block, and the run."""
         gc.collect()
         seconds = []
         with nullcontext() if within is None else within as run:
@@ -101,7 +101,7 @@ class Clock:
 
 
 def bookkeeping(case: Case) -> dict[str, Any]:
-    """Bytes of books at the end of a first forward pass: its operators, and its weights."""
+    """Return bookkeeping bytes after a first forward pass, per operator and per weight."""
     workload = case.build()
     (phase,) = workload.phases
     batch = workload.data(0)

@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md from the committed results: python benchmarks/page.py."""
+"""Write docs/benchmarks.md from the committed results: python benchmarks/page.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ the repository says what each claim is and how it is measured.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections = (
         on_device, peers, compiled, largest_batch, runtime, native, first_minute, breakdown,
         threads, cap, floors, restarts, fragmentation, policies, learned, prediction, accuracy,
@@ -60,13 +60,13 @@ def page() -> str:
 
 
 def on_device() -> str:
-    """What a GPU showed, the newest run first."""
+    """Return the section on GPUs, the newest run first."""
     found = load("on_device")
     return "\n".join(["## On a GPU", "", *map(_on_device, found["runs"])]) if found else ""
 
 
 def _on_device(found: dict[str, Any]) -> str:
-    """Checks that hold, the host's time, and throughput in the memory of a smaller batch."""
+    """Return checks that hold, the host's time, and throughput in a smaller batch's memory."""
     version, commit = found["versions"]["torch"], found["commit"][:9]
     said = f"`{found['command']}`, {found['device']}, torch {version}, commit `{commit}`."
     parts = [said, "", found["remarks"], ""]
@@ -112,7 +112,7 @@ def _on_device(found: dict[str, Any]) -> str:
 
 
 def _over(row: dict[str, Any], base: dict[str, float]) -> str:
-    """Throughput over that of the plain run, where there is one."""
+    """Return throughput over that of the plain run, if there is one."""
     plain = base.get(row["model"])
     return f"{row['rows/s'] / plain:.1%}" if plain else ""
 
@@ -127,12 +127,12 @@ def _held(lines: Iterable[dict[str, Any]]) -> tuple[int, int]:
 
 
 def peers() -> str:
-    """Time against memory beside other tools: the cheapest point of each within a memory."""
+    """Return the section on other tools: the fastest point of each within a memory."""
     found = load("peers")
     if not found:
         return ""
     rows = [row for row in found["rows"] if "time" in row]
-    limits = (0.75, 0.51, 0.26, 0.16)  # what was asked for, and the rounding of allocations
+    limits = (0.75, 0.51, 0.26, 0.16)  # the budgets, plus the rounding of allocations
     methods = list(dict.fromkeys(row["method"] for row in rows))
     parts = ["## Beside other tools", "", said(found), ""]
     parts += [
@@ -176,7 +176,7 @@ def compiled() -> str:
 
 
 def largest_batch() -> str:
-    """Batches in the memory of the plain run, and the throughput there."""
+    """Return the section on largest batches in the memory of the plain run."""
     found = load("largest_batch")
     if not found:
         return ""
@@ -212,13 +212,13 @@ def throughput(row: dict[str, Any] | None) -> str:
 
 
 def most(at: dict[str, dict[str, Any]]) -> str:
-    """The largest batch as a multiple, and the throughput there."""
+    """Return the largest batch as a multiple of the base batch, and its throughput."""
     row = at.get("largest", {})
     return f"{row['multiple']:g}x: {throughput(row)}" if "throughput" in row else ""
 
 
 def failures(rows: Iterable[dict[str, Any]], model: str) -> dict[str, str]:
-    """Why a method failed at a model."""
+    """Return the reasons why methods failed at a model."""
     return {
         row["method"]: row["failed"] for row in rows if row["model"] == model and "failed" in row
     }
@@ -421,7 +421,7 @@ def planners() -> str:
 
 
 def scale() -> str:
-    """What an eviction costs, by how many values there are to choose from."""
+    """Return the section on the cost of an eviction by number of resident values."""
     found = load("simulator_scale")
     if not found:
         return ""

@@ -1,14 +1,13 @@
-"""Time against memory: Rekindle beside what people use today, one model after the other.
+"""Compare time and memory of Rekindle with other tools, one model after the other.
 
     scripts/bench peers [--models gpt bert ...] [--methods checkpoint ...] [--quick] [--device cuda]
 
-Each point is a process of its own: the plain model and the changed one train in turn, block by
-block (A B A B), so a ratio of times is taken between neighbours. Memory is what the allocator's
-events add up to (the profiler's on a CPU, the allocator's own peak on CUDA), for every method
-alike, compiled ones too: the peak of a step above what remains at its end, plus the constants of
-the plain run. Seeds are the same everywhere. Prints a table, writes results/peers.json and .csv and
-one plot a model into docs/images/. A peer that is not installed (pip install torch-remat) is said
-to be missing.
+Each point runs in its own process. The plain model and the changed one train in turn, block by
+block (A B A B), so a ratio of times is taken between neighbours. Memory is the sum of allocator
+events (the profiler's on a CPU, the allocator's own peak on CUDA) for every method, compiled ones
+too. It is the peak of a step above what remains at its end, plus the constants of the plain run.
+Seeds are the same everywhere. Prints a table, writes results/peers.json and .csv and one plot a
+model into docs/images/. A tool that is not installed (pip install torch-remat) is reported.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from _trainer import Trainer, activations, block, in_turn, warm
 from _workloads import WORKLOADS, Workload
 
 RESULTS = ROOT / "benchmarks" / "results"
-KEY = ("model", "method", "setting")  #: what tells the rows of the results apart
+KEY = ("model", "method", "setting")  #: columns that identify a row of the results
 PICTURES = ROOT / "docs" / "images"
-SECONDS = 0.7  # of a block
+SECONDS = 0.7  # length of a block
 ROUNDS = 3
-MOST_SECONDS = 300.0  # of a point
+MOST_SECONDS = 300.0  # limit for a point
 
 
-# One point, in a process of its own.
+# -- one point, in a process of its own -----------------------------------------------------------
 
 
 def measure(workload: Workload, point: Point, device: str) -> dict[str, Any]:
-    """Memory and time of one point, beside the plain model's."""
+    """Return memory and time of one point, with those of the plain model."""
     plain, changed = Trainer(workload, device), Trainer(workload, device)
     for _ in range(2):
         plain.step()
@@ -69,13 +68,13 @@ def worker(workload: Workload, name: str, device: str) -> dict[str, Any]:
         return measure(workload, point, device)
     except ImportError as error:
         return {"missing": str(error)}
-    except MemoryError as error:  # the budget is below what the program itself holds
+    except MemoryError as error:  # the budget is below what cannot be evicted
         return {"infeasible": str(error).splitlines()[0]}
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
 
 
-# All of them.
+# -- all points -----------------------------------------------------------------------------------
 
 
 def run(workload: Workload, point: Point, device: str) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def plot(model: str, rows: list[dict[str, Any]], path: Path) -> None:
-    """Time against memory, a curve a method."""
+    """Plot time against memory, with a curve for each method."""
     import matplotlib as mpl
 
     mpl.use("Agg")

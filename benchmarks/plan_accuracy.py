@@ -1,10 +1,11 @@
-"""What a plan predicts against what a step takes: peak and time, for each model and budget.
+"""Compare the peak and time that a plan predicts with measured ones, by model and budget.
 
     scripts/bench plan_accuracy
 
-The loss is inside the model, so that all memory of the step is planned. Peak: by the tests'
-tracker, which knows nothing of Rekindle. Time: the least of several steps, forward and backward,
-in process time, against the sum of the operators' prices, measured before in the same process.
+The loss is inside the model, so that all memory of the step is planned. The peak is measured by the
+tests' tracker, which is independent of Rekindle. The time is the least of several steps, forward
+and backward, in process time. It is compared with the sum of the operators' costs, measured before
+in the same process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from _common import conditions, write
 
-os.environ["REKINDLE_CACHE"] = tempfile.mkdtemp()  # prices of this run only
+os.environ["REKINDLE_CACHE"] = tempfile.mkdtemp()  # only costs that this run measures
 
 import torch
 from tests.pytorch.models import GPT, UNet, class_loss, next_token_loss, tokens
@@ -27,7 +28,7 @@ from tests.pytorch.planned.helpers import Onlooker, WithLoss
 import rekindle
 from rekindle.planners import Cuts, KeepAll
 
-BUDGETS = (1.0, 0.6, 0.4)  # of the peak of keep-all
+BUDGETS = (1.0, 0.6, 0.4)  # fractions of the keep-everything peak
 STEPS = 5
 
 

@@ -1,10 +1,10 @@
-"""How good are plans, and how long do they take? Graph x ratio x planner, beside DTR.
+"""Measure the quality and solve time of planners, by graph and budget, compared with DTR.
 
     scripts/bench planners [--graphs FOLDER] [--only NAME ...] [--time-limit 60] [--large]
 
-FOLDER holds graphs in Checkmate's format and, beside it, `static_reference.json` with the budgets
-to plan for and the best costs and bounds known. `--large` adds GPTs of 5,000 and 10,000 operators
-(`_gpt.py`). Prints a table and writes benchmarks/results/planners.json.
+FOLDER holds graphs in Checkmate's format, and next to it `static_reference.json` with budgets, best
+known costs and bounds. `--large` adds GPTs of 5,000 and 10,000 operators (`_gpt.py`). Prints a
+table and writes benchmarks/results/planners.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rekindle.trace.formats import load
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "planners.json"
 QUICK = ("rotor", "revolve-all", "chen-sqrt-all", "chen-greedy-all", "dtr")
-LARGE_LIMIT = 110.0  # seconds; a plan within 1 % is wanted after 120
+LARGE_LIMIT = 110.0  # seconds; the aim is a plan within 1 % after 120
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true")
     arguments = parser.parse_args()
     reference = json.loads((arguments.graphs.parent / "static_reference.json").read_text())["rows"]
-    commit = about()["commit"]  # now: there may be another one when this ends
+    commit = about()["commit"]  # read now, because commits may be made meanwhile
     rows: list[dict[str, object]] = []
     problems: dict[str, Problem] = {}
     print("         graph ratio            planner  overhead     bound     gap      s")
@@ -69,7 +69,7 @@ def main() -> None:
                 rows += measure(problem, ratio, budget, ("cuts",), LARGE_LIMIT, {})
     RESULT.parent.mkdir(exist_ok=True)
     rows = [row | {"commit": commit} for row in rows]
-    if arguments.only and RESULT.exists():  # the other graphs keep their rows and commits
+    if arguments.only and RESULT.exists():  # rows of other graphs stay, with their commits
         done = {row["graph"] for row in rows}
         before = json.loads(RESULT.read_text())["rows"]
         rows = [row for row in before if row["graph"] not in done] + rows

@@ -1,13 +1,12 @@
-"""What each policy recomputes, beside the proven least: simulated steps of real programs.
+"""Compare the recomputation of policies with the proven least, in simulated real programs.
 
     scripts/bench policies [--seconds 10] [--every 10]
 
-Captures one training step of each network of `_workloads.py` and of every tenth architecture of
-the zoo, and replays it within the constants of the program and a part of what it can do without:
-the range from the least that any schedule needs to keeping everything. `Thrifty` was chosen on the
-first and on the DTR paper's logs, nothing was chosen on the second. Overheads are recomputing over
-computing at measured prices; `bound` is what no schedule of the same step can be below (Cuts).
-Prints a table, writes results/policies.json.
+Captures one training step of each network of `_workloads.py` and of every tenth architecture of the
+zoo. Replays it within budgets between the least that any schedule needs and keeping everything.
+`Thrifty` was chosen on the former networks and the DTR paper's logs; nothing was chosen on the zoo.
+Overheads are recomputation over computation at measured costs; `bound` is what no schedule of the
+same step can be below (Cuts). Prints a table, writes results/policies.json.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from rekindle.trace import Trace
 
 FRACTIONS = (0.5, 0.3, 0.15)
 POLICIES = ("dtr", "dtr-eq", "thrifty", "msps")
-LIMIT = 5  # times the computation: recomputing for longer counts as failed
-WARM_UP = 3  # steps, until operators have prices
+LIMIT = 5  # longer recomputation, in multiples of the computation, counts as a failure
+WARM_UP = 3  # steps until operators have measured costs
 
 
 def traces(every: int) -> Iterator[tuple[str, str, Trace]]:
-    """Where from, a name, one step."""
+    """Yield the origin, the name and the trace of a step of each program."""
     for name, workload in WORKLOADS.items():
         yield "chosen on", name, captured(Trainer(workload, "cpu").step)
     for architecture in ALL_ARCHITECTURES[::every]:
@@ -66,12 +65,16 @@ def measure(trace: Trace, fraction: float, seconds: float) -> dict[str, Any]:
         except (NoRoom, Thrashed):
             row[name] = None
     plan = Cuts(time_limit=seconds, gap=0.001).plan(problem, budget)
-    return row | {"bound": round(plan.lower_bound, 4) or None}  # none: not within its time
+    return row | {"bound": round(plan.lower_bound, 4) or None}  # None: not found in time
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the rows where both pass and something is to be recomputed: a policy's recomputation over
-    h_DTR's (geometric mean), and how often it is less, more and within 1.5 of the bound."""
+    """Compare a policy with h_DTR, on rows where both pass and something is recomputed.
+
+    Returns:
+        The geometric mean of recomputation over h_DTR's, and how often it is less, more, and
+        within 1.5 of the bound.
+    """
     found: dict[str, Any] = {}
     for name in POLICIES:
         both = [row for row in rows if row[name] and row["dtr"] and row["dtr"] > 0.005]

@@ -1,9 +1,9 @@
-"""How well `rekindle.profile` foretells the time of a step within a budget, on the demo's GPT.
+"""Compare the time that `rekindle.profile` predicts with that of real steps, on the demo's GPT.
 
-The profile is taken once. Then, for each fraction of the activation memory, steps with the budget
-and without take turns, and the median of their ratios is set against the prediction. The peak is
-set against the tests' tracker, which knows nothing of Rekindle. All on one thread, by the time of
-the process: others use the machine, too.
+The profile is taken once. Then, for each fraction of the activation memory, steps with and without
+the budget take turns, and the median of their ratios is compared with the prediction. The peak is
+compared with the tests' tracker, which is independent of Rekindle. All runs use one thread and
+process time, because the machine is shared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def gpt(layers: int) -> Callable[[], None]:
 
 
 def ratio(step: Callable[[], None], budget: int) -> float:
-    """Time of a step within the budget over the one without, one after the other."""
+    """Return the time of a step within the budget over the next one without."""
     plain = timed(step)
     with rekindle.budget(budget, learn=False):
         return timed(step) / plain

@@ -1,15 +1,16 @@
-"""What the process takes of the machine within a budget: resident memory and processor time.
+"""Measure resident memory and processor time of processes with a budget.
 
     scripts/bench resident [--programs gpt lstm_80 ...] [--ways plain malloc arena]
                            [--fractions 0.7 ...] [--threads 1 2] [--preload LIBRARY]
 
-Each point is a process of its own: growth of resident memory over the moment before the model is
-built (weights, gradients, optimizer state and batches included), and processor time of the steps.
-`malloc` is a budget with `arena=False`, `arena` the default, `plain` no budget. The budget of a
-model is its constants and a fraction of what a plain step takes beyond them; `lstm_80` is an
-unrolled LSTM cell within 80 MiB, `loop_100` and `loop_25` the 2,000 products of pytorch#125591.
-`--cap` kills each process, from outside, when its own memory (what is not a file's, as control
-groups charge it) is more than 1.2 of its budget and 250 MiB, Python and PyTorch included.
+Each point runs in its own process. It measures processor time of the steps, and the growth of
+resident memory since before the model was built. So weights, gradients, optimizer state and batches
+count. `malloc` is a budget with `arena=False`, `arena` the default, `plain` no budget.
+
+The budget of a model is its constants and a fraction of its activation memory. `lstm_80` is an
+unrolled LSTM cell within 80 MiB; `loop_100` and `loop_25` are the 2,000 products of pytorch#125591.
+With `--cap` a watchdog kills each process whose anonymous memory (as control groups charge it)
+exceeds 1.2 times its budget plus 250 MiB, Python and PyTorch included.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ import rekindle
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("program", "fraction", "threads", "way", "preload")
 WAYS = ("plain", "malloc", "arena")
-FRACTIONS = (0.7, 0.5, 0.3)  #: of the activation memory of the plain run
+FRACTIONS = (0.7, 0.5, 0.3)  #: of the plain activation memory
 STEPS = 4
 PAGE = resource.getpagesize()
 MIB = 2**20
-MOST_SECONDS = 300.0  # of a point
-EVERY_SECONDS = 0.001  # how often the watchdog looks
-SLACK = 250 * MIB  # beside 1.2 of the budget, under `--cap`
+MOST_SECONDS = 300.0  # limit for a point
+EVERY_SECONDS = 0.001  # interval of the watchdog
+SLACK = 250 * MIB  # in addition to 1.2 times the budget, with `--cap`
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def most_resident() -> int:
-    """The most since `forget_most`, as the system counts it."""
+    """Return the peak of resident bytes since `forget_most`, by the system's count."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
@@ -70,7 +71,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return found.hexdigest()[:16]
 
 
-# -- the programs: each builds what it needs, and returns a step and what its bits are -------------
+# -- programs: each returns a step, and a function for its bits ------------------------------------
 
 Program = Callable[[], tuple[Callable[[], None], Callable[[], Iterable[torch.Tensor]]]]
 
@@ -116,7 +117,7 @@ def loop_of_products() -> tuple[Callable[[], None], Callable[[], Iterable[torch.
     return step, lambda: [scale.grad] if scale.grad is not None else []
 
 
-FIXED: dict[str, tuple[Program, int, int]] = {  #: the program, its budget, its steps
+FIXED: dict[str, tuple[Program, int, int]] = {  #: program, budget, number of steps
     "lstm_80": (unrolled_lstm, 80 * MIB, 2),
     "loop_100": (loop_of_products, 100 * MIB, 1),
     "loop_25": (loop_of_products, 25 * MIB, 1),
@@ -127,7 +128,7 @@ FIXED: dict[str, tuple[Program, int, int]] = {  #: the program, its budget, its 
 
 
 def budget_of(name: str) -> dict[str, int]:
-    """The constants of a model, and what a plain step takes beyond them."""
+    """Return the constants of a model, and its activation memory, in bytes."""
     trainer = Trainer(WORKLOADS[name], "cpu")
     trainer.step()
     return {"constants": trainer.constants(), "activations": activations(trainer, "cpu")}
@@ -135,7 +136,7 @@ def budget_of(name: str) -> dict[str, int]:
 
 def measure(name: str, way: str, budget: int) -> dict[str, Any]:
     build, _, steps = FIXED.get(name, (model(name), 0, STEPS))
-    with rekindle.budget("1MiB", learn=False):  # both sides have what that loads
+    with rekindle.budget("1MiB", learn=False):  # all ways load these libraries
         (torch.ones(3, requires_grad=True) * 2).sum().backward()
     before = resident()
     forget_most()
@@ -168,7 +169,7 @@ def worker(name: str, way: str, budget: int) -> dict[str, Any]:
 
 
 def point(command: list[str], most: int | None, preload: str) -> dict[str, Any]:
-    """Runs a worker; kills it when it takes more than `most` bytes of its own."""
+    """Run a worker; kill it when its own memory exceeds `most` bytes."""
     environment = os.environ | ({"LD_PRELOAD": preload} if preload else {})
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -198,7 +199,7 @@ def point(command: list[str], most: int | None, preload: str) -> dict[str, Any]:
 
 
 def watch(process: subprocess.Popen[str], limit: int) -> None:
-    """Kill the process once it has more than `limit` bytes of its own in memory."""
+    """Kill the process when its own memory exceeds `limit` bytes."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         try:
@@ -247,7 +248,7 @@ def main() -> None:
             for threads in options.threads:
                 for way in options.ways:
                     if way == "plain" and fraction not in (1.0, options.fractions[0]):
-                        continue  # it has no budget: once is enough
+                        continue  # without a budget the fraction does not matter
                     place = (name, fraction, threads, way, Path(options.preload).name)
                     most = int(1.2 * budget) + SLACK if options.cap else None
                     command = [sys.executable, __file__, "--worker", name, way, str(budget)]

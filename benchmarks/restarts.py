@@ -1,12 +1,12 @@
-"""How often a script is started again that follows what `OutOfBudget` names, until it gets through.
+"""Count restarts of a script that uses each budget that `OutOfBudget` names, until it succeeds.
 
     scripts/bench restarts [--models gpt bert ...] [--zoo] [--fractions 0.1 0.3]
 
-The first budget is what the model has in constants (weights, gradients, the optimizer's state) and
-too small a fraction of what a step of it takes beyond them. Each start is a process of its own,
-which knows nothing but what processes before it kept in the cache, and takes two training steps: in
-the second the optimizer's state is there. `last` is the budget that did; `floor`, over the same
-fraction's base, the smallest one that a bisection finds. Time is not measured.
+The first budget is the model's constants (weights, gradients, the optimizer's state) and too small
+a fraction of its activation memory. Each start is a new process that knows only the cache of
+earlier ones, and takes two training steps: in the second the optimizer has its state. `last` is the
+budget that succeeded; `floor`, in the same fraction, is the smallest one by bisection. Time is not
+measured.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ import rekindle
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEY = ("model", "fraction")
-FRACTIONS = (0.1, 0.3)  #: of the activation memory of the plain run
+FRACTIONS = (0.1, 0.3)  #: of the plain activation memory
 MODELS = ("gpt", "bert", "resnet50", "unet", "densenet", "lstm", "tree_lstm", "moe")
-MOST = 30  #: starts
-CASES = {case.name: case for case in ALL_CASES}  #: of the tests
-CLOSE = 0.02  #: the floor is known to this part of the activation memory
+MOST = 30  #: most starts
+CASES = {case.name: case for case in ALL_CASES}  #: models of the tests
+CLOSE = 0.02  #: precision of the floor, as a fraction of the activation memory
 
 
 def in_a_process(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `ask` answers in a copy of this process, which met no operator yet."""
+    """Return the answer of `ask` in a fork of this process, which has run no operator yet."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -60,7 +60,7 @@ def in_a_process(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def program(name: str) -> Callable[[], object]:
-    """A training step, built anew."""
+    """Return a new training step."""
     if name in WORKLOADS:
         return Trainer(WORKLOADS[name], "cpu").step
     if name in CASES:
@@ -70,7 +70,7 @@ def program(name: str) -> Callable[[], object]:
 
 
 def sizes(name: str) -> dict[str, Any]:
-    """Constants and activations of the plain step, in bytes, by the allocator's events."""
+    """Return constants and activation memory of the plain step, in bytes of allocator events."""
     if name in WORKLOADS:
         trainer = Trainer(WORKLOADS[name], "cpu")
         trainer.step()
@@ -83,7 +83,7 @@ def sizes(name: str) -> dict[str, Any]:
 
 
 def start(name: str, budget: int) -> dict[str, Any]:
-    """Two steps within `budget`: whether they got through, or what to try next."""
+    """Run two steps within `budget`. Return if they succeeded, or what to try next."""
     step = program(name)
     try:
         with rekindle.budget(budget, learn=False):
@@ -95,7 +95,7 @@ def start(name: str, budget: int) -> dict[str, Any]:
 
 
 def follow(name: str, budget: int) -> dict[str, Any]:
-    """The budgets that were tried; the last one did."""
+    """Return the budgets that were tried; the last one succeeded."""
     tried = [budget]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REKINDLE_CACHE"] = folder
@@ -110,7 +110,7 @@ def follow(name: str, budget: int) -> dict[str, Any]:
 
 
 def floor(name: str, low: int, high: int, close: int) -> int:
-    """A budget that does and is at most `close` above one that does not."""
+    """Return a sufficient budget that is at most `close` above an insufficient one."""
     os.environ["REKINDLE_CACHE"] = "off"
     while high - low > close:
         middle = (low + high) // 2

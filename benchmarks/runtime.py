@@ -1,7 +1,8 @@
-"""What the online runtime costs, and how far down it goes. benchmarks/README.md has the claims.
+"""Measure the overhead of the online runtime, and the smallest budgets.
 
-Plain eager PyTorch and Rekindle alternate, block by block, in one process: A B A B. A block is some
-training steps after one that is not timed; ratios are taken between neighbours.
+benchmarks/README.md has the claims. Plain PyTorch and Rekindle alternate, block by block, in one
+process: A B A B. A block is some training steps after one that is not timed; ratios are taken
+between neighbours.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from rekindle.cli import _demo_training as demo
 ROOMY = "1TiB"
 
 
-# The models that are timed: a step takes a few tenths of a second or more.
+# The models that are timed: their steps take a few tenths of a second or more.
 
 
 def demo_gpt() -> Workload:
@@ -66,7 +67,7 @@ TIMED = [
 ]
 
 
-# Measuring.
+# -- measuring ------------------------------------------------------------------------------------
 
 
 def plain(case: Case) -> Measured:
@@ -75,7 +76,7 @@ def plain(case: Case) -> Measured:
 
 
 class Clock:
-    """Trains on and on, in blocks, freely or within a budget."""
+    """Trains a model in blocks of steps, plainly or within a budget."""
 
     def __init__(self, case: Case, steps: int) -> None:
         self.workload = case.build()
@@ -83,7 +84,7 @@ class Clock:
         self.runs: list[Any] = []
 
     def block(self, budget: str | int | None) -> list[float]:
-        """Seconds of each step. Raises `OutOfBudget` where the budget is too small."""
+        """Return the seconds of each step. Raises `OutOfBudget` if the budget is too small."""
         gc.collect()
         seconds = []
         with nullcontext() if budget is None else rekindle.budget(budget, learn=False) as run:
@@ -98,7 +99,7 @@ class Clock:
 
 
 def side_by_side(case: Case, budget: str | int, rounds: int, steps: int) -> dict[str, Any]:
-    """Blocks of A (plain) and B (within the budget, raised if it is infeasible) in turn."""
+    """Time blocks of A (plain) and B (within the budget, raised if infeasible) in turn."""
     clock = Clock(case, steps)
     free: list[float] = []
     tight: list[float] = []
@@ -126,11 +127,11 @@ def side_by_side(case: Case, budget: str | int, rounds: int, steps: int) -> dict
     }
 
 
-# The three questions.
+# -- the three questions --------------------------------------------------------------------------
 
 
 def overhead(rounds: int) -> dict[str, Any]:
-    """What does it cost when nothing is let go?"""
+    """Measure the overhead when nothing is evicted."""
     found: dict[str, Any] = {}
     small = {case.name: case for case in ALL_CASES}
     for case, steps in ((small["lstm"], 10), (small["tree_lstm"], 20), (TIMED[0], 4)):
@@ -143,7 +144,7 @@ def overhead(rounds: int) -> dict[str, Any]:
 
 
 def step_time(rounds: int) -> dict[str, Any]:
-    """What does half, and a third, of the activation memory cost?"""
+    """Measure the overhead of half, and of a third, of the activation memory."""
     found: dict[str, Any] = {}
     for case in TIMED:
         memory = plain(case)
@@ -158,7 +159,7 @@ def step_time(rounds: int) -> dict[str, Any]:
 
 
 def smallest() -> dict[str, Any]:
-    """How small a fraction works, to one percent, and how much does the program itself hold?"""
+    """Find the smallest fraction, to one percent, and the memory that the program holds."""
     found: dict[str, Any] = {}
     for case in ALL_CASES:
         memory = plain(case)
@@ -180,7 +181,7 @@ def smallest() -> dict[str, Any]:
 
 
 def feasible(case: Case, budget: int) -> bool:
-    """Whether three steps can be trained within it."""
+    """Return True if three steps can be trained within the budget."""
     workload = case.build()
     try:
         with rekindle.budget(budget, learn=False):
@@ -192,9 +193,9 @@ def feasible(case: Case, budget: int) -> bool:
 
 
 def program_holds(case: Case) -> int:
-    """The peak of a forward pass of which autograd keeps nothing, above what was there before.
+    """Return the peak of a forward pass under no_grad, above the memory in use before it.
 
-    What variables of the program hold and what operators have in their hands.
+    This is the memory that variables of the program hold, and the operands of operators.
     """
     workload = case.build()
     batch = workload.data(0)

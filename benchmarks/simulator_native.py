@@ -1,9 +1,9 @@
-"""The simulator on the native engine, beside the one in Python: the same runs, how much sooner.
+"""Compare the speed of the simulator on the native engine with the Python engine.
 
 python benchmarks/simulator_native.py LOGS [--ratio 0.5] [--repeat 5]
 
-Both in one process, in turn; the seconds are those of `run_case`, which has read the log already.
-Reading a trace for the native engine (once for all its runs) is told apart.
+Both make the same runs in turn in one process. The seconds are those of `run_case`, after the log
+was read. Converting a trace for the native engine (once for all its runs) is measured separately.
 """
 
 from __future__ import annotations

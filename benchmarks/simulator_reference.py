@@ -1,10 +1,10 @@
-"""Every deterministic run of the authors' simulator, against ours: same verdict, same overhead?
+"""Compare every deterministic run of the authors' simulator with ours: verdict and overhead.
 
 python benchmarks/simulator_reference.py LOGS REFERENCE.json [--speed SPEED.json]
 
 REFERENCE.json is a table of the authors' results (log, heuristic, dealloc_policy, ratio, result,
-overhead), SPEED.json of their times in seconds (`run_s`) at ratio 0.5. Ours are measured here, so
-the ratio is fair only on the machine on which theirs were.
+overhead), SPEED.json of their times in seconds (`run_s`) at ratio 0.5. Our times are measured here,
+so the ratio is fair only on the machine on which theirs were measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Cost per eviction against the number of resident values: python benchmarks/simulator_scale.py
+"""Measure the cost of an eviction by number of resident values.
 
-Writes results/simulator_scale.json and docs/images/simulator_scale.png; `--draw` only the latter,
-from the results that are there.
+python benchmarks/simulator_scale.py writes results/simulator_scale.json and
+docs/images/simulator_scale.png; with `--draw` only the latter, from existing results.
 
 A synthetic program makes n values, each from an earlier one chosen at random nearby, with random
-sizes and costs; all fit. Then 2000 more, each of which has to make room. Policy h_DTR.
+sizes and costs; all fit. Then it makes 2000 more, each of which causes an eviction. Policy h_DTR.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def measure(resident: int) -> dict[str, float]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Microseconds over resident values, beside growth in proportion."""
+    """Plot microseconds over resident values, with a line of proportional growth."""
     resident = [row["resident_values"] for row in rows]
     cost = [row["microseconds_per_eviction"] for row in rows]
     figure, (axes,) = _plot.grid(1, width=6, height=4)

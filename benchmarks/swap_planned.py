@@ -1,12 +1,12 @@
-"""Recompute, swap, or a planned mixture: on the DTR paper's logs, beside the better of the two.
+"""Compare a planned mixture of recomputation and swapping with the better of the two.
 
     scripts/bench swap_planned [--logs FOLDER] [--only NAME ...] [--seconds 60]
 
-Budgets, bandwidths and overheads are those of `swap_simulated.py`, whose three runs are what the
-plan begins with: `recompute`, `swap`, and `hybrid`, the engine's online choice. `planned` is timed
-by the same timeline. `bound`: no run of any kind is faster. Prints a table, writes
-results/swap_planned.json after each log; the rows of logs that are not measured again stay, each
-with its commit.
+Uses the DTR paper's logs. Budgets, bandwidths and overheads are those of `swap_simulated.py`. Its
+three runs are the starting points of the plan: `recompute`, `swap`, and `hybrid`, the engine's
+online choice. `planned` is timed on the same timeline. `bound`: no run of any kind is faster.
+Prints a table, writes results/swap_planned.json after each log. Rows of logs that are not measured
+again stay, each with its commit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(name: str, trace: Trace, seconds: float) -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the plan does beside the better of the two, and beside the online choice."""
+    """Compare the plan with the better of the two, and with the online choice."""
     pairs = [
         (overhead(row["planned"]), min(overhead(row["recompute"]), overhead(row["swap"])))
         for row in rows

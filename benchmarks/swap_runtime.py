@@ -1,7 +1,7 @@
-"""Swapping beside recomputing, in real training steps. benchmarks/README.md has the claims.
+"""Compare swapping with recomputation in real training steps. benchmarks/README.md has the claims.
 
-On a CPU values go to a file; on CUDA (`--device cuda`) to pinned memory, and
-`torch.autograd.graph.save_on_cpu` is measured as well: on a CPU it moves nothing. Each way and the
+On a CPU values are swapped to a file, on CUDA (`--device cuda`) to page-locked memory. On CUDA
+`torch.autograd.graph.save_on_cpu` is measured as well; on a CPU it moves nothing. Each way and the
 plain model alternate, block by block, in one process: A B A B.
 """
 
@@ -32,7 +32,7 @@ SEED = 3
 
 
 class Trainer:
-    """Steps of one model, always on the same batch."""
+    """Trains one model, always on the same batch."""
 
     def __init__(self, workload: Workload, device: str) -> None:
         torch.manual_seed(SEED)
@@ -49,8 +49,11 @@ class Trainer:
         self.optimizer.step()
 
     def seconds(self, count: int) -> tuple[float, float]:
-        """A step on the clock on the wall (what swapping hides nobody waits for), and in time of
-        this process, its threads included, which others on the machine do not disturb."""
+        """Return the seconds of a step by the wall clock and of this process.
+
+        The wall clock shows if swapping hides its transfers. The time of this process, its threads
+        included, is not disturbed by other programs.
+        """
         gc.collect()
         start, process = time.perf_counter(), time.process_time()
         for _ in range(count):
@@ -60,7 +63,7 @@ class Trainer:
         return (time.perf_counter() - start) / count, (time.process_time() - process) / count
 
     def memory(self, around: AbstractContextManager[Any]) -> tuple[int, int]:
-        """The peak of two steps, in bytes, and what is there after them."""
+        """Return the peak of two steps, and the memory in use after them, in bytes."""
         torch.manual_seed(SEED)
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -122,7 +125,7 @@ def measure(
 def one(
     workload: Workload, around: Around, plain: Trainer, rounds: int, steps: int
 ) -> dict[str, Any]:
-    """Peak, time over plain, and what the last block did."""
+    """Return the peak, the time over plain, and figures of the last block."""
     device = plain.device
     reference, trained = Trainer(workload, device), Trainer(workload, device)
     reference.memory(nullcontext())
@@ -139,7 +142,7 @@ def one(
         free.append(seconds)
         with around() as entered:
             runs.append(entered)
-            trained.step()  # a new context meets the parameters
+            trained.step()  # a new context registers the parameters first
             mine, of_mine = trained.seconds(steps)
         ratios.append(mine / seconds)
         process.append(of_mine / of_process)

@@ -1,12 +1,13 @@
-"""Recompute, swap, or whichever is cheaper: simulated, on the DTR paper's logs.
+"""Compare recomputation, swapping and the cheaper of both, simulated on the DTR paper's logs.
 
     scripts/bench swap_simulated [--logs FOLDER] [--only NAME ...]
 
-Budgets are parts of what keeping everything takes; bandwidths (the same both ways) are parts of
-the one that could hide everything: all of that copied out during a third of the computation, which
-is about a forward pass. `recompute`: no host. `swap`: never recompute. `hybrid`: the engine decides
-online. `chosen`: the best of those three, as anybody can choose who simulates first. Overhead is
-recomputing and waiting over computing. Prints a table, writes results/swap_simulated.json and .png.
+Budgets are fractions of keeping everything. Bandwidths (the same in both directions) are fractions
+of the bandwidth that could hide everything: it copies all values out during a third of the
+computation, about a forward pass. `recompute`: no host memory. `swap`: never recompute. `hybrid`:
+the engine decides online. `chosen`: the best of those three, for users who simulate first. Overhead
+is recomputation and waiting over computation. Prints a table, writes results/swap_simulated.json
+and .png.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rekindle.trace.formats import load
 
 RATIOS = (0.5, 0.4, 0.3, 0.2)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-LIMIT = 10  # times the computation: recomputing for longer counts as failed
+LIMIT = 10  # longer recomputation, in multiples of the computation, counts as a failure
 WAYS = ("recompute", "swap", "hybrid", "chosen")
 RESULT = ROOT / "benchmarks" / "results" / "swap_simulated.json"
 
@@ -51,7 +52,7 @@ def run(trace: Trace, ratio: float, swap: Swap | None) -> dict[str, Any]:
 
 
 def hiding(trace: Trace) -> float:
-    """Bytes per second that hide everything."""
+    """Return the bandwidth (bytes per second) that hides everything."""
     return keep_all_peak(trace) * 3e9 / trace.compute_ns
 
 
@@ -77,7 +78,7 @@ def overhead(outcome: dict[str, Any]) -> float:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the online hybrid does beside the better of the two."""
+    """Compare the online hybrid with the better of the two."""
     pairs = [
         (overhead(row["hybrid"]), min(overhead(row["recompute"]), overhead(row["swap"])))
         for row in rows

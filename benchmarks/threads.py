@@ -1,9 +1,9 @@
-"""What the native core costs where several threads train at once. benchmarks/README.md has more.
+"""Measure the native core when several threads train at once. benchmarks/README.md has more.
 
-Each thread of Python's trains a model of its own, all within one budget; plain PyTorch and the
-budget alternate, block by block, in one process. Ratios are of the time that a block takes by the
-clock, in which waiting for each other shows, and by the processor. On a CPU autograd's backward
-pass runs in the thread that asks for it: there are no other threads of autograd's.
+Each Python thread trains a model of its own, all within one budget. Plain PyTorch and the budget
+alternate, block by block, in one process. Ratios are of wall-clock time, which shows waits of
+threads for each other, and of processor time. On a CPU autograd's backward pass runs in the thread
+that calls it: there are no other threads of autograd.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ THREADS = (1, 2, 4)
 
 
 class Took(NamedTuple):
-    """Seconds of a block; the peak of its budget over what was given, if there was one."""
+    """Seconds of a block, and the peak of its budget over the budget, if there was one."""
 
     elapsed: float
     processor: float
@@ -32,12 +32,12 @@ class Took(NamedTuple):
 
 
 def block(workloads: list[Workload], budget: int | None, steps: int, *, plain: bool) -> Took:
-    """All workloads at once, each in a thread that starts inside; after a step without a clock."""
+    """Run all workloads at once, each in its own thread, after one untimed step."""
     gc.collect()
     ready = threading.Barrier(len(workloads) + 1)
 
     def train(workload: Workload) -> None:
-        torch.set_num_threads(1)  # a new thread of Python's has as many as there are cores
+        torch.set_num_threads(1)  # a new Python thread starts with one per core
         workload.step(0)
         ready.wait()
         for _ in range(steps):

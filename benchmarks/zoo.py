@@ -1,12 +1,12 @@
-"""The model zoo: one training step of each architecture within 30 % of its activation memory.
+"""Train one step of each architecture of the model zoo within 30 % of its activation memory.
 
-Run plainly, plainly again, and within the budget (or the smallest that is feasible); loss,
-gradients, weights, buffers and random numbers are compared bit for bit. Memory is the independent
-tracker's.
+Each runs plainly, plainly again, and within the budget (or the smallest feasible one). Loss,
+gradients, weights, buffers and random numbers are compared bit for bit. Memory is measured by the
+independent tracker.
 
-With --planned: by `rekindle.plan`, at a roomy budget and at 40 % of the activation memory, the same
-or refused with the reason. Results are written after each run; those that the file has are not run
-again, unless by --only or --again.
+With --planned, `rekindle.plan` runs it with a roomy budget and at 40 % of the activation memory.
+The plan must give the same bits, or be refused with the reason. Results are written after each run.
+Architectures with results are not run again, unless by --only or --again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.zoo.test_zoo import UNSTABLE
 
 from rekindle._units import format_bytes
 
-#: Of planned runs: the share of the activation memory, or None where there is room for all.
+#: Budgets of planned runs, as fractions of the activation memory; None: room for everything.
 BUDGETS = {"roomy": None, f"{planned.FRACTION:.0%}": planned.FRACTION}
 COLUMNS = (
     "architecture", "parameters", "operators", "plain peak", "budget", "of act.", "recomputed",
@@ -98,11 +98,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for a planner; default: 3")
     parser.add_argument("--again", action="store_true", help="also those in the file of results")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of the networks
+    warnings.simplefilter("ignore")  # warnings of the networks
     import transformers
 
     transformers.logging.set_verbosity_error()
-    logging.disable(logging.ERROR)  # of traces that fail
+    logging.disable(logging.ERROR)  # messages about traces that fail
     results = conditions()
     results["versions"] |= versions()
     chosen = [
@@ -119,7 +119,7 @@ def main() -> None:
 def online(
     chosen: Sequence[tuple[int, Architecture]], results: dict[str, Any], options: Any
 ) -> list[str]:
-    """Returns those that are not the same."""
+    """Run architectures within budgets. Return the names of those that differ."""
     print(line(*COLUMNS))
     started = perf_counter()
     rows: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def online(
 def by_plans(
     chosen: Sequence[tuple[int, Architecture]], results: dict[str, Any], options: Any
 ) -> list[str]:
-    """Returns those that are neither the same nor refused."""
+    """Plan architectures. Return the names of those that neither agree nor are refused."""
     out = options.out or ROOT / "benchmarks" / "results" / "zoo_planned.json"
     known = earlier_by(out, ["architecture"])
     if options.only or options.again:
@@ -156,7 +156,7 @@ def by_plans(
         for number, architecture in chosen:
             row = known.get((architecture.name,), {})
             if name in row or row.get("roomy", {}).get("verdict") == "refused":
-                continue  # known, or a smaller budget is no help
+                continue  # has results, or a smaller budget cannot succeed
             plain = planned.plainly(architecture)
             row = row or {
                 "commit": results["commit"],
@@ -177,7 +177,7 @@ def by_plans(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many plans are the same at the roomy budget, at the small one, and refused."""
+    """Count the plans that agree at the roomy budget, at the small one, and that are refused."""
     verdicts = [{name: row.get(name, {}).get("verdict") for name in BUDGETS} for row in rows]
     return {
         "tried": len(rows),

@@ -1,28 +1,28 @@
-# Sourced by the scripts, from the root of the repository: how the C++ sources are looked at.
+# Sourced by the scripts, from the root of the repository: functions that check the C++ sources.
 # shellcheck shell=bash
 
-native_files() { # all of them, headers too
+native_files() { # prints all of them, headers too
     find src/rekindle/native -name '*.h' -o -name '*.cpp' | sort
 }
 
-# The same warnings as errors that users' compilers only pass over.
+# Warnings that fail the check; users' compilers ignore them.
 NATIVE_WARNINGS=(-Wall -Wextra -Wconversion -Wshadow -Wsuggest-override -Wnon-virtual-dtor)
 
 native_include() {
     .venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])'
 }
 
-native_flags() { # where headers of others are
+native_flags() { # prints the folders of third-party headers
     local torch
     torch="$(.venv/bin/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')"
     printf '%s\n' -std=c++20 -isystem "$(native_include)" -isystem "$torch/include" \
         -isystem "$torch/include/torch/csrc/api/include"
 }
 
-# Parsing headers takes longer than looking at the sources: so each half is one unit.
+# Each half is one unit, because parsing the headers takes most of the time.
 NATIVE_UNITS=(torch engine)
 
-native_unit() { # UNIT FOLDER: writes it there, and prints where
+native_unit() { # UNIT FOLDER: writes the unit there, and prints its path
     case "$1" in
         torch) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{allocator,torch,ops,memory,steps,dispatch,python}/*.cpp ;;
         engine) printf '#include "%s"\n' "$PWD"/src/rekindle/native/{base,engine,replay}/*.cpp ;;
@@ -30,7 +30,7 @@ native_unit() { # UNIT FOLDER: writes it there, and prints where
     printf '%s\n' "$2/$1.cpp"
 }
 
-native_each() { # COMMAND [UNIT...]: with each unit, by default all, and the flags; fails if one fails
+native_each() { # COMMAND [UNIT...]: runs it on each unit (default: all) with the flags; fails if one fails
     local command="$1" folder status=0 unit flags
     shift
     (($#)) || set -- "${NATIVE_UNITS[@]}"

@@ -1,6 +1,6 @@
-# Sourced by the scripts, from the root of the repository: `ensure_venv` gives .venv/ with Rekindle
-# (editable), its extras (the tools are some), at the versions in constraints.txt. Nothing but a Python
-# is needed. When all is there already it compares one small file and returns.
+# Sourced by the scripts, from the root of the repository. `ensure_venv` makes .venv/ with Rekindle
+# (editable) and its extras, which include the tools, at the versions in constraints.txt. It needs
+# only a Python. If .venv/ is up to date, it compares one small file and returns.
 # shellcheck shell=bash
 
 die() {
@@ -21,8 +21,8 @@ find_python() {
 
 ALL_EXTRAS=plan,plot,huggingface,lightning,docs,dev
 
-ensure_venv() { # [EXTRAS], by default all of them
-    # What was installed, and where: an editable install does not survive a move of the folder.
+ensure_venv() { # [EXTRAS], default: all
+    # The stamp holds the path too, because moving the folder breaks an editable install.
     local extras=${1:-$ALL_EXTRAS} wanted installed='' stamp=.venv/rekindle-installed python
     wanted="$(pwd -P && cat pyproject.toml constraints.txt)"
     if [[ -f $stamp ]]; then
@@ -35,7 +35,7 @@ ensure_venv() { # [EXTRAS], by default all of them
     if [[ ! -x .venv/bin/python ]]; then
         python="$(find_python)"
         if ! "$python" -m venv .venv; then
-            rm -rf .venv # half of one would be taken for a whole one the next time
+            rm -rf .venv # an incomplete .venv would look complete next time
             die "'$python -m venv .venv' failed, see above (Debian and Ubuntu: apt install python3-venv)"
         fi
     fi
