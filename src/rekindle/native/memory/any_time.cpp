@@ -17,8 +17,8 @@
 
 namespace rekindle {
 
-// Integers may be lengths or indices, which composite functions (`tensor_split`,
-// `pad_packed_sequence`) read before any of their operators runs.
+// Values of dtype int32 or int64 may be lengths or indices, which composite functions
+// (`tensor_split`, `pad_packed_sequence`) read before any of their operators runs.
 bool AnyTime::is_returnable(const c10::TensorImpl& tensor) {
     const auto dtype = c10::typeMetaToScalarType(tensor.dtype());
     return dtype != c10::ScalarType::Long && dtype != c10::ScalarType::Int;

@@ -8,8 +8,9 @@
 // announces it first (`Touched`, `lock_there`); the value is then recomputed and put back into the
 // same storage.
 //
-// Integers are never evicted, because they may be lengths or indices. Composite functions such as
-// `tensor_split` and `pad_packed_sequence` read those directly, before any of their operators runs.
+// Values of dtype int32 or int64 are never evicted, because they may be lengths or indices.
+// Composite functions such as `tensor_split` and `pad_packed_sequence` read those directly, before
+// any of their operators runs.
 //
 // Threads: the session mutex is free while an operator runs. Its operands are locked in the engine
 // meanwhile, and a value that autograd unpacked belongs to the node that its thread is evaluating.
