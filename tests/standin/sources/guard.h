@@ -1,4 +1,4 @@
-// What PyTorch asks of a device: current device and stream, events, hooks.
+// The interface that PyTorch needs of a device: current device and stream, events, hooks.
 #pragma once
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -9,7 +9,7 @@
 
 namespace standin {
 
-inline std::atomic<int64_t> failing_query = 0;  // the next query of an event but so many reports an error
+inline std::atomic<int64_t> failing_query = 0;  // n: the n-th query of an event fails; 0: none
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return DEVICE_TYPE; }

@@ -1,4 +1,4 @@
-// The device's caching allocator, and pinned memory of the host.
+// The device's caching allocator, and page-locked host memory.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -22,10 +22,10 @@ struct Block {
   char* ptr;
   size_t size;
   int device;
-  Queue* queue;      // whose pool it belongs to
+  Queue* queue;      // the stream whose pool has it
   bool small, used = false;
   Block *before = nullptr, *after = nullptr;
-  std::set<Queue*> others;  // record_stream
+  std::set<Queue*> others;  // other streams that use it (record_stream)
 };
 struct BySize {
   bool operator()(const Block* a, const Block* b) const { return a->size != b->size ? a->size < b->size : a->ptr < b->ptr; }
@@ -39,9 +39,9 @@ struct Allocator final : c10::DeviceAllocator {
   std::vector<std::pair<Block*, std::vector<std::shared_ptr<Mark>>>> pending;
   Stats stats[DEVICES];
   size_t limit[DEVICES] = {size_t(4) << 30, size_t(4) << 30};
-  size_t most[DEVICES] = {SIZE_MAX, SIZE_MAX};  // bytes given out: what would be more is refused
-  int64_t refusals = 0;                         // so many times
-  std::string refusal;                          // with these words; none: those of an allocator
+  size_t most[DEVICES] = {SIZE_MAX, SIZE_MAX};  // limit of allocated bytes; above it allocations fail
+  int64_t refusals = 0;                         // number of allocations that may still fail
+  std::string refusal;                          // the message then; empty: that of an allocator
 
   static void change(c10::CachingAllocator::StatArray& s, bool small, int64_t by) {
     for (size_t i : {size_t(0), small ? size_t(1) : size_t(2)})
@@ -84,7 +84,7 @@ struct Allocator final : c10::DeviceAllocator {
     bool small = size <= SMALL;
     Block* b = take(q, small, size);
     if (!b) b = segment(d, q, small, size);
-    if (!b) {  // give everything back, then once more
+    if (!b) {  // free the cache, then try once more
       stats[d].num_alloc_retries++;
       drain_device(d);
       collect(true);
@@ -128,7 +128,7 @@ struct Allocator final : c10::DeviceAllocator {
     if (poison) b->queue->push([p = b->ptr, n = b->size] { memset(p, 0xFF, n); });
     b->used = false;
     auto& pool = pools[{b->queue, b->small}];
-    auto join = [&](Block* x, Block* y) {  // y right after x
+    auto join = [&](Block* x, Block* y) {  // y directly follows x
       x->size += y->size; x->after = y->after;
       if (y->after) y->after->before = x;
       delete y;
@@ -180,12 +180,12 @@ struct Allocator final : c10::DeviceAllocator {
   }
   void recordStream(const DataPtr& p, Stream s) override {
     asked.record_stream++;
-    if (p.get_deleter() != &delete_) return;  // as CUDA's: such memory is somebody else's
+    if (p.get_deleter() != &delete_) return;  // foreign memory, which CUDA's allocator skips too
     std::lock_guard l(m);
     auto it = live.find(p.get());
     if (it != live.end() && it->second->queue != queue_of(s)) it->second->others.insert(queue_of(s));
   }
-  using Piece = std::tuple<uintptr_t, size_t, bool>;  // address, bytes, whether somebody has it
+  using Piece = std::tuple<uintptr_t, size_t, bool>;  // address, bytes, and if it is allocated
   std::vector<std::vector<Piece>> segments(int d) {
     std::lock_guard l(m);
     std::set<Block*> known;
@@ -217,7 +217,7 @@ struct Allocator final : c10::DeviceAllocator {
 inline Allocator& memory() { static auto* a = new Allocator; return *a; }
 inline void Allocator::delete_(void* p) { memory().put(p); }
 
-struct Pinned final : c10::Allocator {  // blocks wait for the copies that were queued on them
+struct Pinned final : c10::Allocator {  // reuses a block only after its queued copies
   std::mutex m;
   std::map<char*, std::pair<size_t, std::vector<std::shared_ptr<Mark>>>> live;
   std::vector<std::pair<std::vector<std::shared_ptr<Mark>>, char*>> pending;

@@ -1,4 +1,4 @@
-// A device `cuda` for tests: host memory, CPU kernels, streams that run as late as they may.
+// A device `cuda` for tests: host memory, CPU kernels, streams that run as late as possible.
 #include <torch/csrc/utils/pybind.h>
 
 #include "operators.h"
@@ -15,7 +15,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("unfold", [](const Tensor& t, int64_t d, int64_t n, int64_t s) { return at::native::unfold(t, d, n, s); });
   m.impl("view_as_real", [](const Tensor& t) { return at::native::view_as_real(t); });
   m.impl("view_as_complex", [](const Tensor& t) { return at::native::view_as_complex(t); });
-  // A composite kernel goes before the fallback. Where the CPU has its own, that one is wanted (other bits otherwise).
+  // A composite kernel has precedence over the fallback. If the CPU has a kernel of its own, use
+  // that one, since the composite gives other bits.
   static const std::set<std::string> own{"aten::empty.memory_format", "aten::empty_strided", "aten::resize_", "aten::native_dropout",
     "aten::_local_scalar_dense", "aten::_fused_sdp_choice", "aten::record_stream", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"};
   auto& all = c10::Dispatcher::singleton();

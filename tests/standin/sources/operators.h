@@ -1,4 +1,5 @@
-// Every operator: shapes from the Meta kernel at once, values from the CPU kernel in the stream.
+// Runs every operator: shapes come from the Meta kernel at once, values later from the CPU kernel in
+// the stream.
 #pragma once
 
 #include <ATen/native/Resize.h>
@@ -13,7 +14,7 @@ using c10::IValue;
 inline void wrap(const Tensor& r, const Tensor& t) {
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) r.unsafeGetTensorImpl()->set_wrapped_number(true);
 }
-inline Tensor as_cpu(const Tensor& t) {  // the same bytes, as a CPU tensor that owns nothing
+inline Tensor as_cpu(const Tensor& t) {  // a CPU view of the same bytes, without ownership
   const auto& s = t.storage();
   c10::Storage raw(c10::Storage::use_byte_size_t(), s.nbytes(), DataPtr(s.mutable_data(), Device(c10::DeviceType::CPU)), nullptr, false);
   auto r = at::detail::make_tensor<c10::TensorImpl>(std::move(raw), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
@@ -27,7 +28,7 @@ inline Tensor as_meta(const Tensor& t) {
   wrap(r, t);
   return r;
 }
-inline Tensor copied(const Tensor& t) {  // a CPU argument, as it is at the launch
+inline Tensor copied(const Tensor& t) {  // a copy of a CPU argument, taken at the launch
   auto r = t.clone();
   wrap(r, t);
   return r;
@@ -73,8 +74,8 @@ inline const Tensor& resize_(const Tensor& self, c10::IntArrayRef size, std::opt
 }
 
 using Ops = std::vector<IValue>;
-// Sums by atomics come out otherwise each time, as if threads had come in another order.
-inline std::atomic<int64_t> sums{-1};  // how many there were; negative: they are as on the CPU
+// Sums by atomics differ each time, as if their threads ran in another order.
+inline std::atomic<int64_t> sums{-1};  // number of such sums; negative: sum as the CPU does
 inline bool by_atomics(const std::string& name) {
   static const std::set<std::string> names{"aten::index_add", "aten::index_add_", "aten::scatter_add", "aten::scatter_add_", "aten::cumsum"};
   return sums >= 0 && names.count(name);
@@ -89,7 +90,7 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
   Ops args(stack->end() - schema.arguments().size(), stack->end());
   std::string name = schema.name();
   const auto& op = called;
-  auto given = args;  // what the CPU kernel is given; `args` keeps what the caller gave
+  auto given = args;  // arguments of the CPU kernel; `args` keeps the caller's
   Device device(DEVICE_TYPE, this_device);
   bool found = false;
   for (auto& a : args) visit(a, [&](const Tensor& t) { if (here(t) && !found) { device = t.device(); found = true; } });
@@ -103,7 +104,7 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
       given[i] = drawn(given[i].isNone() ? std::nullopt : std::optional(given[i].toGenerator()), device.index());
     }
   }
-  // what comes out, without the values
+  // the results without their values
   bool known = true;
   Ops metas, before;
   const auto& returns = schema.returns();
@@ -119,7 +120,7 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &metas);
     } catch (const std::exception&) { known = false; }
   }
-  if (known)  // out= arguments that the operator resizes
+  if (known)  // resize out= arguments as the operator would
     for (size_t i = 0; i < before.size(); i++)
       if (given[i].isTensor() && formal[i].alias_info() && formal[i].alias_info()->isWrite() && here(given[i].toTensor())) {
         auto& t = given[i].toTensor(); auto& w = before[i].toTensor();
@@ -133,7 +134,7 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
       if (!x.defined()) x = here(t) ? as_cpu(t) : known ? copied(t) : t;
       return x;
     }));
-  // what is handed back: the argument itself, or fresh memory
+  // the returned tensors: an argument itself, or new memory
   auto written = [&](const c10::Argument& r) -> const IValue* {
     if (!r.alias_info() || !r.alias_info()->isWrite()) return nullptr;
     for (size_t i = 0; i < args.size(); i++) {
@@ -173,7 +174,7 @@ inline void fallback(const c10::OperatorHandle& called, c10::DispatchKeySet, tor
         }
       }
     });
-  } else {  // only the values tell: as a device that synchronizes
+  } else {  // sizes depend on values: synchronize, as a device does
     at_once++;
     { Lock l(names_mutex); at_once_names[name]++; }
     q->drain();

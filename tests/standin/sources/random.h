@@ -11,8 +11,8 @@ namespace standin {
 
 using at::Tensor;
 
-inline std::atomic<int64_t> states_set{0};  // each makes CUDA's next RNN with dropout seed itself anew
-inline std::atomic<bool> capturing{false};  // a graph is written: what happens now may not be asked
+inline std::atomic<int64_t> states_set{0};  // each makes CUDA's next RNN with dropout reseed
+inline std::atomic<bool> capturing{false};  // during capture queries are refused
 struct Position { uint64_t seed = 0, offset = 0; };
 struct Generator final : c10::GeneratorImpl {
   std::shared_ptr<Position> at = std::make_shared<Position>();
@@ -58,7 +58,7 @@ inline const at::Generator& default_generator(int d) {
   return all->at(d < 0 ? this_device : d);
 }
 inline Generator* Generator::the_default(int d) { return static_cast<Generator*>(default_generator(d).unsafeGetGeneratorImpl()); }
-inline at::Generator drawn(std::optional<at::Generator> g, int d) {  // what one kernel draws from; moves the offset at once
+inline at::Generator drawn(std::optional<at::Generator> g, int d) {  // the state for one kernel; advances the offset at once
   auto gen = g && g->defined() && g->device().type() == DEVICE_TYPE ? *g : default_generator(d);
   Lock l(gen.mutex());
   auto* impl = static_cast<Generator*>(gen.unsafeGetGeneratorImpl());

@@ -26,19 +26,19 @@ using c10::Stream;
 constexpr auto DEVICE_TYPE = c10::DeviceType::CUDA;
 constexpr auto DEVICE_KEY = c10::DispatchKey::CUDA;
 constexpr int DEVICES = 2;
-constexpr size_t MOST_PENDING = 2048;  // like a launch queue: beyond it the oldest must run
+constexpr size_t MOST_PENDING = 2048;  // as in a launch queue: above it the oldest runs
 using Lock = std::unique_lock<std::mutex>;
 
-// Late streams run only what somebody waits for: the adversary of every wait that was forgotten.
+// Late streams run only what a wait requires, so that every missing wait shows.
 inline std::atomic<bool> default_late{false};  // the default streams
 inline std::atomic<bool> others_late{false};   // all others
-inline std::atomic<int64_t> delay_us{0};      // else: sleep before every kernel
+inline std::atomic<int64_t> delay_us{0};      // otherwise: sleep so long before every kernel
 inline std::atomic<bool> poison{true};
 inline std::atomic<int64_t> queued{0}, at_once{0}, strides_differ{0};
 inline int64_t overridden = 0;
 inline std::mutex names_mutex;
 inline std::map<std::string, int64_t> at_once_names;
-// How often the device was asked for what, since somebody last looked.
+// Calls of the device's functions since the last look, by function.
 struct Asked {
   std::atomic<int64_t> stream{0}, capturing{0}, event_record{0}, event_query{0}, event_wait{0}, stats{0}, generator{0}, record_stream{0};
 };
@@ -120,7 +120,7 @@ inline void raise_errors() {
 }
 inline void drain_device(int d) { for (auto* q : all_on(d)) q->drain(); }
 
-struct Mark {  // one recording of an event
+struct Mark {  // one recording of an event in a queue
   std::mutex m;
   std::condition_variable cv;
   bool set = false;
