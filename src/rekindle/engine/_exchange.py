@@ -32,7 +32,7 @@ class Exchange(Ledger):
         Args:
             budget: Bytes on the device. None: no limit.
             policy: Scores the candidates for eviction.
-            rules: What the policy does not decide. Must be the default if `swap` is given.
+            rules: Settings that the policy does not decide. Must be the default if `swap` is given.
             swap: Host memory and bandwidth. None: never swap.
         """
         assert swap is None or (rules.dead == "evict" and not rules.quirks), "swap needs RIGHT"

@@ -122,7 +122,7 @@ class HostMemory:
     def worth_copying(self, storage: Storage, now: Nanoseconds) -> bool:
         """Return True if a candidate is worth a copy made ahead.
 
-        It must have been unused for at least the duration of the transfer, and its cost must exceed
+        It must have been unused for at least the duration of the transfer out. Its cost must exceed
         the part of the transfer in that cannot be hidden.
         """
         unused = now - storage.last_access

@@ -1,7 +1,7 @@
 """A plan in a form that can be followed while a program runs: actions before each operator.
 
-`Route.of` translates a schedule. A route consists of numbers only (those of the schedule's trace),
-so it can be stored in a file and outlives the objects it was made from.
+`Route.of` translates a schedule. A route consists of numbers only, those of the schedule's trace.
+So it can be stored in a file, and outlives the objects it was made from.
 """
 
 from __future__ import annotations

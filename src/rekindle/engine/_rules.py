@@ -14,8 +14,7 @@ class Rules:
     """Settings of the engine that no policy decides. The defaults are right for real runs.
 
     Attributes:
-        dead: What happens to a storage that nothing can ask for (DTR paper, section 2 and appendix
-            C).
+        dead: The treatment of unreachable storages (DTR paper, section 2 and appendix C).
             "evict": evict it at once. It may be recomputed if others need it.
             "ignore": nothing. It stays a candidate as if it were reachable.
             "banish": free it for good as soon as nothing evicted needs it. Values made from it can

@@ -4,10 +4,10 @@ The benefit of evicting a storage, bytes * (now - last access) / cost, is a line
 victim is the storage whose line is greatest now. This file finds it without evaluating every line.
 
 Up to `FEW` lines are all evaluated, as one vector. More lines stand in rows of `WIDTH`. Each row
-stores which of its lines is on top, and until when: as in a kinetic heap, the time at which the
-first steeper line of the row can overtake the top. A search compares the tops of all rows. It looks
-inside a row only if a line of the row changed or its time is up. With n lines in rows of w that
-takes about n / w + w vectorized steps instead of n.
+stores which of its lines is on top, and until when. That is the time at which the first steeper
+line of the row can overtake the top, as in a kinetic heap. A search compares the tops of all rows.
+It looks inside a row only if a line of the row changed or its time is up. With n lines in rows of w
+that takes about n / w + w vectorized steps instead of n.
 """
 
 from __future__ import annotations

@@ -137,9 +137,9 @@ _Graph = dict[Candidate, dict[Candidate, None]]
 class Exact(Neighborhood):
     """c0 plus the exact cost of e*(s).
 
-    The class maintains the graph of evicted storages. When storages return to memory, everything
-    that reached them through this graph may have become cheaper, by at most their cost and that of
-    everything behind them.
+    The class maintains the graph of evicted storages. When storages return to memory, the cost of
+    everything that reached them through this graph may fall. It falls by at most their cost and the
+    cost of everything behind them.
 
     Args:
         descendants: Count all descendants, none, or "capped": at most 2/3 of c0 in total.

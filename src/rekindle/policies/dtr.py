@@ -3,9 +3,9 @@
     h_DTR(s) = (c0(s) + cost of e*(s)) / (m(s) * staleness(s))
 
 Source: Dynamic Tensor Rematerialization, Kirisame et al., ICLR 2021 (arXiv 2006.09616), section
-4.1. c0 is the cost of the storage's own operator, m its size, and staleness the time since its last
-access. e*(s) is its evicted neighborhood: the evicted storages that must be recomputed to recompute
-s, and those that need s. The storage with the lowest score is evicted.
+4.1. The storage with the lowest score is evicted. c0(s) is the cost of the operator that made s,
+m(s) its size, and staleness(s) the time since its last access. e*(s) is its evicted neighborhood:
+the evicted storages that must be recomputed to recompute s, and those that need s.
 
 The option `neighborhood` selects how the cost of e*(s) is known: "exact" in full (h_DTR), "classes"
 by union-find (h_DTR^eq), "local" not at all (h_DTR^local).

@@ -3,8 +3,8 @@
 A placeholder takes the place of evicted memory that the program holds.
 `UntypedStorage._swap_data_ptr_` (since torch 2.12) exchanges the memory of two storages, with their
 sizes and the flags that make an access raise. All tensors and views refer to the storage, not to
-its memory, so all of them see the exchange. A storage with no memory but without the flags would
-not suffice: kernels that iterate over elements would read from address 0, which ends the process.
+its memory, so all of them see the exchange. A storage without memory and without the flags would
+not suffice. Kernels that iterate over elements would read from address 0, which ends the process.
 
 Python has no function for the flag that makes a read raise, in every kernel and thread. It has one
 for writes, and both flags are neighbors (`throw_on_mutable_data_ptr_`,

@@ -1,8 +1,8 @@
 """Learned plans: record steps, plan repeated ones in the background, and follow the plans.
 
 A program that trains repeats its step. From the second step on, an optimal schedule for it can be
-computed while training goes on. The third step or a later one follows it. This room acts between
-steps. The native core acts during steps (`native/steps`).
+computed while training continues. A later step follows it. This room acts between steps. The native
+core acts during steps (`native/steps`).
 """
 
 from rekindle.pytorch.learned._learning import Learning as Learning

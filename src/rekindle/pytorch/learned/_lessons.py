@@ -299,7 +299,7 @@ def lessons_for(
     cache: bool = True,
     patient: bool = False,
 ) -> Lessons:
-    """Return what is known of steps on `device` within `budget`.
+    """Return the known shapes of steps on `device` within `budget`.
 
     Patient and other learners share the result. Separate ones would wait for each other's search.
 

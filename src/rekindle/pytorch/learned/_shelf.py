@@ -1,8 +1,8 @@
 """Plans shared by processes through the cache folder: one file for each shape of a step.
 
 A file is written completely or not at all, and a damaged file is ignored. Processes that learn the
-same shape at the same time (the ranks of one job) share one search: the process that holds the
-claim makes it.
+same shape at the same time, such as the ranks of one job, share one search. The process that holds
+the claim makes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Operators of the autograd graph come in the same order in all steps of a shape. Other operators
 vary: a loader shuffles at the begin of an epoch, or a loss is printed now and then, within a step
-or between two. Those are matched where they are expected, and ignored elsewhere.
+or between two. Such operators are matched where they are expected, and ignored elsewhere.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class NativeDriver:
         return max(now.lost_ns, now.recompute_ns)
 
     def warn_of_losses(self) -> None:
-        """Warn once if more time goes into recomputation than into the computation itself."""
+        """Warn once if recomputation takes more time than the computation itself."""
         now = self.engine.now()
         if self._warned or now.lost_ns < max(MUCH_LOST, now.compute_ns):
             return

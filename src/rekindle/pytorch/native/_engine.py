@@ -41,7 +41,7 @@ class NativeEngine:
 
     @property
     def host(self) -> NativeHost | None:
-        """What was swapped so far. None: swapping is off."""
+        """Bytes swapped so far. None: swapping is off."""
         return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
 
     def now(self) -> Numbers:

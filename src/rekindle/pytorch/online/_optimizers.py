@@ -1,8 +1,8 @@
 """Treat the step of an optimizer as one operator: it happens as a whole or not at all.
 
-The memory of a step is known before it begins, from a dry run on shapes (`_dry_run`) or from the
-last step of the same kind. Room is made for all of it, or `OutOfBudget` is raised before any weight
-has changed. If the need cannot be predicted, a failed step is undone (`_undo`).
+The need of a step is known before it begins, from a dry run on shapes (`_dry_run`) or from the last
+such step. Room is made for all of it, or `OutOfBudget` is raised before any weight has changed. If
+the need cannot be predicted, a failed step is undone (`_undo`).
 
 Operators of a step are not recorded, because their results live on as sources.
 """
@@ -88,7 +88,7 @@ class OptimizerSteps:
         return OptimizerSteps(self._runtime, self._threads)
 
     def over(self) -> None:
-        """End the budget, while the thread goes on."""
+        """End the budget, while the thread keeps running."""
         self._threads = {}
         del self._runtime, self._driver
 

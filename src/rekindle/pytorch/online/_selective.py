@@ -1,8 +1,8 @@
 """Pin the results that a selective checkpoint of the program must save.
 
 A checkpoint policy that answers MUST_SAVE promises that the operator runs once. The checkpoint's
-mode keeps the result like a variable of the program, so without this file a budget would evict it
-and run the operator again.
+mode keeps the result like a variable of the program. Without this file, a budget would evict it and
+run the operator again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A program is known only up to the operator where it ran out of its budget, and each attempt may cost
 a whole step. If a suggested budget failed as well, the next suggestion adds twice as much as the
 last, as in galloping search (Bentley and Yao, 1976). The number of attempts then grows with the
-logarithm of what is missing.
+logarithm of the missing bytes.
 
 Failures are stored in a file in the cache folder. A script that is started again and fails in the
 same way gets the final suggestion of an earlier process at once.

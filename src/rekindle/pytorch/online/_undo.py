@@ -1,11 +1,11 @@
 """Undo an optimizer's step that runs out of budget half way.
 
-Needed where the memory of a step cannot be predicted: steps that call the program between two
-writes (LBFGS), and optimizers that are not PyTorch's own. All tensors that the step may write are
+Needed where the memory of a step cannot be predicted: for LBFGS, which calls the program between
+two writes, and for optimizers that are not PyTorch's own. All tensors that the step may write are
 copied before it begins. The copies count toward the budget and are freed with the end of the step.
 
-A copy for which there is no room is made outside of the budget: in an unnamed file, or in host
-memory if the weights are on a device. So a step needs no more memory than without copies.
+A copy for which there is no room is made outside of the budget. It lies in an unnamed file, or in
+host memory if the weights are on a device. So a step needs no more memory than without copies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Track optimizers of this process that have state, because the state counts toward a budget.
 
-If a budget is entered for each step, no operator reads the state before `step()`, after activations
-have come and gone. So when a parameter is first seen, the state of the optimizer that owns it is
-counted, too.
+If a budget is entered for each step, no operator reads the state before `step()`, when activations
+have been made and freed. So when a parameter is first seen, the state of the optimizer that owns it
+is counted, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Operators whose recomputation may give different bits for the same inputs.
 
-On an accelerator these are operators that sum by atomics, in the order in which threads arrive, and
-operators for which a library times several kernels and takes the fastest. PyTorch's deterministic
-algorithms avoid both. On any device: dropout inside a recurrent network of cuDNN or MIOpen, which
-draws from a private buffer that its schema does not mark as written.
+On an accelerator these are operators that sum by atomics, in the order in which threads arrive.
+Others are operators for which a library times several kernels and takes the fastest. PyTorch's
+deterministic algorithms avoid both. On any device: dropout inside a recurrent network of cuDNN or
+MIOpen. It draws from a private buffer that its schema does not mark as written.
 
 The tables omit two kinds. The results of `scatter` and `index_put` with duplicate indices are
 undefined anyway. Operators that run in the backward pass only are not recorded, unless gradients

@@ -1,7 +1,7 @@
 """Trace with the kernels that eager PyTorch runs, so that a plan gives the same bits as eager mode.
 
-Under AOTAutograd, Python code replaces the kernels of some operators whatever table of
-decompositions is given: operators with a Python implementation for a dispatch key
+Under AOTAutograd, Python code replaces the kernels of some operators, whatever table of
+decompositions is given. These are operators with a Python implementation for a dispatch key
 (`OpOverload.py_impl`). For example, dropout on a CPU then draws a mask of another dtype and scales
 in another order.
 

@@ -72,7 +72,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
     """Compile without CUDA graphs inside the block, even with `mode="reduce-overhead"`.
 
     A CUDA graph reads its inputs at fixed addresses, and has private memory that cannot be evicted.
-    What a region saves for its backward pass would stay in memory.
+    Values that a region saves for its backward pass would stay in memory.
     """
     before = {name: getattr(output_code, name, None) for name in _CAPTURING}
 

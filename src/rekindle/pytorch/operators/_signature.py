@@ -281,10 +281,10 @@ def _has_dispatch(kind: type) -> bool:
 def _predicted_bytes(signature: Signature, extras: Sequence[Any]) -> Bytes:
     """Return the bytes of the results, by running the operator on meta tensors.
 
-    Some cases give an estimate only. If the sizes depend on values (`nonzero`) or there is no meta
-    kernel, the result is an upper bound for operators of the first kind: 8-byte coordinates, as
-    many as the largest argument has. A sparse or nested argument has no meta tensor, so the result
-    is a guess: the padded size of the largest argument.
+    Some cases give an estimate only. Sizes may depend on values (`nonzero`), or there may be no
+    meta kernel. Then the result assumes 8-byte coordinates for all elements of the largest
+    argument: an upper bound for operators of the first kind. A sparse or nested argument has no
+    meta tensor, so the result is a guess: the padded size of the largest argument.
     """
     operator = signature.operator
     if not operator.returns_tensors:

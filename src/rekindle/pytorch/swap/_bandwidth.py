@@ -57,7 +57,7 @@ def bandwidth_of(store: Store, place: Hashable, most: Bytes) -> Bandwidth:
 
     Args:
         store: The store.
-        place: What the bandwidth depends on, such as the disk. Each place is measured once.
+        place: Identifies the hardware, such as the disk. Each place is measured once.
         most: The most bytes to transfer.
     """
     if place not in _known:

@@ -3,12 +3,12 @@
 It uses reads and writes at offsets, not a memory map. On a full disk or a truncated file a map ends
 the process (SIGBUS), while a call returns an error. The calls release the GIL while they wait.
 
-A checksum verifies what is read. If the system fails to write a page long after the call has
-succeeded, later reads return zeros.
+A checksum verifies the bytes that are read. If the system fails to write a page long after the call
+has succeeded, later reads return zeros.
 
 The file is unlinked right after it is opened, so the system removes it when the process ends for
 any reason. Where that is impossible, the file's name contains the process id and its start time.
-The next store in the same directory removes the file if that process is gone.
+The next store in the same directory removes the file if that process has ended.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class HostMemory:
 
     def _open(self) -> tuple[Store, Hashable]:
         """Return the store, and the place that its bandwidth depends on."""
-        limit = ANY if self._limit is None else self._limit  # a full host reports it by itself
+        limit = ANY if self._limit is None else self._limit  # a full host reports it automatically
         if is_accelerator(self._device):
             return PinnedStore(limit, self._device, Streams(self._device)), self._device
         directory = Path(default_directory() if self._directory is None else self._directory)

@@ -1,8 +1,8 @@
 """A store for values on a CUDA device: page-locked host memory, with a side stream per direction.
 
 The host never waits. Work that comes later on the device waits for an event there. So device memory
-can be freed as soon as its copy is queued and the program's streams wait for the copy's event:
-whatever reuses the memory is queued behind it.
+can be freed as soon as its copy is queued and the program's streams wait for the copy's event. Any
+work that reuses the memory is queued behind it.
 
 PyTorch's allocator of page-locked memory rounds up to powers of two, is slow because it locks pages
 at once, and never returns memory. Therefore the store allocates slabs of such sizes, and places
