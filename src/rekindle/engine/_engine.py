@@ -106,8 +106,9 @@ class Engine(Exchange):
             needed.
         """
         storage.held = False
-        if not storage.resident or not storage.consumers:  # else it is evicted already
+        if not storage.resident or not storage.consumers:  # not resident: it was evicted before
             return self._prune(storage)
+        # Recomputing its consumers may need it, so it stays in the graph like an evicted storage.
         self.memory -= storage.nbytes
         self._vanish(storage)
         self._chooser.evicted(storage)
@@ -120,7 +121,7 @@ class Engine(Exchange):
         recomputed first. Afterwards nothing made from `storage` can be recomputed (R4, sources).
         """
         needy = storage.made_through()
-        # must not be evicted to make room for the others
+        # They must not be evicted to make room for the others.
         saved = [made for made in needy if made.resident]
         for made in saved:
             self._lock(made)
@@ -134,6 +135,7 @@ class Engine(Exchange):
         finally:
             for made in saved:
                 self._unlock(made)
+        # Values that become sources by this may be useless: then their consumers lose their recipe.
         useless = [storage]
         while useless:
             known = len(self._bereft)
@@ -153,7 +155,7 @@ class Engine(Exchange):
         """Evict the dead `storage` after a call that was to overwrite it failed half way."""
         yield from self._evict(storage)
 
-    # -- for drivers that do not consume actions one by one ------------------------------------
+    # -- for drivers ------------------------------------------------------------------------------
 
     def admit(self, call: Call, *, held: bool) -> list[Storage]:
         """Enter `call` into the graph after its first run, for which room was made before.
@@ -373,7 +375,7 @@ class Engine(Exchange):
         except NoRoom:
             if self.rules.quirks:  # the authors give up here
                 raise
-            # retry from an empty memory: the locked storages may be in the way
+            # The locked storages may be in the way: empty the memory, and retry with late locks.
             yield from self.shrink(-1)
             yield from self._climb(call, wanted, held, eager_locks=False)
 
@@ -401,6 +403,7 @@ class Engine(Exchange):
                 missing = self._next_missing(frame)
                 comes = missing is not None and self._copies(missing)
                 if missing is not None and not comes:
+                    # The input must be recomputed first, in a frame of its own.
                     if missing.call in calls:
                         raise Cyclic
                     calls.add(missing.call)
@@ -413,6 +416,8 @@ class Engine(Exchange):
                     else:
                         yield from self._run(frame, held)
                 except NoRoom:
+                    # Outer calls hold locked inputs. On the second attempt these may be swapped
+                    # out.
                     outer = [other for other in frames[:-1] if other.locked and not other.gave_up]
                     if eager_locks or self.host is None or not outer:
                         raise
@@ -535,7 +540,7 @@ class Engine(Exchange):
             The size of the old storage in bytes.
         """
         old, new = source.storage, output.storage
-        # it may be held and evicted at the same time
+        # `output` may be evicted although the program holds it (`Storage.returns`).
         new.held, old.held = new.held or old.held, False
         new.pinned, old.pinned = old.pinned, False
         self._vanish(old)

@@ -54,16 +54,19 @@ class Exchange(Ledger):
         return super().evict(storages) if host is None else self._send_these(storages, host)
 
     def _send_these(self, storages: Iterable[Storage], host: HostMemory) -> Iterator[Action]:
+        """Evict or swap out exactly these storages."""
         for storage in storages:
             if storage.order >= 0:
                 yield from self._send(storage, host)
 
     def _send_until(self, nbytes: Bytes | float, host: HostMemory) -> Iterator[Action]:
+        """Evict or swap out until at most `nbytes` are in use or nothing evictable is left."""
         while self.memory > nbytes:
             victim = self._choose()
             if victim is not None:
                 yield from self._send(victim, host)
-            elif host.saving or host.coming:  # every other storage is in use
+            elif host.saving or host.coming:
+                # All other storages are in use: end the transfers that lock some.
                 yield from self._land(host, all_of_them=True)
                 yield from self._arrived(host, all_of_them=True)
             else:
@@ -170,10 +173,10 @@ class Exchange(Ledger):
         host.turn = self.clock
 
     def _worthiest(self, host: HostMemory) -> Storage | None:
-        """Return the storage that is costliest to recompute per byte, if a copy is worth it.
+        """Return the storage to copy ahead of eviction, or None if no copy is worth it.
 
-        Returns:
-            The storage, or None if none is worth a copy.
+        It is the costliest to recompute per byte. If values are only swapped (`Swap.only`), it is
+        the least recently used.
         """
         candidates = [
             storage

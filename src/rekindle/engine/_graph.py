@@ -112,7 +112,7 @@ class Storage:
 
     @property
     def useless(self) -> bool:
-        """True for a dead source that only values held by the program were computed from."""
+        """True for a dead source that serves only to recompute values the program keeps anyway."""
         if not self.dead or not self.consumers:
             return False
         found: set[Storage] = {self}

@@ -137,6 +137,7 @@ class Ledger:
         yield from self._free(self._prune(storage))
 
     def _free(self, storages: Iterable[Storage]) -> Iterator[Action]:
+        """Yield a `Free` for each storage."""
         for storage in storages:
             self.subject = storage
             yield Free(storage.id)
@@ -265,7 +266,7 @@ class Ledger:
     def take_bereft(self) -> list[Storage]:
         """Return the storages that became sources since the last call and have consumers.
 
-        They must not be evicted any more.
+        The recomputation of others reads them, so the driver keeps their memory.
         """
         if not self._bereft:
             return []
@@ -283,6 +284,7 @@ class Ledger:
     # -- candidates -----------------------------------------------------------------------------
 
     def _lock(self, storage: Storage) -> None:
+        """Count one more reader of `storage`, which is not evicted meanwhile."""
         storage.locks += 1
         if storage.locks == 1:
             self._classify(storage)
@@ -311,11 +313,13 @@ class Ledger:
         return self._let_go(storage) if storage.dead and not storage.locks else ()
 
     def _hold(self, storage: Storage) -> None:
+        """Mark `storage` as held by variables of the program."""
         storage.held = True
         if storage.order >= 0:
             self._classify(storage)
 
     def _unlock(self, storage: Storage) -> None:
+        """Count one reader of `storage` less."""
         storage.locks -= 1
         if storage.locks == 0:
             self._classify(storage)

@@ -74,11 +74,13 @@ class AdvisedChooser(Chooser):
         return self.spare - sum(each.nbytes for each in set(needed) & self._ready.keys())
 
     def _make_ready(self, storage: Candidate) -> None:
+        """Note that the marked `storage` may be evicted."""
         if storage not in self._ready:
             self._ready[storage] = None
             self.spare += storage.nbytes
 
     def _unready(self, storage: Candidate) -> None:
+        """Note that `storage` is not marked or may not be evicted any more."""
         if storage in self._ready:
             del self._ready[storage]
             self.spare -= storage.nbytes

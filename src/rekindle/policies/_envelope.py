@@ -59,6 +59,7 @@ class Envelope:
         self._order = longer(get("_order"), np.full(slots, -1.0))
         # slot of the top line of each row
         self._top = longer(get("_top"), np.arange(0, slots, WIDTH))
+        # time until which each row's top stays on top
         self._until = longer(get("_until"), np.full(rows, np.inf))
 
     def add(self, cost: float) -> int:
@@ -110,6 +111,7 @@ class Envelope:
         return self._greatest(benefits, self._order[used])
 
     def _best_of_rows(self, now: Nanoseconds) -> int:
+        """Return the slot of the greatest line by comparing the tops of all rows."""
         due = np.flatnonzero(self._until <= now)
         if len(due) or self._dirty:
             rows = {*due.tolist(), *self._dirty}
@@ -119,6 +121,7 @@ class Envelope:
         return int(self._top[row])
 
     def _benefit_of(self, slots: Any, now: Nanoseconds) -> Any:
+        """Return the benefits at `now` of the lines in `slots`."""
         return self._benefit(self._bytes[slots], self._last[slots], self._cost[slots], now)
 
     def _benefit(self, nbytes: Any, last: Any, cost: Any, now: Nanoseconds) -> Any:
@@ -144,6 +147,8 @@ class Envelope:
         self._top[rows] = rows * WIDTH + tops
         if not self._moving:
             return
+        # A steeper line overtakes the top after lead / gain. Rounding errors are counted in its
+        # favor.
         slope = nbytes / cost
         slope_of_top = slope[np.arange(len(rows)), tops][:, None]
         steeper = slope > slope_of_top

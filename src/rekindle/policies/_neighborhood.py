@@ -193,6 +193,7 @@ class Exact(Neighborhood):
     def evicted(self, storage: Candidate) -> None:
         if storage in self._noticed:
             self._notice(storage)
+        # A return that `fallen` has not reported yet: known costs may still contain the storage.
         seen = self._back.pop(storage, None) is not None
         self._since.setdefault(storage, -1 if seen else self._asked)
         self._up[storage] = {p: None for p in storage.parents() if p in self._up}
@@ -214,7 +215,7 @@ class Exact(Neighborhood):
 
     def forgotten(self, storage: Candidate) -> None:
         lost = storage.cost + self._lost.pop(storage, 0.0)
-        # An inner node disappears. Anything behind it may be unreachable now, so the bound is
+        # Without this inner node, everything behind it may be unreachable, so the bound is
         # infinite.
         if self._down[storage]:
             lost = math.inf
@@ -249,6 +250,7 @@ class Exact(Neighborhood):
         above = _reach(self._up, (*nearest, *lost))
         below = _reach(self._down, (c for s in back for c in s.children()))
         fall = _sum(back) + sum(lost.values())
+        # Storages above lose what returned and what lies below it; storages below, what lies above.
         loss_above, loss_below = fall + _sum(below), fall + _sum(above)
         if self._descendants != "none":
             border = (s for member in above for s in member.parents())
@@ -272,6 +274,7 @@ def _reach(graph: _Graph, start: Iterable[Candidate]) -> dict[Candidate, None]:
 
 
 def _sum(storages: Iterable[Candidate]) -> Nanoseconds:
+    """Return the total cost."""
     return sum([storage.cost for storage in storages])
 
 

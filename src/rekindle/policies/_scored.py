@@ -111,10 +111,12 @@ class ScoredChooser(Chooser):
         while True:
             slot = self._lines.best(now)
             storage = self._member[slot]
+            # Its cost is exact, so no other benefit can be greater.
             if self._priced.get(storage) == self._changes:
                 return storage
             self._priced[storage] = self._changes
             price = self._neighborhood.cost(storage) or _LEAST
+            # The bound was exact.
             if price == self._price[storage]:
                 return storage
             self._reprice(storage, price)
@@ -166,6 +168,7 @@ class ScoredChooser(Chooser):
         self._priced.pop(storage, None)
 
     def _weight(self, storage: Candidate) -> int:
+        """Return the factor of the size in the benefit."""
         return self._power(storage.nbytes) if self._by_size else 1
 
     def _power(self, number: _Number) -> _Number:
@@ -177,9 +180,11 @@ class ScoredChooser(Chooser):
         return number * number if self._root else number
 
     def _least(self, storage: Candidate) -> float:
+        """Return a lower bound of the cost of `storage`."""
         return self._neighborhood.least(storage) or _LEAST
 
     def _reprice(self, storage: Candidate, price: float) -> None:
+        """Store another cost of `storage`."""
         self._price[storage] = price
         self._lines.reprice(self._slot[storage], self._power(price))
 

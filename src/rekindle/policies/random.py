@@ -31,6 +31,8 @@ class Random(Policy):
 
 @final
 class _RandomChooser(Chooser):
+    """Chooses from a pool of all candidates."""
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._pool: dict[Candidate, None] = {}

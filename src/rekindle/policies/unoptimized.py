@@ -31,6 +31,8 @@ class Unoptimized(Policy):
 
 @final
 class _Scan(Chooser):
+    """Scores all candidates for each choice."""
+
     def __init__(self) -> None:
         self._pool: dict[Candidate, None] = {}
 
@@ -50,6 +52,7 @@ class _Scan(Chooser):
 
 
 def _score(storage: Candidate, now: Nanoseconds) -> float:
+    """Return the score of `storage` at `now`."""
     cost, last = storage.cost, storage.last_access
     for neighbor in evicted_neighborhood(storage):
         cost += neighbor.cost

@@ -72,7 +72,7 @@ class Answers:
             )
         evicted = driver.core.evicted_bytes(driver.handle)
         error = out_of_budget(shortage, driver.snapshot(), who, evicted)
-        error.__cause__ = None  # else the current exception would become its context
+        error.__cause__ = None  # as with `raise error from None`
         if driver.transfers is not None:
             driver.transfers.add_note_to(error)
         driver.refused = driver.operators_run, copy(error)
@@ -95,6 +95,7 @@ class Answers:
         raise AssertionError(f"{met} is where the budget is")
 
     def recomputed_in_a_graph(self, made_by: str) -> Unsupported:
+        """Return the error for a recomputation during CUDA graph capture."""
         return recomputed_in_a_graph(made_by)
 
     def swap_failed(self, number: int, site: str) -> SwapFailed:
@@ -172,7 +173,7 @@ class Answers:
             driver.noted(operators)
 
     def lessons(self, number: int, met: int) -> None:
-        """Look for learned plans of the step that begins."""
+        """Load plans of steps that begin with operator `met`, if there are any."""
         driver = drivers.get(number)
         if driver is not None and driver.watcher is not None:
             driver.watcher.begins(met)

@@ -119,17 +119,21 @@ class NativeCapture:
         self._words: Transcript | None = None  # set by `end`
 
     def end(self) -> None:
+        """End the recording. It can be read afterwards."""
         if self._words is None:
             self._words = Transcript(*self._core.write_no_more(self._handle, self._number))
 
     def trace(self) -> Trace:
+        """Return the trace of the recorded events."""
         trace, *_ = written_down(self._up_to_now())
         return trace
 
     def recorder(self) -> Recorder:
+        """Return the recorded actions."""
         return acted(self._up_to_now())
 
     def _up_to_now(self) -> Transcript:
+        """Return the journal so far."""
         if self._words is not None:
             return self._words
         return Transcript(*self._core.written_down(self._handle, self._number))
@@ -161,6 +165,7 @@ class _Reader:
         }
 
     def read(self, kind: str, storage: int, number: int, flags: int) -> None:
+        """Add one entry to the trace."""
         match kind:
             case "reads":
                 self._inputs.append(storage)
@@ -181,6 +186,7 @@ class _Reader:
                 pass
 
     def _call(self, cost: int, replayable: bool) -> None:
+        """Add a call, described by the entries before it."""
         inputs = [self._values[storage] for storage in self._inputs]
         overwrites = [
             (position, self._values[self._overwrites[made]])
@@ -199,6 +205,7 @@ class _Reader:
             is_backward=bool(backward),
             workspace=workspace,
         )
+        # Handles of the overwritten values refer to the new ones from now on.
         for (made, _), value in zip(self._made, values, strict=True):
             self._values[made] = value
         for made, old in self._overwrites.items():
@@ -211,11 +218,13 @@ class _Reader:
 
 
 def _words(content: bytes) -> array[int]:
+    """Return 64-bit words as an array."""
     words = array("q")
     words.frombytes(content)
     return words
 
 
 def _rows(content: bytes, length: int) -> Iterator[tuple[int, ...]]:
+    """Iterate over rows of `length` words."""
     numbers: Iterable[int] = _words(content)
     return zip(*[iter(numbers)] * length, strict=True)

@@ -99,12 +99,14 @@ class OptimizerSteps:
             del self._threads[self._thread]
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `_before` of this thread's object, if there is one."""
         steps = self._threads.get(threading.get_ident())
         if steps is None or self._is_captured():
             return None
         return steps._before(optimizer, args, kwargs)
 
     def _step_is_over(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run `_after` of this thread's object, and count the step."""
         steps = self._threads.get(threading.get_ident())
         if steps is not None and not self._is_captured():
             steps._after(optimizer)
@@ -132,6 +134,7 @@ class OptimizerSteps:
         self._driver.stepping = False
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Prepare the step, and return the changed arguments of `step`, or None."""
         begun = self._begun
         if begun is not None and begun.undo is not None and begun.undo.running:
             begun.undo.protect(optimizer)  # a step inside a step
@@ -199,8 +202,9 @@ class OptimizerSteps:
             if predictable and needed is None:
                 with self._runtime.not_of_the_program():
                     needed = bytes_of_step(optimizer, driver.device)
+            # While recording, make no room ahead if it can be made later: a replay of the trace
+            # makes it operator by operator.
             if needed is not None and not (driver.written_down and engine.has_room(needed)):
-                # a replay of the recorded trace makes room operator by operator
                 driver.make_room(needed, name)
             before = now = engine.now()
             if not predictable:

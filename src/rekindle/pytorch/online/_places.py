@@ -85,6 +85,7 @@ class Places:
             self.said += [said] * more
 
     def _here(self) -> Place:
+        """Return the place of the operator that is running."""
         node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if node is not None:
             parameter = getattr(node, "variable", None)

@@ -231,8 +231,8 @@ class Undo:
 
         try:
             write()
-        # evicting the step's own results may need more than the budget allows; ignore it here
         except OutOfBudget:
+            # Bringing back results of the failed step may exceed the budget. Restore them anyway.
             engine.budget = float("inf")
             write()
         finally:
