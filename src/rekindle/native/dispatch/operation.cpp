@@ -214,7 +214,7 @@ Order Operation::written(const Order& before) {
 
 // -- before the operator runs ---------------------------------------------------------------------
 
-// Prune long chains of recipes, each time that many storages were made.
+// Prune long chains of recipes now and then: after about as many new storages as the graph has.
 void Operation::forget_history() {
     if (driver_.storages_made > driver_.look_back_at) {
         driver_.forget_history();
@@ -378,7 +378,7 @@ void Operation::register_results() {
     Signature& signature = *invocation_.signature;
     if (!signature.fresh) {
         signature.learn(positions, nbytes, exotic);
-        // Only devices with queues need free blocks of a given size.
+        // `find_places` runs only where a device queues its work.
         if (driver_.device.queues()) {
             signature.pieces.emplace();
             for (const Made& each : made) {
@@ -450,7 +450,7 @@ void Operation::register_made(std::span<const Made> made, Nanoseconds cost) {
         record.flags = facts_.content;
         Driver::remember(record, *each.tensor);
         if (!invocation_.written.empty()) {
-            // maybe through `out=`: autograd bumps the version afterwards
+            // Maybe written through `out=`: autograd bumps the version afterwards.
             record.version.expected = -1;
         }
         if (facts_.has(Traits::ROUTING) &&
