@@ -99,6 +99,7 @@ void* Blocks::reuse(std::size_t size, std::size_t asked) {
     return block->address;
 }
 
+// Map a new block. Evict free blocks to keep the limit, or move their pages into the new block.
 void* Blocks::map_new(std::size_t size, std::size_t asked) {
     List made(1);
     Block& block = made.front();
@@ -193,6 +194,7 @@ void Blocks::charge(const Block& block, int times) noexcept {
     asked_ += times * static_cast<Bytes>(block.asked);
 }
 
+// Add a free block to the indexes, or remove it.
 void Blocks::note_free(List::iterator block) {
     cached_ += static_cast<Bytes>(block->size);
     block->place = by_size_.emplace(block->size, block);

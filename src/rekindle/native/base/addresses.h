@@ -38,8 +38,10 @@ public:
         return place(key, T{});
     }
 
+    // Set the entry at `key`.
     void put(const void* key, T thing) { at(key) = std::move(thing); }
 
+    // Remove the entry at `key`, if there is one.
     void take(const void* key) noexcept {
         std::size_t hole = ideal(key);
         while (slots_[hole].key != key) {

@@ -109,6 +109,7 @@ public:
         bool visited_ = false;
     };
 
+    // Take the mutex. Throw if this thread holds it already.
     void lock() {
         pthread_t other{};
         if (!taken(other)) {

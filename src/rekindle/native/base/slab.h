@@ -25,6 +25,7 @@ public:
     Slab& operator=(Slab&&) = delete;
     ~Slab() = default;  // Does not destroy live objects: their owner must do so.
 
+    // Make an object. The reference stays valid until `drop`.
     template <class... Arguments>
     T& make(Arguments&&... arguments) {
         if (free_ == nullptr) {
@@ -39,6 +40,7 @@ public:
         return *made;
     }
 
+    // Destroy an object and reuse its slot.
     void drop(T& object) noexcept {
         object.~T();
         Slot* slot = new (static_cast<void*>(&object)) Slot;
@@ -115,6 +117,7 @@ public:
         return static_cast<T*>(found);
     }
 
+    // Free an array of `length` elements that `take` returned.
     void give(T* array, std::size_t length) noexcept {
         if (length == 0) {
             return;

@@ -3,8 +3,8 @@
 // NOTE [Recomputation without recursion]
 //
 // To recompute a value, its evicted inputs are recomputed first, and so on. Chains are thousands of
-// calls long, so `climb` uses explicit stacks instead of recursion: `frames_` holds the calls in
-// progress, `pending_` their missing inputs, `locked_` the inputs that must stay resident.
+// calls long, so `climb` uses explicit stacks instead of recursion. `frames_` holds the calls in
+// progress, `pending_` their missing inputs, and `locked_` the inputs that must stay resident.
 //
 // `Performer::compute` may release the session's mutex. Other threads can then run events that
 // evict, overwrite or free anything that is not locked. `visits_` counts them. If it changed, the
@@ -53,6 +53,7 @@ void Engine::outputs_but_last(Call& call, const Value* wanted, F&& visit) {
     }
 }
 
+// Add `call` and its outputs to memory and to the graph after the first run.
 void Engine::enter(Call& call, bool held) {
     call.ran = true;
     clock += call.cost;
@@ -90,6 +91,7 @@ void Engine::enter(Call& call, bool held) {
     }
 }
 
+// Link `call` into the graph, and set cost and recipe of the storages that it made.
 void Engine::link(Call& call) {
     graph.link(call);
     for (Value* value : call.outputs()) {
@@ -181,6 +183,7 @@ void Engine::lend(const Call& call) {
 
 // -- recomputation --------------------------------------------------------------------------------
 
+// Restore `value`, by a transfer or by recomputation. Repeat while visitors evict it again.
 void Engine::require_quietly(Value& value) {
     touch(*value.storage);
     const std::uint64_t visits = visits_;
@@ -208,6 +211,7 @@ bool Engine::is_missing(const Value& value) noexcept {
     return !value.defined && !value.storage->dissolved && value.storage->replayable;
 }
 
+// Run `call`: a climb with early locks, and if there is no room, one with late locks.
 void Engine::materialize(Call& call, Value* wanted, bool held) {
     if (rules.quirks && !call.ran) {
         link(call);
@@ -221,7 +225,7 @@ void Engine::materialize(Call& call, Value* wanted, bool held) {
         climb(call, wanted, held, Locks::early);
         return;
     } catch (const NoRoom&) {
-        if (rules.quirks) {  // The authors' prototype gives up here.
+        if (rules.quirks) {  // The DTR authors' simulator gives up here.
             throw;
         }
     }
@@ -336,6 +340,7 @@ void Engine::climb(Call& call, Value* wanted, bool held, Locks locks) {
     }
 }
 
+// Push a call in progress. Lock its resident inputs (with early locks) and queue the others.
 void Engine::open(Call& call, Value* wanted, Locks locks) {
     if (frames_.size() > graph.n_calls()) {  // The first call may not be linked yet.
         throw Cyclic();
@@ -422,6 +427,7 @@ bool Engine::can_run(const Frame& frame) {
            std::ranges::all_of(call.inputs(), [](const Edge& edge) { return edge.value->defined; });
 }
 
+// Make room for the call on top, run it, and record its results.
 void Engine::run(const Frame& frame, bool held) {
     Call& call = *frame.call;
     const bool overwrites = call.n_overwrites != 0;
@@ -471,6 +477,7 @@ void Engine::run(const Frame& frame, bool held) {
     }
 }
 
+// Update memory, clock and candidates after a recomputation.
 void Engine::readmit(const Frame& frame, bool in_place, bool lent) {
     Call& call = *frame.call;
     clock += call.cost;

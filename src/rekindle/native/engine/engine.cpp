@@ -152,6 +152,7 @@ private:
     std::vector<Storage*> storages_;
 };
 
+// Restore and lock the referenced values that can only be computed from `storage`.
 void Engine::save_from(Storage& storage, Saved& saved) {
     std::vector<Storage*> needy;
     graph.made_through(storage, needy);
@@ -170,6 +171,8 @@ void Engine::save_from(Storage& storage, Saved& saved) {
     }
 }
 
+// Save all values that depend on `storage`, then remove its consumers' recipes. Sources that become
+// useless by that are processed in the same way.
 void Engine::forget_quietly(Storage& storage) {
     {
         Saved saved(*this);

@@ -124,6 +124,7 @@ public:
     void prefetch(Bytes room = UNLIMITED);
 
 private:
+    // When a call locks its resident inputs: before or after its missing inputs are restored.
     enum class Locks : std::uint8_t { early, late };
 
     class Climb;

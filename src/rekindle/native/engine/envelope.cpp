@@ -82,6 +82,7 @@ Envelope::Slot Envelope::best(Nanoseconds now_ns) {
     return found;
 }
 
+// Find the top line of a row, and the time until which it stays on top.
 void Envelope::find_top(Row& row, std::size_t first, double now) {
     std::array<double, WIDTH> benefits;
     for (std::size_t i = 0; i < WIDTH; ++i) {
@@ -104,6 +105,7 @@ void Envelope::find_top(Row& row, std::size_t first, double now) {
     row.until = moving_ ? time_on_top(top, first, greatest, now) : NEVER;
 }
 
+// Return the earliest time at which a steeper line of the row can overtake `top`.
 double Envelope::time_on_top(
     std::size_t top, std::size_t first, double greatest, double now
 ) const {

@@ -26,9 +26,11 @@ public:
 
     // Add a line and return its slot. The line takes part after the first `renew`.
     Slot add(double cost);
+    // Remove a line and free its slot.
     void remove(Slot slot);
     // Set all of a line but its cost.
     void renew(Slot slot, double nbytes, Nanoseconds last, std::int64_t order);
+    // Set the cost of a line.
     void reprice(Slot slot, double cost);
     // Return the slot of the greatest line at `now_ns`. There must be at least one line.
     Slot best(Nanoseconds now_ns);

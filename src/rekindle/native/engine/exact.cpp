@@ -86,6 +86,7 @@ Nanoseconds Exact::again(Storage& storage) {
     return storage.cost + walk(Way::up);
 }
 
+// Return the cost of the evicted descendants, or at most 2/3 of the own cost (`capped`).
 Nanoseconds Exact::cost_below(Storage& storage) {
     begin_walk();
     walk_children(storage);
@@ -125,6 +126,7 @@ void Exact::notice(Storage& storage) {
     }
 }
 
+// Add `storage` to the graph of evicted storages, with links to its evicted parents and children.
 void Exact::evicted(Storage& storage) {
     Neighbor& own = neighbor(storage);
     if (own.noticed == age_) {
@@ -198,6 +200,7 @@ void Exact::repriced(Storage& storage) {
 
 // -- links ----------------------------------------------------------------------------------------
 
+// Add a link to the lists of both storages.
 void Exact::connect(Neighbor& lower, Neighbor& upper) {
     Link& link = links_.make(Link{&lower, &upper});
     link.next_up = lower.up;
@@ -225,6 +228,7 @@ void Exact::disconnect(Link& link) noexcept {
     links_.drop(link);
 }
 
+// Remove all links of a storage. Return its `since`.
 std::int64_t Exact::remove(Neighbor& gone) noexcept {
     while (gone.up != nullptr) {
         disconnect(*gone.up);
@@ -238,6 +242,7 @@ std::int64_t Exact::remove(Neighbor& gone) noexcept {
 
 // -- cost decreases -------------------------------------------------------------------------------
 
+// Note that a storage returned, together with its current parents.
 void Exact::add_back(Neighbor& back) {
     const std::size_t first = back_parents_.size();
     each_parent(*back.storage, [&](Storage& parent) { back_parents_.emplace_back(&parent); });
@@ -258,6 +263,7 @@ void Exact::remove_back(Neighbor& back) noexcept {
     }
 }
 
+// Note that `storage`, and all storages above it, lost up to `lost` of their cost.
 void Exact::add_lost(Storage& storage, double lost) {
     Neighbor& own = neighbor(storage);
     if (own.lost_at == 0) {
@@ -286,6 +292,8 @@ void Exact::fall(Storage& storage, double most, std::vector<Fallen>& found, std:
     }
 }
 
+// Storages that reached a returned storage from above or below lost at most the cost on its other
+// side.
 void Exact::fallen(std::vector<Fallen>& found) {
     if (back_.empty() && lost_.empty()) {
         return;

@@ -21,6 +21,7 @@ void Ledger::measured(std::int64_t out_bytes_per_s, std::int64_t in_bytes_per_s)
 
 // -- swapping out ---------------------------------------------------------------------------------
 
+// Evict or swap out until at most `nbytes` are in use.
 void Ledger::send_until(Bytes nbytes) {
     while (memory > nbytes) {
         if (Storage* victim = choose(); victim != nullptr) {
@@ -80,6 +81,7 @@ void Ledger::swap_out(Storage& storage) {
     copy(storage, false);
 }
 
+// Let the performer begin a transfer out, and handle a failure.
 void Ledger::copy(Storage& storage, bool keep) {
     note(Entry::Kind::swap_out, storage.id, 0, keep ? Entry::KEPT : 0);
     if (!performer_.swap_out(storage, keep) && !swap_out_failed(storage)) {

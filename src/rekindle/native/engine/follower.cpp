@@ -21,6 +21,7 @@ Follower::Follower(Engine& engine, const Route& route, Host& host)
     }
 }
 
+// Note that the plan mentions `number`.
 void Follower::name(std::int64_t number) {
     const std::size_t needed = static_cast<std::size_t>(number) + 1;
     if (stops_.size() < needed) {
@@ -87,6 +88,7 @@ std::span<const std::int64_t> Follower::restored_by(std::int64_t move) const {
     return std::span(route_.restored).subspan(first, last - first);
 }
 
+// Take the next move: mark a storage, or restore a group of storages that fit.
 void Follower::move() {
     const std::int64_t move = route_.moves[static_cast<std::size_t>(position_++)];
     if (move < 0) {
@@ -117,6 +119,7 @@ void Follower::unmark(std::int64_t move) {
     }
 }
 
+// Release the storage that was kept for the plan.
 void Follower::give_up(std::int64_t number) {
     Stop& place = stop(number);
     if (place.kept) {

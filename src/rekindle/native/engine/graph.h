@@ -28,6 +28,7 @@ struct Value final {
     Storage* storage = nullptr;
     Call* call = nullptr;   // Counted until the storage leaves the graph.
     Value* next = nullptr;  // Next view of the same storage.
+    // True while the value is in memory.
     bool defined = false;
 };
 

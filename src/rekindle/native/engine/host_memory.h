@@ -60,7 +60,9 @@ public:
     std::vector<Storage*> refused;        // Storages without a recipe, for which there was no room.
     std::vector<Ref<Storage>> discarded;  // Storages whose copies are not needed any more.
 
+    // Count a copy of `storage`.
     void take(Storage& storage);
+    // Remove the copy of `storage` from the counts.
     void drop(Storage& storage) noexcept;
     // Undo the last `take`, because the copy failed. The current usage becomes the limit.
     void failed(Storage& storage) noexcept;

@@ -51,6 +51,7 @@ Ledger::~Ledger() {
     dispose();
 }
 
+// Destroy unreferenced objects until none is left; destroying one can release others.
 void Ledger::dispose() noexcept {
     for (;;) {
         if (Storage* storage = graph.dead_storages.take(); storage != nullptr) {
@@ -130,6 +131,7 @@ double Ledger::loss(Storage& storage) {
     return chooser_->loss(storage, clock);
 }
 
+// Make the storages of the reserve candidates.
 void Ledger::give_up_reserve() {
     const std::vector<Storage*> reserve = std::exchange(reserve_, {});
     for (Storage* storage : reserve) {
@@ -257,6 +259,7 @@ void Ledger::free_all() {
     freed_.clear();
 }
 
+// Mark `storage` and its values as not resident.
 void Ledger::vanish(Storage& storage) {
     storage.resident = false;
     for (Value* value = storage.first_value(); value != nullptr; value = value->next) {
@@ -284,7 +287,7 @@ void Ledger::prune(Storage& start) {
         return;
     }
     if (rules.quirks) {
-        return;  // The graph of the authors' prototype only grows.
+        return;  // The graph of the DTR authors' simulator only grows.
     }
     std::vector<Storage*>& unneeded = unneeded_;
     unneeded.push_back(&start);
@@ -357,6 +360,7 @@ void Ledger::enter_graph(Storage& storage) {
     hold(storage);
 }
 
+// Return true if an evicted value needs `storage` for its recomputation.
 bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     for (const Edge* edge = storage.first_consumer; edge != nullptr; edge = edge->next) {
         for (const Value* value : edge->call->outputs()) {
@@ -368,6 +372,8 @@ bool Ledger::needed_by_evicted(Storage& storage) const noexcept {
     return false;
 }
 
+// Free dead storages for good once nothing evicted needs them. Their consumers become
+// unrecomputable.
 void Ledger::banish(Storage& start) {
     std::vector<Storage*> unneeded{&start};
     while (!unneeded.empty()) {
@@ -389,7 +395,7 @@ void Ledger::banish(Storage& start) {
         const std::size_t known = unneeded.size();
         leave_graph(storage, unneeded);
         if (rules.quirks) {
-            unneeded.resize(known);  // The authors' prototype does not check those.
+            unneeded.resize(known);  // The DTR authors' simulator does not check those.
         }
     }
 }
@@ -470,7 +476,7 @@ void Ledger::hold_by_program(Storage& storage) {
 bool Ledger::is_candidate(const Storage& storage) const noexcept {
     return storage.resident && (storage.replayable || swappable(storage)) && storage.locks == 0 &&
            (!storage.held || (storage.returns && !storage.reserved)) && !storage.pinned &&
-           // The authors' prototype evicts empty storages, too.
+           // The DTR authors' simulator evicts empty storages, too.
            (storage.nbytes > 0 || rules.quirks);
 }
 

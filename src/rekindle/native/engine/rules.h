@@ -1,5 +1,5 @@
 // Options of the engine: how it treats dead storages, when it gives up, and whether it imitates
-// quirks of the authors' prototype. Twin of rekindle.engine._rules, which explains each.
+// quirks of the DTR authors' simulator. Twin of rekindle.engine._rules, which explains each.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,15 @@
 
 namespace rekindle {
 
+// Treatment of storages that no event can ask for. `evict`: evict them at once. `ignore`: treat
+// them like others. `banish`: free them for good as soon as nothing evicted needs them.
 enum class Dead : std::uint8_t { evict, ignore, banish };
 
 struct Rules final {
     Dead dead = Dead::evict;
+    // Throw `Thrashed` once recomputation has taken longer.
     Nanoseconds recompute_limit = std::numeric_limits<Nanoseconds>::max();
+    // Imitate the simulator of the DTR paper, to reproduce its figures.
     bool quirks = false;
 };
 

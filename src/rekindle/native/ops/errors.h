@@ -1,6 +1,6 @@
-// Errors that the core throws. Each holds numbers; `in_words` (python.h) turns it into a Python
-// error wherever PyTorch or Python called the core. They derive from `std::exception`, because
-// autograd's threads catch nothing else.
+// Errors that the core throws. Each holds numbers; `in_words` (memory/program.h) turns it into a
+// Python error wherever PyTorch or Python called the core. They derive from `std::exception`,
+// because autograd's threads catch nothing else.
 #pragma once
 
 #include <c10/core/Device.h>

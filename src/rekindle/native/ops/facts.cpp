@@ -135,6 +135,7 @@ bool is_one_of(const std::vector<std::string>& parts, std::string_view name) {
     });
 }
 
+// Derive the facts of an operator from its schema, its tags, its kernels and the tables.
 Facts& learn(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     Facts& facts = tables().facts.make();

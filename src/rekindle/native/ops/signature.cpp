@@ -160,6 +160,7 @@ void Signature::arguments(
 
 namespace {
 
+// Make a tensor with this geometry on the meta device.
 at::Tensor meta_of(const Geometry& geometry) {
     const auto itemsize = static_cast<Bytes>(geometry.dtype.itemsize());
     const std::int64_t length = geometry.reach() / std::max<Bytes>(1, itemsize);

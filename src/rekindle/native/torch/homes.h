@@ -52,8 +52,10 @@ struct Version final {
 
     std::int64_t now() const { return told_by(counter); }
 
+    // Return true if the counter changed since `look`.
     bool moved() const { return expected >= 0 && counter.enabled() && now() != expected; }
 
+    // Record the current value of the counter.
     void look() { expected = now(); }
 };
 
