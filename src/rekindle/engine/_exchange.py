@@ -38,7 +38,7 @@ class Exchange(Ledger):
         assert swap is None or (rules.dead == "evict" and not rules.quirks), "swap needs RIGHT"
         super().__init__(budget, policy, rules)
         self.host = None if swap is None else HostMemory(swap)
-        #: dead storages whose copy on the host is not discarded yet
+        #: Dead storages whose copy on the host is not discarded yet.
         self.discarded: list[Storage] = []
 
     def check(self) -> None:

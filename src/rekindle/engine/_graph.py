@@ -40,7 +40,7 @@ class Storage:
     def __init__(self, storage_id: StorageId, nbytes: Bytes) -> None:
         self.id = storage_id
         self.nbytes = nbytes
-        #: ns, of all calls that made it (views included), or of a transfer
+        #: Cost (ns) of all calls that made it (views included), or of a transfer.
         self.cost: Nanoseconds = 0
         self.last_access: Nanoseconds = 0
         self.order = -1  #: rank in which it became a candidate for eviction; negative: no candidate
@@ -53,7 +53,7 @@ class Storage:
         self.on_host = False  #: a copy is on the host: swapping in can replace recomputing
         self.replayable = True  #: all calls that made it can be recomputed
         self.values: list[Value] = []  #: root first, then views
-        #: calls that made the values, each once; empty outside the graph
+        #: Calls that made the values, each once; empty outside the graph.
         self.makers: list[Call] = []
         self.consumers: dict[
             Call, None

@@ -34,11 +34,11 @@ class HostMemory:
         self.ways = Ways(swap)
         self.turn: Nanoseconds = 0  #: time at which a forward pass was last seen
         self.copies: dict[Storage, None] = {}
-        #: copies being made ahead of eviction, with the end of their transfer
+        #: Copies being made ahead of eviction, with the end of their transfer.
         self.saving: dict[Storage, Nanoseconds] = {}
-        #: prefetched storages, with their last access: unused since then
+        #: Prefetched storages, with their last access: unused since then.
         self.coming: dict[Storage, Nanoseconds] = {}
-        #: storages without a recipe for which the host had no room
+        #: Storages without a recipe for which the host had no room.
         self.refused: dict[Storage, None] = {}
 
     def measured(

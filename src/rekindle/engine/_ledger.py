@@ -35,7 +35,7 @@ class Ledger:
         self.recompute_ns: Nanoseconds = 0  #: time spent in recomputation
         self.subject: Storage | Call | None = None  #: storage or call of the action just yielded
         self.idle: list[Storage] = []  #: held storages that no value of the graph was made from
-        # storages with contents but without a recipe, not reported yet
+        # Storages with contents but without a recipe, not reported yet.
         self._bereft: list[Storage] = []
         self._chooser: Chooser = policy.bind()
         self.advice = self._chooser if isinstance(self._chooser, AdvisedChooser) else None
@@ -43,7 +43,7 @@ class Ledger:
             self._chooser = Asleep(self._chooser)
         self.reserve: dict[Storage, None] = {}  #: evictable while held, as a last resort
         self._order = 0
-        # all storages that are resident or may be recomputed
+        # All storages that are resident or may be recomputed.
         self._storages: dict[Storage, None] = {}
 
     @property
@@ -332,7 +332,7 @@ class Ledger:
             and storage.locks == 0
             and (not storage.held or (storage.returns and storage not in self.reserve))
             and not storage.pinned
-            # the authors also evict storages of 0 bytes
+            # The authors also evict storages of 0 bytes.
             and (storage.nbytes > 0 or self.rules.quirks)
         )
 

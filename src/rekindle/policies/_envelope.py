@@ -57,9 +57,9 @@ class Envelope:
         self._cost = longer(get("_cost"), np.full(slots, 1.0))
         self._last = longer(get("_last"), np.full(slots, -1.0))
         self._order = longer(get("_order"), np.full(slots, -1.0))
-        # slot of the top line of each row
+        # Slot of the top line of each row.
         self._top = longer(get("_top"), np.arange(0, slots, WIDTH))
-        # time until which each row's top stays on top
+        # Time until which each row's top stays on top.
         self._until = longer(get("_until"), np.full(rows, np.inf))
 
     def add(self, cost: float) -> int:

@@ -152,10 +152,10 @@ class Exact(Neighborhood):
         # Storages that returned since `fallen`, with their parents at that time. They may have left
         # the graph meanwhile.
         self._back: dict[Candidate, tuple[Candidate, ...]] = {}
-        # upper bound of the cost lost at and above each storage
+        # Upper bound of the cost lost at and above each storage.
         self._lost: dict[Candidate, float] = {}
         self._expected: dict[Candidate, None] = {}
-        # storages whose neighborhood shows expected outputs
+        # Storages whose neighborhood shows expected outputs.
         self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
         self._since: dict[Candidate, int] = {}  # value of `_asked` at the eviction of each storage
@@ -323,10 +323,10 @@ class Classes(Neighborhood):
 
     def __init__(self) -> None:
         self._node: dict[Candidate, _Class] = {}  # node of each evicted storage
-        # cost that each storage will take out of its class
+        # Cost that each storage will take out of its class.
         self._owed: dict[Candidate, Nanoseconds] = {}
         self._fallen: dict[_Class, None] = {}
-        # storages that may have lost a class as their neighbor
+        # Storages that may have lost a class as their neighbor.
         self._detached: dict[Candidate, None] = {}
         self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum
 

@@ -53,7 +53,7 @@ class ScoredChooser(Chooser):
         self._slot: dict[Candidate, int] = {}
         self._member: dict[int, Candidate] = {}
         self._price: dict[Candidate, float] = {}
-        # number of changes at which the cost was exact; missing: it is a bound
+        # Number of changes at which the cost was exact; missing: it is a bound.
         self._priced: dict[Candidate, int] = {}
         self._changes = 0
         # Updates since the last choice: True for new or touched candidates, False for former ones.

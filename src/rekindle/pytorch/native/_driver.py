@@ -181,7 +181,7 @@ class NativeDriver:
         self.anything = anything
         if anything:
             core.let_go_of_anything(self.handle)
-        #: set if values that variables hold may be evicted
+        #: Set if values that variables hold may be evicted.
         self.lending: KnowsThreads | None = None
         self.watcher: Watcher | None = None  #: set if the run learns plans
         self.copies: CopiesOnHost | None = None
@@ -201,7 +201,7 @@ class NativeDriver:
         self.figures: Figures | None = None  #: figures of the recording, once it is over
         self.places: Places | None = None
         self.audit: NativeAudit | None = None
-        #: while places are recorded: the first and the last snapshot
+        #: While places are recorded: the first and the last snapshot.
         self.looks: list[Snapshot] = []
         self.owners = Owners(partial(core.add_module_tensor, self.handle))
         self.steps = Steps(self.engine)

@@ -62,7 +62,7 @@ def random_states_counted(driver: StateKeeper) -> Iterator[None]:
     @functools.wraps(setter)
     def set_state(generator: torch.Generator, state: Tensor) -> torch.Generator:
         if is_seen() and isinstance(state, Tensor):
-            # no operator reads the state, so the core does not see the access
+            # No operator reads the state, so the core does not see the access.
             driver.bring_back(state)
         return setter(generator, state)
 

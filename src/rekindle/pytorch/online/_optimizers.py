@@ -55,7 +55,7 @@ class _Begun:
     before: Numbers
 
 
-# the last measured step of each optimizer
+# The last measured step of each optimizer.
 _seen: WeakKeyDictionary[Any, _Seen] = WeakKeyDictionary()
 
 
@@ -67,7 +67,7 @@ class OptimizerSteps:
         self._runtime = runtime
         self._driver = runtime.driver
         self._thread = threading.get_ident()
-        # the object that handles the steps of each thread
+        # The object that handles the steps of each thread.
         self._threads = {} if threads is None else threads
         self._threads[self._thread] = self
         self._begun: _Begun | None = None
@@ -143,7 +143,7 @@ class OptimizerSteps:
         self.recover()
         plain = len(args) == 1 and not kwargs
         closure = kwargs.get("closure", args[1] if len(args) == 2 else None)
-        # the step calls the closure first and writes afterwards
+        # The step calls the closure first and writes afterwards.
         if closure is not None and _is_predictable(optimizer):
             return (optimizer, self._and_begin(closure, optimizer)), {}
         if _are_alone(optimizer):

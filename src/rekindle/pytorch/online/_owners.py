@@ -77,7 +77,7 @@ class Owners:
             return None
         model: nn.Module = frame.f_locals["self"]
         if len(self.calls) < _MOST_CALLS and id(model) not in self.calls:
-            # objects that allow no weak references
+            # Objects that allow no weak references.
             with suppress(TypeError, RuntimeError, NotImplementedError):
                 self.calls[id(model)] = ModelCall(frame)
         return model

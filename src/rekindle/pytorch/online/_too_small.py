@@ -47,7 +47,7 @@ class TooSmall:
     def __init__(self) -> None:
         self._named: dict[Bytes, Bytes] = {}  # suggested budgets, and the stride that led to each
         self._met: dict[Bytes, Shortage] = {}
-        # failures of earlier processes; None: not read yet
+        # Failures of earlier processes; None: not read yet.
         self._before: dict[Bytes, Shortage] | None = None
 
     def beyond(self, budget: Bytes, smallest: Bytes, most: Bytes) -> Bytes:

@@ -80,7 +80,7 @@ def _nothing_captured(output_code: Any) -> Iterator[None]:
         inputs: Any, compiled: Any, cudagraphs: Any, constants: Any, forward: Any
     ) -> None:
         type(cudagraphs).disable(cudagraphs)
-        # the backward pass was compiled ahead
+        # The backward pass was compiled ahead.
         if forward is not None and forward.value is not None:
             output_code.maybe_handle_backward_generation(compiled, forward)
 

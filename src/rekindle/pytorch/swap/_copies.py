@@ -34,9 +34,9 @@ class Copies:
         self.store = store
         self.transfers = Transfers(store, believed, self._measured)
         self._keys: dict[StorageId, object] = {}
-        # bool: True for a transfer out
+        # The flag is True for a transfer out.
         self._ways: dict[StorageId, tuple[Transfer, Bytes, bool]] = {}
-        # measured bandwidths to report to the core
+        # Measured bandwidths to report to the core.
         self._out_bytes_per_s = self._in_bytes_per_s = 0
 
     def see(self, stream_id: int, device: int, kind: int) -> None:

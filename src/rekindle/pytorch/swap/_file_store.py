@@ -186,7 +186,7 @@ class _Job(Transfer):
                 # transfer.
                 raise Lost("it was on its way when it was not needed any more")
         try:
-            # not raised: the traceback would keep the memory alive
+            # Not raised: the traceback would keep the memory alive.
             error = self._future.exception()
         except CancelledError:
             error = OSError("its file was closed")
