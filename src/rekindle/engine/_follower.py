@@ -69,7 +69,8 @@ class Follower:
     def skip(self, op: OpId) -> Iterator[Action]:
         """Advance to `op` without bringing anything back.
 
-        Evictions are still advised. Used where the program makes room in its own way.
+        Evictions are still advised. Used when a running step turns out to match the plan, so that
+        the plan is joined in the middle.
         """
         stop = self.route.stops[op]
         while self.position < stop:

@@ -88,7 +88,7 @@ class OptimizerSteps:
         return OptimizerSteps(self._runtime, self._threads)
 
     def over(self) -> None:
-        """End the budget, while the thread keeps running."""
+        """Note that the budget has ended while the thread keeps running."""
         self._threads = {}
         del self._runtime, self._driver
 

@@ -1,4 +1,4 @@
-"""Record where each operator ran: its module and its line. Only used by `profile` and `capture`.
+"""Record where each operator ran: its module and its line. Active only while a run is recorded.
 
 An operator of the forward pass belongs to the innermost running module and to the user's line. An
 operator of the backward pass belongs to the place that made its autograd node. Autograd numbers

@@ -8,7 +8,7 @@ PyTorch's allocator of page-locked memory rounds up to powers of two, is slow be
 at once, and never returns memory. Therefore the store allocates slabs of such sizes, and places
 values side by side in them. A freed place is reused at once. The next copy into it is queued behind
 all of the program's streams, which wait for earlier copies. Slabs return to PyTorch, which reuses
-them after all copies from and to them.
+them once all copies from and to them have ended.
 """
 
 from __future__ import annotations
