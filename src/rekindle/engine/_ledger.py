@@ -42,7 +42,7 @@ class Ledger:
         if not (self._chooser.remembers or rules.quirks):
             self._chooser = Asleep(self._chooser)
         self.reserve: dict[Storage, None] = {}  #: evictable while held, as a last resort
-        self._order = 0
+        self._order = 0  # number of times that a storage became a candidate
         # All storages that are resident or may be recomputed.
         self._storages: dict[Storage, None] = {}
 

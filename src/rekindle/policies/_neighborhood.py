@@ -154,7 +154,7 @@ class Exact(Neighborhood):
         self._back: dict[Candidate, tuple[Candidate, ...]] = {}
         # Upper bound of the cost lost at and above each storage.
         self._lost: dict[Candidate, float] = {}
-        self._expected: dict[Candidate, None] = {}
+        self._expected: dict[Candidate, None] = {}  # quirk: outputs of the running call
         # Storages whose neighborhood shows expected outputs.
         self._noticed: dict[Candidate, None] = {}
         self._asked = 0  # number of costs computed so far
@@ -299,8 +299,8 @@ class _Class:
     __slots__ = ("border", "fall", "members", "sum", "up")
 
     def __init__(self) -> None:
-        self.up: _Class | None = None
-        self.sum: Nanoseconds = 0
+        self.up: _Class | None = None  # None: a representative
+        self.sum: Nanoseconds = 0  # total cost of the class
         self.members = 0  # number of evicted storages
         self.fall: Nanoseconds = 0  # how much the sum fell since `fallen`
         self.border: dict[Candidate, None] = {}  # resident neighbors of the class, and former ones
@@ -325,7 +325,7 @@ class Classes(Neighborhood):
         self._node: dict[Candidate, _Class] = {}  # node of each evicted storage
         # Cost that each storage will take out of its class.
         self._owed: dict[Candidate, Nanoseconds] = {}
-        self._fallen: dict[_Class, None] = {}
+        self._fallen: dict[_Class, None] = {}  # classes whose sum fell since `fallen`
         # Storages that may have lost a class as their neighbor.
         self._detached: dict[Candidate, None] = {}
         self._below: dict[_Class, None] = {}  # representatives of classes with a negative sum

@@ -50,12 +50,12 @@ class ScoredChooser(Chooser):
         self._by_staleness = by_staleness
         self._root = root
         self._lines = Envelope(moving=by_staleness)
-        self._slot: dict[Candidate, int] = {}
-        self._member: dict[int, Candidate] = {}
-        self._price: dict[Candidate, float] = {}
+        self._slot: dict[Candidate, int] = {}  # slot of each candidate's line
+        self._member: dict[int, Candidate] = {}  # candidate of each slot
+        self._price: dict[Candidate, float] = {}  # stored cost: exact, or a lower bound
         # Number of changes at which the cost was exact; missing: it is a bound.
         self._priced: dict[Candidate, int] = {}
-        self._changes = 0
+        self._changes = 0  # number of events that may change costs
         # Updates since the last choice: True for new or touched candidates, False for former ones.
         # Most storages that an operator locks are candidates again before the next choice.
         # Deferring updates preserves their known cost.

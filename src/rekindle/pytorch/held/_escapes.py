@@ -80,16 +80,19 @@ _keeper = Current[Keeper]()
 
 
 def _present(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Make `tensors` resident in the block, if there is a budget."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present(tensors)
 
 
 def _present_in_forward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Do so for a custom function's forward."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present_in_forward(tensors)
 
 
 def _present_in_backward(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Do so for a custom function's backward."""
     keeper = _keeper.now
     return nullcontext() if keeper is None else keeper.present_in_backward(tensors)
 

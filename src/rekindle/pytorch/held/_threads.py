@@ -74,6 +74,7 @@ class Threads:
 
 
 def _is_harmless(origin: str) -> bool:
+    """Return True if threads that come from this module are exempt."""
     return any(origin == name or origin.startswith(f"{name}.") for name in HARMLESS)
 
 

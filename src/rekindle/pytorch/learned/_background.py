@@ -109,6 +109,7 @@ def _number(path: Path) -> int:
 def _end(
     process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str], owner: int
 ) -> None:
+    """End the process and remove the folder, unless this is a fork."""
     if os.getpid() != owner:  # this is a fork, which owns neither
         folder._finalizer.detach()  # type: ignore[attr-defined]
         return

@@ -20,8 +20,7 @@ MOST_LESSONS: Final = 8
 TRIES: Final = 4
 """Number of steps in a row to record after a step of an unknown shape."""
 LONGEST_PAUSE: Final = 1024
-"""Longest pause (steps) in recording if no shape repeats, or in following if plans are left.
-"""
+"""Longest pause (steps): in recording if no shape repeats, in following if plans are left."""
 PATIENCE: Final = 12
 """Number of steps of equal length with evictions before a patient learner records."""
 MOST_LENGTHS: Final = 64
@@ -63,14 +62,14 @@ class Lessons:
         self._shelf = shelf
         self._planning: tuple[Lesson, Planning, Claim] | None = None
         self._elsewhere = False  #: another process searches for a plan that is needed here
-        self._tries = 0
-        self._pause = 0
+        self._tries = 0  # number of steps still to record
+        self._pause = 0  # number of steps until recording begins again
         self._next_pause = TRIES
         self.patient = patient
-        self._lengths: Counter[int] | None = Counter() if patient else None
+        self._lengths: Counter[int] | None = Counter() if patient else None  # see `_waits`
         self._watches = 0  # number of steps that are still of interest
         self._left = 0  # number of steps in a row that left their plan
-        self._rest = 0
+        self._rest = 0  # number of steps until plans are followed again
         self._next_rest = TRIES
 
     def within(self, budget: Bytes) -> Lessons:
@@ -105,6 +104,7 @@ class Lessons:
         return found
 
     def _beginning_with(self, met: int) -> Lesson | None:
+        """Return the latest planned shape in memory that begins with `met`, or None."""
         for lesson in self.shapes:
             if lesson.route is not None and lesson.met[0] == met:
                 return lesson

@@ -79,6 +79,7 @@ class NativeLearner(Learning):
             self._begin()
 
     def _begin(self) -> None:
+        """Give the core its plans, and allow a step to begin."""
         self._evictions = self._driver.evictions
         self._start_clock(self._driver.engine)
         if self.lessons.wanted:
@@ -86,6 +87,7 @@ class NativeLearner(Learning):
             self._core.begin_step(self._handle, self.lessons.wants_more())
 
     def _end(self, *, over: bool) -> None:
+        """End the core's step, learn from its outcome, and continue the search."""
         said = _Ended(*self._core.end_step(self._handle))
         self._understand(said)
         evicting = self._driver.evictions > self._evictions

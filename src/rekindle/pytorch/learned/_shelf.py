@@ -118,6 +118,7 @@ class Shelf:
         return Claim(path, descriptor)
 
     def _names(self) -> list[str]:
+        """Return the names of all stored files."""
         if self._folder is not None:
             with suppress(OSError):
                 return [name for name in os.listdir(self._folder) if name.endswith(ENDING)]
@@ -179,4 +180,5 @@ def _budget_in(name: str) -> Bytes:
 
 
 def _digest(text: str) -> str:
+    """Return a short hash of `text`."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

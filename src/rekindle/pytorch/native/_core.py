@@ -76,6 +76,7 @@ def core(*, build: bool = True) -> ModuleType | None:
 
 
 def _version() -> tuple[int, ...]:
+    """Return the version of torch as numbers."""
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 

@@ -227,10 +227,12 @@ class NativeDriver:
 
     @property
     def evictions(self) -> int:
+        """Number of evictions so far."""
         return self.engine.now().evictions
 
     @property
     def recomputations(self) -> int:
+        """Number of recomputed operators so far."""
         return self.engine.now().recomputations
 
     @property
@@ -347,6 +349,7 @@ class NativeDriver:
         self.engine.budget = budget
 
     def make_room(self, needed: Bytes, who: str) -> None:
+        """Evict until `needed` bytes fit, or raise `OutOfBudget` in the name of `who`."""
         self.core.make_room(self.handle, needed, who)
 
     def give_away(self, home: torch.UntypedStorage) -> None:

@@ -32,6 +32,7 @@ class NativeEngine:
 
     @property
     def budget(self) -> Bytes | float:
+        """The budget in bytes, or infinity."""
         return self._budget
 
     @budget.setter
@@ -45,14 +46,17 @@ class NativeEngine:
         return NativeHost(*self._core.swapped(self._handle)) if self._swaps else None
 
     def now(self) -> Numbers:
+        """Return all numbers of the run, in one call."""
         return Numbers(*self._core.numbers(self._handle))
 
     @property
     def memory(self) -> Bytes:
+        """Bytes in use."""
         return self.now().memory
 
     @property
     def peak(self) -> Bytes:
+        """The most bytes in use so far."""
         return self.now().peak
 
     @peak.setter
@@ -61,18 +65,22 @@ class NativeEngine:
 
     @property
     def clock(self) -> Nanoseconds:
+        """The engine's clock (ns): the sum of the costs of what ran."""
         return self.now().clock
 
     @property
     def compute_ns(self) -> Nanoseconds:
+        """Time (ns) in first executions."""
         return self.now().compute_ns
 
     @property
     def recompute_ns(self) -> Nanoseconds:
+        """Time (ns) in recomputation."""
         return self.now().recompute_ns
 
     @property
     def unlisted(self) -> Bytes:
+        """Bytes that are counted but belong to no storage of the graph."""
         return self.now().unlisted
 
     def has_room(self, needed: Bytes) -> bool:

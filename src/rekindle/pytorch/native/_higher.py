@@ -181,6 +181,7 @@ class _RegionOperator:
         self._overload: OpOverload = getattr(getattr(torch.ops, namespace), name).default
 
     def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the region on its original arguments, and return its results."""
         read, written, numbers, places = [], [], [], []
         for position, argument in enumerate(arguments):
             if isinstance(argument, Tensor):

@@ -52,6 +52,8 @@ class _Owned(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
+    """A snapshot, as the core returns it."""
+
     memory: Bytes
     clock: Nanoseconds
     resident: Bytes

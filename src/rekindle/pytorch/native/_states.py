@@ -78,4 +78,5 @@ def random_states_counted(driver: StateKeeper) -> Iterator[None]:
 
 @functools.cache
 def _bytes_of_state(kind: str, original: Callable[[torch.Generator], Tensor]) -> Bytes:
+    """Return the size of a generator state on a device of this kind."""
     return original(torch.Generator(kind)).nbytes

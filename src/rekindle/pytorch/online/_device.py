@@ -55,6 +55,7 @@ def device_of_program() -> torch.device | None:
 
 
 def _refused(device: object, got: str) -> InvalidArgument:
+    """Return the error for a device that was not accepted."""
     there = ["cpu", *([accelerator.KIND] if accelerator.available() else [])]
     write = " or ".join(f'device="{name}"' for name in there)
     return InvalidArgument(f"device={str(device)!r}: got {got}; write {write}")

@@ -64,10 +64,12 @@ class Owners:
 
     @property
     def parameters(self) -> list[Tensor]:
+        """The living parameters of all modules seen."""
         return list(self._parameters.values())
 
     @property
     def buffers(self) -> list[Tensor]:
+        """The living buffers of all modules seen."""
         return list(self._buffers.values())
 
     def running_model(self) -> nn.Module | None:
@@ -123,6 +125,7 @@ class Owners:
                 self._add(each, False)
 
     def _add(self, tensor: Tensor, parameter: bool) -> None:
+        """Register a tensor of a module, and report it."""
         (self._parameters if parameter else self._buffers)[id(tensor)] = tensor
         if self._added is not None:
             self._added(tensor, parameter)

@@ -60,10 +60,10 @@ class Places:
         self.where: Callable[[], str] | None = None
         self.said: list[str] = []  #: the label from `where`, for each operator
         self.parameters: dict[int, str] = {}  #: path of the module that owns a parameter, by its id
-        self._running: list[str] = []
-        self._paths: dict[nn.Module, str] = {}
+        self._running: list[str] = []  # paths of the running modules, the innermost last
+        self._paths: dict[nn.Module, str] = {}  # path of each module
         self._nodes: list[int] = []  # sequence numbers of nodes, ascending
-        self._made_at: list[Place] = []
+        self._made_at: list[Place] = []  # where each of these nodes was made
 
     def watch(self, stack: ExitStack) -> None:
         """Follow which module runs until `stack` is closed."""
@@ -108,6 +108,7 @@ class Places:
         return self._made_at[found] if found < len(self._nodes) else Place(OUTSIDE, users_line())
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        """Note that the forward pass of `module` begins."""
         if torch.compiler.is_compiling():
             return  # compiled code is one operator of the module that contains it
         path = self._paths.get(module)
@@ -116,6 +117,7 @@ class Places:
         self._running.append(path)
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Note that the forward pass of `module` ends."""
         if not torch.compiler.is_compiling() and self._running:
             self._running.pop()
 

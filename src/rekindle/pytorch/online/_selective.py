@@ -56,4 +56,5 @@ def _keeping(keep: Callable[[Tensor], object], dispatch: Any) -> Any:
 
 
 def _must_save(answer: Any) -> bool:
+    """Return True if the policy's answer demands that the result is saved."""
     return answer is True or answer is checkpoint.CheckpointPolicy.MUST_SAVE

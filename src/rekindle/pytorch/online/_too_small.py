@@ -97,6 +97,7 @@ class TooSmall:
         return next((each.next - each.smallest for each in named), None)
 
     def _earlier(self) -> dict[Bytes, Shortage]:
+        """Return the failures of earlier processes, by budget."""
         if self._before is None:
             self._before = {each.budget: each for each in _read().get(_program(), [])}
         return self._before
@@ -118,6 +119,7 @@ class TooSmall:
 
 
 def _path() -> Path | None:
+    """Return the file of failures, or None if there is no cache folder."""
     folder = cache_folder()
     return None if folder is None else folder / "too-small.json"
 

@@ -249,6 +249,7 @@ class Undo:
         return self._outside(home) or self._clone(home)
 
     def _clone(self, home: torch.UntypedStorage) -> Tensor:
+        """Copy `home` within the budget."""
         copy: Tensor = self._runtime.unseen(_CLONE, whole(home))
         return copy
 

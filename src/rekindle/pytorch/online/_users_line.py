@@ -61,6 +61,7 @@ def owner_of_file(name: str) -> Owner:
 
 
 def _real(path: Path) -> Path:
+    """Return `path` with all symbolic links resolved."""
     return Path(os.path.realpath(path))
 
 

@@ -24,6 +24,7 @@ _warm: WeakSet[Any] = WeakSet(living_objects(torch.optim.Optimizer))
 
 
 def _remember(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note that `optimizer` made a step."""
     _warm.add(optimizer)
 
 
@@ -35,6 +36,7 @@ _load = _optimizers.load_state_dict
 
 @functools.wraps(_load)
 def _load_and_remember(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    """Load a state, and note that `optimizer` has one."""
     _load(optimizer, *args, **kwargs)
     _warm.add(optimizer)
 

@@ -277,6 +277,7 @@ class Operator:
         self.opaque = effect or self.resizes or self.name == WITHOUT_MEMORY
 
     def _writes(self, position: int) -> bool:
+        """Return True if the argument at `position` is written."""
         return any(position == written for written, _ in self.written)
 
     def written_statistics(self, args: tuple[Any, ...]) -> tuple[int, ...]:

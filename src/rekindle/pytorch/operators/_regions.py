@@ -198,5 +198,6 @@ class _OnMeta(fx.Interpreter):
     """An interpreter that runs a graph on meta tensors, and makes new tensors on meta as well."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `target` with meta in place of every device argument."""
         args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))
         return super().call_function(target, args, kwargs)

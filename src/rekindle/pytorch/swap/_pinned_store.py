@@ -133,6 +133,7 @@ class _Slab(NamedTuple):
     space: Space
 
     def take(self, nbytes: Bytes) -> _Block | None:
+        """Reserve a place for `nbytes`, or return None."""
         offset = self.space.take(max(1, nbytes))
         if offset is None:
             return None
