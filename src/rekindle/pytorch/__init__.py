@@ -1,4 +1,4 @@
-"""Runs PyTorch programs within a budget. The only part that imports torch."""
+"""Everything that runs PyTorch programs within a budget. The only part that imports torch."""
 
 from rekindle.pytorch.context import Run as Run
 from rekindle.pytorch.context import budget as budget
