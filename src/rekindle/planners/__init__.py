@@ -4,8 +4,9 @@
     plan = Cuts(time_limit=60).plan(problem, budget=problem.keep_all_peak // 2)
     plan.overhead, plan.lower_bound, plan.schedule
 
-Planners are frozen configuration. `Cuts` is the default: any program, always a bound. The others
-are what has been published. Those that solve integer programs import their solver when made.
+Planners are frozen configuration. `Cuts` is the default: it plans any program and always gives a
+bound. The others are published algorithms. This package imports neither the engine nor the
+simulator, so that no planner judges itself: the verifier does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rekindle.planners.checkmate import Rounding as Rounding
     from rekindle.planners.cuts import Cuts as Cuts
 
-# With a solver that is an optional extra: imported when first asked for.
+# Planners that need a solver, which is an optional extra. They are imported on first access.
 _SOLVING = {
     "Checkmate": "rekindle.planners.checkmate",
     "Cuts": "rekindle.planners.cuts",

@@ -1,4 +1,8 @@
-"""What all planners share: what they are asked, a clock with a log, how a plan is concluded."""
+"""Define the parts that all planners share: the protocol, the state of a search, basic sequences.
+
+A sequence is a list of nodes in the order in which they run (`_sequence.py`). `demand` and
+`recompute_all` make simple ones; `Search` collects the best one and makes the final plan.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ Watch = Callable[[Progress], None]
 
 
 class Planner(Protocol):
-    """A planner is frozen configuration; `plan` may be called many times."""
+    """Protocol of planners. A planner is frozen configuration; `plan` may be called many times."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +37,7 @@ class Search:
     """The state of one search: the best plan and the best bound so far, and the time.
 
     Args:
-        problem: What to plan.
+        problem: The problem.
         budget: The budget in bytes.
         name: The name of the planner.
         watch: A function that is called with each `Progress`.
@@ -55,8 +59,8 @@ class Search:
         self.name = name
         self.swap = swap
         self.best: Timeline | None = None
-        self.best_ns: Nanoseconds = 0  #: when it ends, if there is a host
-        self.taken: tuple[Schedule, Cost] | None = None  #: the best of those with copies
+        self.best_ns: Nanoseconds = 0  #: the end (ns) of `best`, if values may be swapped
+        self.taken: tuple[Schedule, Cost] | None = None  #: the best schedule with copies
         self.bound: Nanoseconds = problem.compute_ns
         self.smallest: Bytes | None = None
         self.time_limit = time_limit
@@ -93,7 +97,7 @@ class Search:
 
         Args:
             steps: Numbers of nodes, in the order in which they run.
-            note: What to say about it in the progress.
+            note: The note in the progress.
 
         Returns:
             The timeline of the sequence.
@@ -112,7 +116,7 @@ class Search:
 
         Args:
             line: The timeline of the sequence.
-            note: What to say about it in the progress.
+            note: The note in the progress.
 
         Returns:
             The time (ns) at which it ends.
@@ -129,7 +133,7 @@ class Search:
 
         Args:
             schedule: A schedule that is valid within the budget.
-            note: What to say about it in the progress.
+            note: The note in the progress.
 
         Returns:
             Its cost, or None if it does not fit on the host.
@@ -150,16 +154,18 @@ class Search:
         Args:
             bound: A bound in ns. It is rounded up to a multiple of the grain of all costs, and down
                 if values may be swapped.
-            note: What to say about it in the progress.
+            note: The note in the progress.
         """
         if self.cost is not None:
             bound = min(bound, self.cost)
-        if not isfinite(bound):  # a solver that had no time knows nothing
+        if not isfinite(bound):  # the solver had no time to prove anything
             return
         grain = self.problem.grain
         if self.swap is not None:
             rounded = int(bound)
-        else:  # The solver's tolerances are relative: a hair above a multiple is that multiple.
+        else:
+            # The solver's tolerances are relative, so a bound slightly above a multiple of the
+            # grain counts as that multiple.
             rounded = -int(-(bound / grain - 1e-6 * max(1.0, bound / grain * 1e-3)) // 1) * grain
         if rounded > self.bound:
             self.bound = rounded
@@ -219,7 +225,7 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
     """Return a sequence that keeps some items and recomputes the others when they are first needed.
 
     Args:
-        problem: What to plan.
+        problem: The problem.
         keep: Numbers of items that stay until their last reader.
 
     Returns:
@@ -236,7 +242,10 @@ def demand(problem: Problem, keep: Set[int]) -> list[int]:
 
 
 def recompute_all(problem: Problem) -> list[int]:
-    """Nothing outlives the node that reads it if it can be computed again: little memory, slow."""
+    """Return a sequence in which each recomputed item is evicted right after its reader.
+
+    It needs little memory and is slow.
+    """
     backward = backward_start(problem)
     steps = list(range(backward))
     gone = droppable(problem, set())
@@ -250,7 +259,11 @@ def recompute_all(problem: Problem) -> list[int]:
 
 
 def droppable(problem: Problem, keep: Set[int]) -> set[int]:
-    """What may be let go at the end of the forward pass: all but `keep` and what is on hold."""
+    """Return the items that can be evicted at the end of the forward pass.
+
+    These are all replayable items but `keep` and items on hold, and all items that were overwritten
+    in the forward pass.
+    """
     backward = backward_start(problem)
     gone = {
         item
@@ -262,7 +275,7 @@ def droppable(problem: Problem, keep: Set[int]) -> set[int]:
 
 
 def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: list[int]) -> None:
-    """Appends the recomputations after which none of `items` is in `gone`."""
+    """Append the recomputations of all `items` that are in `gone`, and update `gone`."""
     stack = [item for item in items if item in gone]
     while stack:
         item = stack[-1]
@@ -278,7 +291,10 @@ def bring_back(problem: Problem, items: Iterable[int], gone: set[int], steps: li
 
 
 def backward_start(problem: Problem) -> int:
-    """The first node of the backward pass: where the trace says so, else at the keep-all peak."""
+    """Return the first node of the backward pass.
+
+    If the trace does not mark the backward pass, it is the node at the peak of keep-all.
+    """
     for node, op in enumerate(problem.op):
         if op is not None and problem.trace.ops[op].is_backward:
             return node

@@ -1,9 +1,9 @@
-"""Which blocks of a program to checkpoint, and which of their results to save all the same.
+"""Choose the blocks of a model to checkpoint, and results inside them to save (`rekindle.export`).
 
-A checkpointed block lets go of what it made inside when its forward pass is over, and runs again as
-a whole right before the first operator of the backward pass that reads any of it. Results on the
-list of what is saved stay, and are not made again. The timeline of a sequence of nodes
-(`_sequence.py`) says what that takes; the search is greedy, its result what the timeline says.
+A checkpointed block frees its intermediate results at the end of its forward pass. It runs again as
+a whole right before the first operator of the backward pass that reads any of them. Saved results
+stay in memory and are not recomputed (selective checkpointing). The timeline of a sequence of nodes
+(`_sequence.py`) gives peak and time of each choice. The search is greedy, so it gives no bound.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rekindle._types import Bytes, Nanoseconds
 from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import cost_of, timeline
 
-_Choice = tuple[frozenset[int], frozenset[int]]  # blocks, and nodes whose results are saved
+_Choice = tuple[frozenset[int], frozenset[int]]  # checkpointed blocks, nodes with saved results
 
 
 @final
 @dataclass(frozen=True)
 class Blocks:
-    """The forward nodes of each candidate, in order, and where the backward pass begins."""
+    """Candidate blocks: the forward nodes of each, in order, and the first backward node."""
 
     problem: Problem
     nodes: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Blocks:
 
     @cached_property
     def savable(self) -> tuple[int, ...]:
-        """Nodes of blocks whose results nobody overwrites, the dearest for a byte first."""
+        """Nodes in blocks whose results are never overwritten, the highest cost per byte first."""
         problem = self.problem
         lent = {item for items in problem.lends for item in items}
 
@@ -51,14 +51,15 @@ class Blocks:
         return tuple(sorted(found, key=lambda node: (-price(node), node)))
 
     def again(self, block: int, saved: Iterable[int]) -> list[int]:
-        """The nodes that run again with `block`."""
+        """Return the nodes of `block` that are recomputed."""
         skipped = {*saved}
         nodes = self.nodes[block]
         return [n for n in nodes if self.problem.replayable[n] and n not in skipped]
 
     def steps(self, chosen: Iterable[int], saved: Iterable[int]) -> list[int]:
+        """Return the sequence of nodes with the blocks `chosen` checkpointed."""
         problem, skipped = self.problem, {*saved}
-        waiting: dict[int, int] = {}  # an item made again by a block that has not run again yet
+        waiting: dict[int, int] = {}  # recomputed items, and the block that recomputes each
         for block in chosen:
             for node in self.again(block, skipped):
                 waiting.update(dict.fromkeys(problem.makes[node], block))
@@ -84,7 +85,7 @@ class Blocks:
         return cost_of(self.problem, (n for block in chosen for n in self.again(block, saved)))
 
     def choose(self, budget: Bytes) -> frozenset[int]:
-        """Blocks to checkpoint, few and cheap: within `budget`, or with the least peak found."""
+        """Choose few, cheap blocks with a peak within `budget`; else the lowest peak found."""
         chosen = best = frozenset[int]()
         while self.peak(chosen) > budget and len(chosen) < len(self.nodes):
             others = [block for block in range(len(self.nodes)) if block not in chosen]
@@ -98,7 +99,7 @@ class Blocks:
         return chosen
 
     def save(self, chosen: frozenset[int], budget: Bytes) -> frozenset[int]:
-        """As many of the dearest results in the chosen blocks as fit: bisection over their list."""
+        """Choose the results to save: as many of the most expensive ones as fit, by bisection."""
         inside = {node for block in chosen for node in self.nodes[block]}
         order = [node for node in self.savable if node in inside]
         low, high = 0, len(order)
@@ -111,7 +112,7 @@ class Blocks:
         return self._worth(inside, order[:low])
 
     def _worth(self, inside: set[int], saved: Sequence[int]) -> frozenset[int]:
-        """Without what nobody reads again: torch would hold it up to the recomputation."""
+        """Remove results that nothing reads again; torch would hold them until recomputation."""
         readers, kept = self.problem.readers, {*saved}
         for node in sorted(kept, reverse=True):
             later = (n for item in self.problem.makes[node] for n in readers[item])
@@ -120,7 +121,7 @@ class Blocks:
         return frozenset(kept)
 
     def calls(self, block: int, saved: frozenset[int]) -> frozenset[tuple[str, int]]:
-        """The saved nodes of `block` as names of operators and which of their calls it is."""
+        """Return the saved nodes of `block` as pairs (operator, number of its call)."""
         found: set[tuple[str, int]] = set()
         counts: Counter[str] = Counter()
         for node in self.nodes[block]:
@@ -136,7 +137,13 @@ class Blocks:
 
 
 def blocks_of(problem: Problem, modules: Sequence[str], names: Sequence[str]) -> Blocks:
-    """`modules[op]` is the path of the module that ran an operator in the forward pass."""
+    """Make the candidate blocks.
+
+    Args:
+        problem: The problem.
+        modules: For each operator, the path of the module that ran it in the forward pass.
+        names: The paths of the candidates.
+    """
 
     def inside(node: int, name: str) -> bool:
         op = problem.op[node]

@@ -1,8 +1,9 @@
-"""When the copies of a sequence begin: as soon as the ways are idle, and memory has room.
+"""Decide when the copies of a sequence begin: as soon as a direction is idle and memory has room.
 
-The sequence says what comes back from the host, and at the latest when. Here the way there takes
-first what is let go first, and the way back brings first what is read first (earliest deadline
-first; Jackson 1955), each while it would be idle otherwise, by the clock of the one `Timeline`.
+A sequence says which items are swapped in, and at which step at the latest. Items that are evicted
+first are copied out first. Items that are read first are copied back first (earliest deadline
+first; Jackson 1955). A copy starts ahead of its step only while its direction would be idle, by the
+clock of `rekindle.schedule.Timeline`. `_writer.py` calls this class.
 """
 
 from __future__ import annotations
@@ -15,30 +16,33 @@ from rekindle.planners._sequence import Timeline as Line
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Action, Compute, Free, SwapIn, SwapOut, Timeline
 
-_AHEAD: Final = 16  # so many are looked at for one that is gone already and may come back
+_AHEAD: Final = 16  # number of coming swap-ins that are searched for one that can start now
 
 
 @final
 class Carrier:
-    """Says which copies begin between two steps. Told of every action, it knows the time."""
+    """Planner of copies: names the copies that begin between two steps of a sequence.
+
+    Its caller passes it every action (`follow`), so that its clock is right.
+    """
 
     def __init__(self, line: Line, budget: Bytes | None, swap: Swap) -> None:
         self.timeline = Timeline(line.problem.trace, budget, swap)
         self._line = line
         self._budget: Bytes | float = float("inf") if budget is None else budget
-        self._memory = 0  # in use now
-        self._planned = line.memory.copy()  # in use while each step runs, with what came ahead
+        self._memory = 0  # bytes in use now
+        self._planned = line.memory.copy()  # bytes in use at each step, with early swap-ins
         self._resident: set[StorageId] = set()
-        self._unsent: dict[int, int] = {}  # what is to be copied out: when it first goes
-        self._departures: list[tuple[int, int]] = []  # those of them that are there, by that
-        self._arrivals: list[tuple[int, int, int]] = []  # (step, item, free to come from then on)
-        self._ahead: set[int] = set()  # what came before its step
-        self._visits: dict[int, int] = {}  # how often each item is still to come back
+        self._unsent: dict[int, int] = {}  # items to copy out, and the step of the first eviction
+        self._departures: list[tuple[int, int]] = []  # heap of (that step, item), once made
+        self._arrivals: list[tuple[int, int, int]] = []  # swap-ins: (step, item, earliest step)
+        self._ahead: set[int] = set()  # items swapped in before their step
+        self._visits: dict[int, int] = {}  # number of swap-ins left for each item
         self._read_arrivals()
 
     def _read_arrivals(self) -> None:
         line = self._line
-        gone: dict[int, int] = {}  # the end of the life before
+        gone: dict[int, int] = {}  # the end of the previous life of each item
         for copy in sorted(line.copies, key=lambda copy: copy.start):
             step = line.steps[copy.start]
             if step < 0:
@@ -49,10 +53,10 @@ class Carrier:
             if copy.item in self._visits:
                 self._unsent.setdefault(copy.item, copy.end)
                 self._unsent[copy.item] = min(copy.end, self._unsent[copy.item])
-        self._arrivals.reverse()  # the next one last
+        self._arrivals.reverse()  # the next one is last, to be popped
 
     def follow(self, action: Action) -> None:
-        """`action` happens."""
+        """Update the clock and the memory by `action`."""
         trace = self._line.problem.trace
         before = self._memory
         match action:
@@ -73,24 +77,24 @@ class Carrier:
         self.timeline.follow(action, before)
 
     def made(self, items: tuple[int, ...]) -> None:
-        """`items` were made for the first time."""
+        """Note that `items` were computed for the first time, so that they can be copied out."""
         for item in items:
             if item in self._unsent:
                 heapq.heappush(self._departures, (self._unsent[item], item))
 
     def must_send(self, item: int) -> bool:
-        """Whether `item`, which goes, has to be copied out now."""
+        """Return True if `item`, which is being evicted, still has to be copied out."""
         return self._unsent.pop(item, None) is not None
 
     def spent(self, item: int) -> bool:
-        """Whether the copy of `item`, which goes, is of no use any more."""
+        """Return True if `item`, which is being evicted, is never swapped in again."""
         if self._visits.get(item) != 0:
             return False
         del self._visits[item]
         return True
 
     def came_ahead(self, item: int) -> bool:
-        """Whether `item`, which has to be back now, was brought back before."""
+        """Return True if `item`, whose swap-in is due now, was swapped in ahead."""
         self._visits[item] -= 1
         if item not in self._ahead:
             return False
@@ -98,7 +102,7 @@ class Carrier:
         return True
 
     def departure(self, step: int) -> int | None:
-        """What else is to be copied out before `step`."""
+        """Return the next item to copy out before `step`, or None."""
         if self.timeline.sent_until > self._soon(step):
             return None
         while self._departures:
@@ -108,7 +112,7 @@ class Carrier:
         return None
 
     def arrival(self, step: int) -> int | None:
-        """What else begins to come back before `step`, ahead of when it has to."""
+        """Return the next item to swap in before `step`, ahead of its own step, or None."""
         while self._arrivals and self._arrivals[-1][0] <= step:
             self._arrivals.pop()
         if self.timeline.back_until > self._soon(step):
@@ -127,7 +131,7 @@ class Carrier:
         return None
 
     def _soon(self, step: int) -> Nanoseconds:
-        """When `step` ends: a copy that begins by then leaves its way idle for no long."""
+        """Return the end (ns) of `step`; a direction that is busy beyond it gets no copy yet."""
         node = self._line.steps[step]
         return self.timeline.now + (self._line.problem.cost[node] if node >= 0 else 0)
 

@@ -1,14 +1,15 @@
-"""The chain model of Rotor, and the operations that a schedule for it is made of.
+"""Define the chain model of Rotor, and the operations of its schedules (see `rotor.py`).
 
-L stages in sequence, then the loss as stage L. For stage i (counted from 0):
+A chain has L stages in sequence, then the loss as stage L. For stage i (counted from 0):
 
     forward[i], backward[i]   times; backward[L] is the time of the loss
     value[i]                  x_i, size of the input of stage i and of its gradient; [L]: output
-    tape[i]                   X_{i+1}, all that a taped forward leaves, its output x_{i+1} included
+    tape[i]                   X_{i+1}, size of all that a taped forward leaves, with its output
     forward_extra[i]          transient memory of the forward beyond input and result
     backward_extra[i]         transient memory of the backward beyond x_i, y_i, y_{i+1}, X_{i+1}
 
-(The papers index tapes by the output: X_{i+1} = tape[i].) Sizes are integers.
+(The papers index tapes by the output: X_{i+1} = tape[i].) A taped forward saves everything that the
+backward of its stage needs. Sizes are integers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import final
 
 @final
 class Kind(Enum):
-    """What is done to a stage. The value is how papers and codes write it."""
+    """Kind of an operation on a stage. The value is the symbol in papers and published codes."""
 
-    DROP = "Fn"  #: forward, the input is dropped
-    KEEP = "CF"  #: forward, the input is kept as a checkpoint
-    TAPE = "Fe"  #: forward with everything that the backward needs
-    LOSS = "L"
-    BACK = "B"
+    DROP = "Fn"  #: forward; the input is freed
+    KEEP = "CF"  #: forward; the input is kept as a checkpoint
+    TAPE = "Fe"  #: forward that saves everything that the backward needs
+    LOSS = "L"  #: forward and backward of the loss
+    BACK = "B"  #: backward
 
 
 @final
@@ -42,7 +43,11 @@ class Operation:
 @final
 @dataclass(frozen=True)
 class Chain:
-    """A chain of stages. Raises ValueError where lengths or sizes make no sense."""
+    """A chain of stages.
+
+    Raises:
+        ValueError: Lengths or sizes are inconsistent.
+    """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -83,7 +88,12 @@ class Chain:
         return sum(self.forward) + sum(self.backward)
 
     def in_units(self, unit: int, *, down: bool = False) -> Chain:
-        """Sizes in multiples of `unit`, rounded up: what fits then fits in bytes too."""
+        """Return the chain with sizes in multiples of `unit`.
+
+        Args:
+            unit: The unit in bytes.
+            down: Round down. Default: round up, so that a schedule that fits also fits in bytes.
+        """
 
         def scaled(sizes: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(size // unit if down else -(-size // unit) for size in sizes)
@@ -98,7 +108,7 @@ class Chain:
         )
 
     def time(self, operations: tuple[Operation, ...]) -> float:
-        """The time of a sequence; whether it is legal and fits is not asked."""
+        """Return the time of a sequence, without checking that it is legal and fits."""
         total = 0.0
         for operation in operations:
             if operation.kind in (Kind.BACK, Kind.LOSS):

@@ -1,7 +1,8 @@
-"""A chain as it was measured, and the memory of a schedule for it, moment by moment.
+"""Describe a measured chain, and compute the memory of a schedule for it, operation by operation.
 
-The model of `_chain.py` rounds in favor of safety: a gradient has the size of its value, one
-transient serves all forwards, parameters do not exist. The walk here knows better.
+The model of `_chain.py` is coarser and errs on the safe side: a gradient has the size of its value,
+all forwards of a stage have one transient, and parameters do not exist. The computation here uses
+the measured figures. `rekindle.sequential` measures the chain, and `_dial.py` plans it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ from rekindle.planners._chain import Chain, Kind, Operation
 @final
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage as it was measured, in ns and bytes.
+    """Measured figures of one stage, in ns and bytes.
 
-    output: what the next stage gets; gradient: of the output, 0 if it needs none.
-    tape: what a forward for the backward leaves beside its input; its output is part of that.
-    *_extra: the most beside that while it runs: a forward with tape, without, the backward; there
-        less than nothing where one gradient is gone before the other is made.
-    weights: gradients of parameters that no earlier stage has.
+    Attributes:
+        forward: Time of the forward.
+        backward: Time of the backward.
+        output: Bytes of the output.
+        gradient: Bytes of the gradient of the output; 0 if it needs none.
+        tape: Bytes that a taped forward leaves in addition to its input; includes the output.
+        taped_extra: The most further bytes while a taped forward runs.
+        dropped_extra: The most further bytes while a forward without tape runs.
+        backward_extra: The most further bytes while the backward runs. It is negative if one
+            gradient is freed before the other one is made.
+        weights: Bytes of gradients of parameters that no earlier stage has.
     """
 
     forward: Nanoseconds
@@ -40,11 +47,16 @@ class Stage:
 @final
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A chain of stages with what is around it.
+    """Measured figures of a chain of stages and its surroundings, in ns and bytes.
 
-    fixed: alive all the time: parameters, buffers, gradients that are there already, what the
-        caller said. input: bytes of x_0, alive all the time. loss_extra: beside output and its
-        gradient while the loss runs.
+    Attributes:
+        stages: The stages.
+        fixed: Bytes that stay all the time: parameters, buffers, existing gradients, and the bytes
+            that the caller reserves.
+        input: Bytes of the input x_0, which stays all the time.
+        input_gradient: Bytes of the gradient of the input; 0 if it needs none.
+        loss_ns: Time of the loss, forward and backward.
+        loss_extra: The most bytes while the loss runs, in addition to the output and its gradient.
     """
 
     stages: tuple[Stage, ...]
@@ -68,20 +80,21 @@ class Measured:
 
     @property
     def keep_all(self) -> tuple[Operation, ...]:
-        """Nothing is computed twice."""
+        """The schedule that recomputes nothing."""
         last = len(self.stages)
         forward = (Operation(Kind.TAPE, stage) for stage in range(last))
         backward = (Operation(Kind.BACK, stage) for stage in reversed(range(last)))
         return (*forward, Operation(Kind.LOSS, last), *backward)
 
     def peak(self, operations: tuple[Operation, ...]) -> Bytes:
-        """The most memory at any moment of a schedule, `fixed` included."""
+        """Return the peak (bytes) of a schedule, including `fixed`."""
         return max(self.memory(operations), default=self.fixed)
 
     def memory(self, operations: tuple[Operation, ...]) -> Iterator[Bytes]:
-        """The most memory during each operation.
+        """Yield the most bytes in use during each operation.
 
-        The output of the chain stays to the end: the caller has it. Gradients of parameters stay.
+        The output of the chain stays to the end, because the caller holds it. Gradients of
+        parameters stay as well.
         """
         stages, last = self.stages, len(self.stages)
         values = (self.input, *(stage.output for stage in stages))
@@ -119,7 +132,7 @@ class Measured:
 @final
 @dataclass(frozen=True, slots=True)
 class ChainSchedule:
-    """What to do with a measured chain. Times in ns, memory in bytes, all of the model."""
+    """Schedule for a measured chain. Times are in ns; `peak` is bytes and includes the model."""
 
     operations: tuple[Operation, ...]
     peak: Bytes

@@ -1,8 +1,8 @@
-"""The best schedule for a measured chain.
+"""Find the best schedule for a measured chain (`rekindle.sequential`).
 
-Rotor's program (`rotor.py`) finds schedules for a model of memory that rounds up; the walk of
-`_costs.py` judges what they take. So the limit that the program is given is only a dial, turned
-until what comes out just fits the budget.
+Rotor's dynamic program (`rotor.py`) uses a model of memory that rounds up; `_costs.py` computes the
+real peak of a schedule. So the limit given to the program is only a parameter. It is bisected until
+the real peak of the resulting schedule just fits the budget.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ from rekindle.planners._chain import Operation
 from rekindle.planners._costs import ChainSchedule, Measured
 from rekindle.planners.rotor import persistent
 
-_TURNS = 16  # of the dial: to 1 / 65000 of its range
+_TURNS = 16  # steps of the bisection: to 1 / 65,536 of the range
 
 
 def best_schedule(measured: Measured, budget: Bytes, *, slots: int | None = 500) -> ChainSchedule:
-    """The fastest schedule found whose peak fits; else the one with the least peak."""
+    """Find the fastest schedule whose peak fits.
+
+    Args:
+        measured: The chain.
+        budget: The budget (bytes).
+        slots: The resolution of memory in the dynamic program. None: exact.
+
+    Returns:
+        The fastest schedule found that fits; if none fits, the one with the lowest peak.
+    """
     everything = _schedule(measured, measured.keep_all)
     if everything.peak <= budget:
         return everything

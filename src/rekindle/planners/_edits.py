@@ -1,4 +1,8 @@
-"""Small changes of a sequence: a value comes back by a copy, by its maker, makes room, or stays."""
+"""Propose small changes of a sequence, for the search with swapping (`_swapping.py`).
+
+A recomputation becomes a swap-in, a swap-in becomes a recomputation, a resident item is swapped out
+in a gap, or an item stays. Each function proposes edits of one kind; the caller tries them.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ from rekindle._types import Bytes
 from rekindle.planners._lives import Lives, gaps
 from rekindle.planners._sequence import Timeline
 
-_LONGEST: Final = 64  # computations that may take the place of one copy
+_LONGEST: Final = 64  # most computations that may replace one swap-in
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """`instead` takes the place of step `step`. The higher the promise, the sooner it is tried."""
+    """Replacement of step `step` by the steps `instead`. Edits of high promise are tried first."""
 
     step: int
     instead: tuple[int, ...]
@@ -26,15 +30,16 @@ class Edit:
 
 
 def changed(steps: Sequence[int], edits: Iterable[Edit]) -> list[int]:
-    """`steps` with all `edits` made; of two for one step the last one."""
+    """Return `steps` with all edits made. Of two edits of one step, the last one counts."""
     instead = {edit.step: edit.instead for edit in edits}
     return [new for at, step in enumerate(steps) for new in instead.get(at, (step,))]
 
 
 def copy_instead(line: Timeline) -> list[Edit]:
-    """For each node that runs again: what it makes is copied back. Promise: ns saved for a byte.
+    """Propose for each recomputed node to swap in its results instead.
 
-    Saved is also what runs again for that node alone.
+    The promise is the saved time per byte (ns). Saved time includes recomputations that only serve
+    this node.
     """
     problem = line.problem
     saved = {
@@ -58,7 +63,7 @@ def copy_instead(line: Timeline) -> list[Edit]:
 
 
 def compute_instead(line: Timeline) -> list[Edit]:
-    """For each copy back: what came is computed. Promise: bytes for a ns."""
+    """Propose for each swap-in to recompute the item instead. The promise is bytes per ns."""
     problem = line.problem
     present: set[int] = set()
     begins, ends = _events(line)
@@ -75,7 +80,10 @@ def compute_instead(line: Timeline) -> list[Edit]:
 
 
 def make_room(line: Timeline) -> list[Edit]:
-    """For each value that stays long unread: it comes back by a copy. Promise: bytes times ns."""
+    """Propose for each item with a long gap between reads to swap it out in the gap.
+
+    The promise is the bytes of the item times the length of the gap (ns).
+    """
     problem = line.problem
     clock = [0]
     for node in line.steps:
@@ -91,13 +99,14 @@ def make_room(line: Timeline) -> list[Edit]:
 
 
 def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
-    """What need not come again, for there is room for it until then; dearest first.
+    """Propose recomputations and swap-ins to drop, because there is room to keep their results.
 
-    There is room for all of it together.
+    Returns:
+        Edits with the highest cost first. There is room for all of them together.
     """
     problem = line.problem
     memory = line.memory.copy()
-    before: dict[int, int] = {}  # where the life before of each item ended
+    before: dict[int, int] = {}  # the end of the previous life of each item
     again: list[tuple[int, int, list[tuple[int, int]]]] = []
     lives = Lives.of(line)
     for step, node in enumerate(line.steps):
@@ -119,7 +128,7 @@ def keep_instead(line: Timeline, budget: Bytes) -> list[Edit]:
 
 
 def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """What is there from each step on, and to each step."""
+    """Return the items whose lives begin, and end, at each step."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for copy in line.copies:
@@ -129,7 +138,7 @@ def _events(line: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]
 
 
 def _computations(line: Timeline, item: int, present: set[int]) -> tuple[int, ...]:
-    """What computes `item` from what is `present`; nothing if that cannot be."""
+    """Return the nodes that compute `item` from the items in `present`; empty if impossible."""
     problem = line.problem
     order: list[int] = []
     done: set[int] = set()

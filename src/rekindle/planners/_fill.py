@@ -1,4 +1,4 @@
-"""Better plans from a plan: what was let go and made again can stay if there is room."""
+"""Improve a sequence: an item that was evicted and recomputed stays if there is room."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from rekindle.planners._sequence import Timeline, prune, timeline
 
 
 def fill(line: Timeline, budget: Bytes) -> tuple[int, ...]:
-    """The steps without the recomputations that unused memory can replace, dearest first.
+    """Return the steps without the recomputations that unused memory can replace.
 
-    All for which there is room together are taken at once; where that fails, half of them.
+    Expensive recomputations are removed first. All for which there is room together are removed at
+    once; if that fails, half of them, and so on.
     """
-    refused: set[int] = set()  # nodes whose results cannot stay
+    refused: set[int] = set()  # nodes whose recomputation cannot be removed
     while True:
         edits = [e for e in keep_instead(line, budget) if line.steps[e.step] not in refused]
         while edits:
@@ -31,5 +32,5 @@ def _without(line: Timeline, edits: list[Edit]) -> Timeline | None:
     problem = line.problem
     try:
         return timeline(problem, prune(problem, changed(line.steps, edits)))
-    except ValueError:  # an item of these is lent to an in-place write between
+    except ValueError:  # an in-place write takes over the memory of an item in its gap
         return None

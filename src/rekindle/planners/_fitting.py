@@ -1,21 +1,23 @@
-"""Fits a sequence into the budget: lets go of what costs least, one gap after the other.
+"""Fit a sequence into the budget: evict the items that cost least, one gap after the other.
 
-While the memory of some step is over the budget: whatever is there, and is not read in that step,
-could be let go after its last reader before and be made again for its next one. That costs the
-nodes to run again, and relieves all steps of the gap, each by the bytes of the item or by what it
-is over the budget. The gap with the least cost for its relief is taken: the greedy rule for
-covering programs (Chvatal 1979), where costs change as ancestors go.
+A gap of an item lies between two of its reads. While some step exceeds the budget, each item that
+is resident at that step and not read there could be evicted after the read before, and recomputed
+for the read after. The cost is that of the recomputed nodes. The relief is the sum over the steps
+of the gap of the item's bytes, each at most the excess of the step. The gap with the lowest cost
+for its relief is closed. This is the greedy rule for covering programs (Chvatal 1979), except that
+costs change when ancestors are evicted.
 
-In a program with many values a round closes several gaps, as long as that goes well. They are taken
-in the same way, cheapest first, each at its price after those before it (the lazy greedy algorithm,
-Minoux 1978: prices for relief only rise).
+In a program with many values, a round closes several gaps, while the excess keeps falling. The
+cheapest comes first, each at its price after the previous ones (the lazy greedy algorithm, Minoux
+1978: prices for relief only rise).
 
-What is let go comes back as late as it can: just before its reader, or, if running its nodes takes
-more memory than there is then, at the nearest moment before with room for them. Where memory is
-tight, that is what makes plans possible (a U-Net at a quarter of its activations has none without).
+An evicted item is recomputed as late as possible: just before its reader. If the recomputation
+needs more memory than is free there, it moves to the nearest earlier moment with room for it. For
+tight budgets this makes plans possible at all (a U-Net at a quarter of its activations needs it).
 
-Sequences to begin with are keep-all, the solutions of relaxations that do not fit, and, to find
-better plans, the best one without a random part of its recomputations, at prices a little off.
+The search starts from keep-all and from solutions of relaxations that do not fit. To find better
+plans, it also starts from the best one without a random part of its recomputations, at slightly
+changed prices.
 """
 
 from __future__ import annotations
@@ -36,21 +38,21 @@ from rekindle.planners._fill import fill
 from rekindle.planners._problem import Problem
 from rekindle.planners._sequence import Copy, Timeline, prune, timeline
 
-# Where it is tight, a gap that closes opens another one, which closes that one again, and so on for
-# ever. So while the sum of what is over the budget does not fall, an item gets dearer each time
-# that it is let go, which ends such circles, and after that many times all together there is
-# no plan to be had.
+# With a tight budget, closing a gap can open another one, which closes the first one again, and so
+# on without end. So while the total excess does not fall, each eviction raises the price of its
+# item by the factor _DEARER, which ends such cycles. After _PATIENCE such evictions the search
+# fails.
 _PATIENCE = 200
 _DEARER = 1.25
-_NOISE = 0.3  # on a price: gaps whose prices are that near change places
-_SHARES = (0.1, 0.3, 0.6)  # of the recomputations of the best plan that are given up to shake it
-_MOMENTS = 12  # at which a recomputation without room is tried
-_ROUND = 32  # of the values at the worst step, one of so many is let go in a round
+_NOISE = 0.3  # relative noise on a price, so that gaps of similar prices change places
+_SHARES = (0.1, 0.3, 0.6)  # shares of the best plan's recomputations that `shake` removes
+_MOMENTS = 12  # most moments that are tried for a recomputation without room
+_ROUND = 32  # a round evicts at most one of so many values at the worst step
 
 
 @final
 class Fitter:
-    """For one problem and one budget. `left()` is the time left, in seconds."""
+    """Search for sequences that fit one budget. `left()` returns the seconds that remain."""
 
     def __init__(self, problem: Problem, budget: Bytes, left: Callable[[], float]) -> None:
         self.problem = problem
@@ -60,8 +62,16 @@ class Fitter:
     def fit(
         self, line: Timeline, most: float = float("inf"), rng: random.Random | None = None
     ) -> Timeline | None:
-        """A plan that begins with what `line` recomputes; None: none found that costs less than
-        `most`. `rng` disturbs the prices."""
+        """Make a sequence fit by evicting more.
+
+        Args:
+            line: The sequence.
+            most: The search fails when the cost (ns) reaches this value.
+            rng: A source of noise on prices. None: no noise.
+
+        Returns:
+            A sequence that fits, or None.
+        """
         least, lately = np.inf, Counter[int]()
         while line.cost < most and self.left() > 0:
             over = np.maximum(line.memory - self.budget, 0)
@@ -81,7 +91,11 @@ class Fitter:
         return None
 
     def shake(self, best: Timeline, rng: random.Random) -> Timeline | None:
-        """A plan that costs less than `best` and has a part of its recomputations, or None."""
+        """Search from `best` without a random part of its recomputations.
+
+        Returns:
+            A sequence that fits and costs less than `best`, or None.
+        """
         share = rng.choice(_SHARES)
         steps = [
             node
@@ -90,13 +104,13 @@ class Fitter:
         ]
         try:
             line = timeline(self.problem, prune(self.problem, steps))
-        except ValueError:  # an item of these is lent to an in-place write between
+        except ValueError:  # an in-place write takes over the memory of an item in its gap
             return None
         return self.fit(line, best.cost, rng)
 
 
 class _Offer(NamedTuple):
-    """The copy could go between two steps, if `nodes` run again before the second."""
+    """Gap of an item between two steps; `nodes` have to be recomputed before the second."""
 
     copy: Copy
     start: int
@@ -106,7 +120,7 @@ class _Offer(NamedTuple):
 
 @final
 class _Gaps:
-    """The gaps of `line` at the step that is most over the budget."""
+    """The gaps of `line` that span its worst step, which exceeds the budget most."""
 
     def __init__(
         self,
@@ -123,18 +137,24 @@ class _Gaps:
         self.lately = lately
         self.rng = rng
         self.worst = int(over.argmax())
-        self.starts: dict[int, list[int]] = {}  # of the lives of each item, and their ends
-        self.ends: dict[int, list[int]] = {}
+        self.starts: dict[int, list[int]] = {}  # the first steps of the lives of each item
+        self.ends: dict[int, list[int]] = {}  # the last steps
         for copy in line.copies:
             self.starts.setdefault(copy.item, []).append(copy.start)
             self.ends.setdefault(copy.item, []).append(copy.end)
-        self.closed: dict[int, tuple[int, int]] = {}  # of each item that goes: from where to where
-        self.wanted: dict[int, list[int]] = {}  # where what comes back reads an item
-        self.nodes: dict[int, list[int]] = {}  # that run again before each step
+        self.closed: dict[int, tuple[int, int]] = {}  # the gap of each item that is evicted
+        self.wanted: dict[int, list[int]] = {}  # steps where recomputations read an item
+        self.nodes: dict[int, list[int]] = {}  # nodes to recompute before each step
 
     def close(self, *, several: bool) -> tuple[list[int], Timeline] | None:
-        """The items whose gaps are the cheapest for their relief, and the sequence without them
-        there."""
+        """Close the cheapest gaps.
+
+        Args:
+            several: Close several gaps in this round.
+
+        Returns:
+            The items of these gaps and the new sequence, or None if no gap can be closed.
+        """
         present = self._present()
         most = max(1, len(present) // _ROUND) if several else 1
         reads = self._reads(present)
@@ -143,7 +163,7 @@ class _Gaps:
             self._offer(queue, number, copy, reads)
         while queue and len(self.closed) < most and self.over[self.worst] > 0:
             _, number, closed, offer = heapq.heappop(queue)
-            if closed < len(self.closed):  # others went since
+            if closed < len(self.closed):  # other gaps were closed since, so the price is stale
                 self._offer(queue, number, offer.copy, reads)
             else:
                 self._close(offer)
@@ -163,7 +183,7 @@ class _Gaps:
         copy: Copy,
         reads: dict[int, list[int]],
     ) -> None:
-        """Puts the gap of `copy` into the queue, by its price, if it can go."""
+        """Put the gap of `copy` into the queue, by its price, if it can be closed."""
         known, wanted = reads.get(copy.item, []), self.wanted.get(copy.item)
         start, end = self._gap(copy, sorted(known + wanted) if wanted else known)
         if end < 0 or self._held(copy.item, start, end):
@@ -194,7 +214,7 @@ class _Gaps:
         return price * (1 + _NOISE * self.rng.random()) if self.rng else price
 
     def _present(self) -> list[Copy]:
-        """Copies that are there at the worst step, and have nothing to do with it."""
+        """Return the copies that are resident at the worst step, but not read or made there."""
         problem, node = self.problem, self.line.steps[self.worst]
         own = {*problem.reads[node], *problem.makes[node]}
         return [
@@ -206,7 +226,7 @@ class _Gaps:
         ]
 
     def _reads(self, copies: list[Copy]) -> dict[int, list[int]]:
-        """The steps that read what there are `copies` of."""
+        """Return the steps that read each item of `copies`."""
         present = {copy.item for copy in copies}
         found: dict[int, list[int]] = {}
         for step, node in enumerate(self.line.steps):
@@ -216,7 +236,7 @@ class _Gaps:
         return found
 
     def _gap(self, copy: Copy, reads: list[int]) -> tuple[int, int]:
-        """The readers before and after the worst step; the second -1 where there is none."""
+        """Return the last read before the worst step, and the next one, or -1 without one."""
         start, end = copy.start, -1
         for step in reads:
             if copy.start <= step < self.worst:
@@ -232,7 +252,7 @@ class _Gaps:
         return any(first[hold.first] < end and first[hold.last] > start for hold in holds)
 
     def _again(self, item: int, at: int) -> list[int] | None:
-        """The nodes that make `item` again before step `at`; None where that cannot be."""
+        """Return the nodes that recompute `item` before step `at`, or None if impossible."""
         problem = self.problem
         nodes: list[int] = []
         made: set[int] = set()
@@ -257,7 +277,7 @@ class _Gaps:
         return nodes
 
     def _alive(self, item: int, at: int) -> bool:
-        """Whether it is there before step `at`, or comes back then."""
+        """Return True if `item` is resident before step `at`, or is recomputed there."""
         start, end = self.closed.get(item, (at, at))
         if start < at < end:
             return False
@@ -265,7 +285,11 @@ class _Gaps:
         return life >= 0 and at <= self.ends[item][life]
 
     def _where(self, item: int, end: int, nodes: list[int]) -> tuple[int, list[int]]:
-        """The latest moment in the gap with room for `nodes`, or that with the least excess."""
+        """Find the latest moment in the gap with room for `nodes`, or with the least excess.
+
+        Returns:
+            The step before which to recompute, and the nodes to recompute there.
+        """
         size, memory = self.problem.nbytes[item], self.line.memory
         before = self.between
         least, chosen, tried = np.inf, (end, nodes), 0
@@ -286,7 +310,7 @@ class _Gaps:
 
     @cached_property
     def between(self) -> NDArray[np.int64]:
-        """Bytes that stay from the step before each step to that step."""
+        """Bytes that stay resident between each step and the one before it."""
         change = np.zeros(len(self.line.steps) + 2, dtype=np.int64)
         for copy in self.line.copies:
             change[copy.start + 1] += self.problem.nbytes[copy.item]
@@ -294,7 +318,7 @@ class _Gaps:
         return np.cumsum(change) + self.problem.fixed
 
     def _transient(self, nodes: list[int]) -> Bytes:
-        """The most that `nodes` make at once, where each result goes after its last reader."""
+        """Return the peak (bytes) of the results of `nodes`, each freed after its last reader."""
         problem = self.problem
         last: dict[int, int] = {}
         for step, node in enumerate(nodes):

@@ -1,8 +1,9 @@
-"""A line through the forward pass: the candidates for checkpoints, and plans that keep some.
+"""Select candidates for checkpoints along the forward pass, and make sequences that keep some.
 
-*Articulation* candidates are the values through which everything that follows must pass (Chen et
-al. 2016 assume a chain of those; Checkmate, MLSys 2020, calls the variant AP): removing one cuts
-the forward graph in two. *All* takes every forward value in the program's order (linearised).
+*Articulation* candidates are values whose removal cuts the forward graph in two: everything that
+follows depends on the past only through them. Chen et al. 2016 assume a chain of such values;
+Checkmate (MLSys 2020) calls the variant AP. *All* candidates are all forward values in the
+program's order (Checkmate's linearised variant). `chen.py`, `revolve.py` and `rotor.py` use them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from rekindle.planners._problem import Problem
 
 
 def candidates(problem: Problem, line: Literal["articulation", "all"]) -> list[int]:
-    """Items made in the forward pass and read in it, in order."""
+    """Return the candidate items, in order: all are made and read in the forward pass.
+
+    Args:
+        problem: The problem.
+        line: The kind of candidates.
+    """
     backward = backward_start(problem)
     last = [
         max((r for r in problem.readers[item] if r < backward), default=-1)
@@ -29,8 +35,8 @@ def candidates(problem: Problem, line: Literal["articulation", "all"]) -> list[i
     ]
     if line == "all":
         return items
-    # After a node, the items that later forward nodes still read are open. One open item only,
-    # and it has bytes: everything later passes through it.
+    # After a node, an item is open if a later forward node reads it. If only one item is open,
+    # everything later depends on it: it is an articulation point.
     closing: dict[int, int] = {}
     for item in items:
         closing[last[item]] = closing.get(last[item], 0) + 1
@@ -52,14 +58,20 @@ def reverse(
     slots: int,
     split: Callable[[int, int], int],
 ) -> list[int]:
-    """The program with at most `slots` candidates kept at once, chosen by `split(length, slots)`.
+    """Make a sequence that keeps at most `slots` candidates at once.
 
-    Values between two candidates come back together when the backward pass first demands one of
-    them, and stay until it has read them.
+    Values between two candidates are recomputed together when the backward pass first reads one of
+    them. They stay until the backward pass has read them.
+
+    Args:
+        problem: The problem.
+        line: The candidates, in order.
+        slots: The most candidates to keep at once.
+        split: A function of (length, slots) that gives the position of the first one to keep.
     """
     backward = backward_start(problem)
     makers = [problem.maker[item] for item in line]
-    kept = [0]  # candidates by position in the line, from 1; 0 is the input
+    kept = [0]  # kept candidates by their position in the line, from 1; 0 is the input
     while kept[-1] < len(line) and len(kept) <= slots:
         kept.append(kept[-1] + split(len(line) - kept[-1], slots - len(kept) + 1))
     keep = {line[at - 1] for at in kept[1:]}

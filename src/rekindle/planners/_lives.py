@@ -1,4 +1,7 @@
-"""The lives of the items in a sequence: who reads them, and for how long nobody does."""
+"""Find the readers of each life of an item in a sequence, and the gaps between reads.
+
+A life is a `Copy` of a timeline: from the step that makes or swaps in an item to its last reader.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from rekindle.planners._sequence import Copy, Timeline, inputs_of
 @final
 @dataclass(frozen=True)
 class Lives:
-    """Of the copies in a timeline, by their index there."""
+    """The lives in a timeline, each by its index in `Timeline.copies`."""
 
     made: Mapping[int, Sequence[int]]
-    """What each step makes or brings."""
+    """The lives that begin at each step."""
     readers: Sequence[Sequence[int]]
-    """The steps that read each."""
+    """The steps that read the item in each life."""
 
     @staticmethod
     def of(line: Timeline) -> Lives:
@@ -36,7 +39,7 @@ class Lives:
 
 
 class Gap(NamedTuple):
-    """Between two steps `item` is there, and neither read nor on hold."""
+    """Interval between two steps in which `item` is resident, and neither read nor on hold."""
 
     item: int
     begin: int
@@ -44,7 +47,7 @@ class Gap(NamedTuple):
 
 
 def gaps(line: Timeline) -> list[Gap]:
-    """The longest gap in each life."""
+    """Return the longest gap in each life."""
     lives = Lives.of(line)
     found: list[Gap] = []
     for copy, readers in zip(line.copies, lives.readers, strict=True):
@@ -56,7 +59,7 @@ def gaps(line: Timeline) -> list[Gap]:
 
 
 def _held(line: Timeline, copy: Copy) -> list[int]:
-    """The steps of a life during which its item cannot go."""
+    """Return the steps of a life during which its item is on hold and cannot be evicted."""
     steps: list[int] = []
     for hold in line.problem.holds_of.get(copy.item, ()):
         first, last = int(line.first[hold.first]), int(line.first[hold.last])

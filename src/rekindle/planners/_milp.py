@@ -1,7 +1,7 @@
-"""Integer programs: the only file that knows the solver, HiGHS (Huangfu and Hall, 2018).
+"""Build and solve integer programs. No other file uses the solver, HiGHS (Huangfu and Hall, 2018).
 
-A `Model` collects columns and rows as arrays; `solve` returns the best solution, the proven bound
-and whether they meet. Minimisation only. One thread: planners are run side by side.
+A `Model` collects columns and rows as arrays; `solve` returns the best solution and the proven
+bound. Programs are minimised. The solver uses one thread, because planners may run in parallel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class Solution:
-    """`values` is None if none was found; `infeasible` if it is proven that there is none."""
+    """Result of a solver.
+
+    Attributes:
+        values: The values of the columns in the best solution, or None if none was found.
+        objective: The objective of that solution; infinite if none was found.
+        bound: The proven lower bound of the objective.
+        infeasible: True if it is proven that no solution exists.
+    """
 
     values: Floats | None
     objective: float
@@ -36,7 +43,7 @@ class Solution:
 
 @final
 class Model:
-    """min c x  subject to  rows, lower <= x <= upper, some x integer."""
+    """Integer program: min c x  subject to  rows, lower <= x <= upper, some x integer."""
 
     def __init__(self) -> None:
         self._cost: list[float] = []
@@ -73,11 +80,11 @@ class Model:
         self._row_upper.append(upper)
 
     def price(self, column: int, extra: float) -> None:
-        """Adds to the cost of a column."""
+        """Add `extra` to the cost of a column."""
         self._cost[column] += extra
 
     def fix(self, column: int, value: float) -> None:
-        """Gives a column its value."""
+        """Fix the value of a column."""
         self._lower[column] = self._upper[column] = value
 
     @property
@@ -96,10 +103,17 @@ class Model:
         watch: Callable[[float, float], None] | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> Solution:
-        """`start` is a solution to begin with; another `seed` searches in another order.
+        """Solve the program.
 
-        `relaxed` drops integrality. `watch(incumbent, bound)` is called while solving, and the
-        search ends when `enough()` says so.
+        Args:
+            time_limit: Seconds after which the best solution so far is returned.
+            relative_gap: Stop when objective and bound are this close, as a share.
+            absolute_gap: Stop when objective and bound are this close.
+            start: A solution to start from.
+            relaxed: Ignore integrality.
+            seed: The random seed of the solver, which determines the order of the search.
+            watch: A function that is called with (objective, bound) while solving.
+            enough: A function; the search ends when it returns True.
         """
         highs: Any = highspy.Highs()
         highs.silent()

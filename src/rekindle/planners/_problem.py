@@ -1,14 +1,13 @@
-"""What a planner plans: computations in order over pieces of memory, distilled from a trace.
+"""Define the problem of a planner: computations in order over pieces of memory, made from a trace.
 
-A **node** is something that happens once in the program and may be repeated: an operator, or a
-moment at which the program itself reads a value. An **item** is a storage. Nodes read and make
-items; first computations happen in the order of the nodes. What never changes is taken out:
-parameters and other sources that stay from beginning to end are `fixed` bytes.
+A **node** is an operator, or a moment at which the program itself reads a value. An operator may
+run more than once. An **item** is a storage. Nodes read and make items; the first computations
+happen in the order of the nodes. Parameters and other sources that stay from beginning to end are
+not items: they are `fixed` bytes.
 
-What an operator takes inside itself, its workspace, is an item as well, which nobody reads: it
-comes and goes with each run of the node. Views cost no memory and live in their storage's item;
-whoever reads a view reads that item. The views are put back when a schedule is written down
-(`_writer.to_schedule`).
+The workspace of an operator is an item without readers, which exists during each run of the node.
+Views cost no memory and have no items of their own: a node that reads a view reads the item of its
+storage. `_writer.to_schedule` adds the views again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rekindle.trace import Call, Drop, Pin, Release, Retain, Trace, Use, check_t
 @final
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """`item` cannot be let go from the first run of node `first` up to that of node `last`."""
+    """`item` is pinned or user-held from the first run of node `first` to that of node `last`."""
 
     item: int
     first: int
@@ -36,28 +35,37 @@ class Hold:
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What a planner plans: nodes with costs, and items with bytes, distilled from a trace.
+    """Problem of a planner: nodes with costs, and items with bytes, made from a trace.
 
-    A node is an operator, or a moment at which the program reads a value. An item is a storage.
+    A node is an operator, or a moment at which the program reads a value. An item is a storage or a
+    workspace.
     """
 
     trace: Trace
     cost: tuple[Nanoseconds, ...]
+    """The cost (ns) of each node."""
     reads: tuple[tuple[int, ...], ...]
+    """The items that each node reads."""
     makes: tuple[tuple[int, ...], ...]
+    """The items that each node makes."""
     lends: tuple[tuple[int, ...], ...]
-    """Items whose memory the first run of a node takes over."""
+    """The items whose memory the first run of a node takes over (an in-place write)."""
     replayable: tuple[bool, ...]
+    """True for a node that can run again."""
     op: tuple[OpId | None, ...]
     """The operator of a node; None for a moment at which the program reads."""
     value: tuple[ValueId | None, ...]
-    """What the program reads at such a moment."""
+    """The value that the program reads at such a moment; None for an operator."""
     nbytes: tuple[Bytes, ...]
+    """The bytes of each item."""
     maker: tuple[int, ...]
+    """The node that makes each item."""
     storage: tuple[StorageId | None, ...]
-    """The storage of an item; None for a workspace, of which schedules do not speak."""
+    """The storage of an item; None for a workspace, which is not part of schedules."""
     holds: tuple[Hold, ...]
+    """Intervals in which items cannot be evicted."""
     fixed: Bytes
+    """The bytes of parameters and other sources that stay from beginning to end."""
 
     @staticmethod
     def of(trace: Trace) -> Problem:
@@ -85,7 +93,7 @@ class Problem:
 
     @cached_property
     def keep_all_peak(self) -> Bytes:
-        """The peak (bytes) when nothing is recomputed."""
+        """The peak (bytes) if nothing is evicted."""
         return keep_all_peak(self.trace)
 
     @cached_property
@@ -128,6 +136,7 @@ class Problem:
 
     @cached_property
     def holds_of(self) -> dict[int, list[Hold]]:
+        """The holds of each item that has any."""
         found: dict[int, list[Hold]] = {}
         for hold in self.holds:
             found.setdefault(hold.item, []).append(hold)
@@ -135,7 +144,7 @@ class Problem:
 
 
 class _Distiller:
-    """One pass over the events of a trace."""
+    """Converter of a trace to a problem, in one pass over the events."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -156,7 +165,7 @@ class _Distiller:
         self.references = [0] * len(trace.storages)
         self.held_since: dict[int, int] = {}
         self.pinned: set[int] = set()
-        self.pinned_since: dict[int, int] = {}  # where somebody may ask for it
+        self.pinned_since: dict[int, int] = {}  # pinned storages with references
 
     def distil(self) -> Problem:
         for event in self.trace.events:
@@ -178,7 +187,7 @@ class _Distiller:
                 case Drop(value):
                     self._end(self.held_since, self.trace.values[value])
         for since in (self.held_since, self.pinned_since):
-            for storage in list(since):  # to the end of the program
+            for storage in list(since):  # these holds last to the end of the program
                 self._end(since, storage)
         return Problem(
             self.trace,
@@ -197,7 +206,11 @@ class _Distiller:
         )
 
     def _repeatable(self) -> tuple[bool, ...]:
-        """Without the nodes that read, through others, a source which is overwritten in place."""
+        """Return for each node whether it can run again.
+
+        A node cannot if it is not replayable, or if it reads a non-replayable item whose memory is
+        overwritten in place, directly or through items that are lost in the same way.
+        """
         lent = {item for items in self.lends for item in items}
         lost: set[int] = set()
         found: list[bool] = []
@@ -252,7 +265,7 @@ class _Distiller:
         self.replayable.append(replayable)
 
     def _item(self, storage: StorageId | None, nbytes: Bytes) -> int:
-        """A new one, of the node that comes next."""
+        """Add an item that is made by the next node."""
         made = len(self.storage)
         if storage is not None:
             self.item[storage] = made
@@ -284,7 +297,10 @@ class _Distiller:
 
 
 def _constants(trace: Trace) -> set[int]:
-    """Storages made before the program computes anything, held to the end: parameters."""
+    """Return the storages that exist before the first operator and stay user-held to the end.
+
+    These are parameters.
+    """
     found: set[int] = set()
     begun = False
     for event in trace.events:
@@ -300,7 +316,10 @@ def _constants(trace: Trace) -> set[int]:
 
 
 def _sources_of_views(trace: Trace) -> list[tuple[StorageId, ...]]:
-    """What must be resident to read each value: its storage, and what its view is made from."""
+    """Return for each value the storages that must be resident to read it.
+
+    These are its own storage and, for a view, the storages from which the view is made.
+    """
     found: list[tuple[StorageId, ...]] = [()] * len(trace.values)
     for op in trace.ops:
         for value in op.outputs:

@@ -1,4 +1,7 @@
-"""The cut relaxation: memory is constrained at a few chosen moments instead of at all of them.
+"""Formulate the cut relaxation, which constrains memory at a few chosen moments instead of at all.
+
+`cuts.py` solves it with a growing number of moments, `_repair.py` uses it to find plans, and
+`_swap_bound.py` uses it as a bound with swapping.
 
 A *cut* is the moment at which a node t_k is computed for the first time. Interval k runs from cut k
 to cut k+1, the last one to the end. With t_1 < ... < t_K:
@@ -8,23 +11,24 @@ to cut k+1, the last one to the end. With t_1 < ... < t_K:
 
     min  sum_n c_n + sum_{k,n} c_n R[k,n]                          subject to
     (memory)    sum_i m_i S[k,i] + made(t_k) - lent(t_k) <= budget
-    (at a cut)  S[k,i] = 1                              for what t_k reads, and what is on hold
+    (at a cut)  S[k,i] = 1                              for i that t_k reads, and i on hold
     (carry)     S[k+1,i] <= S[k,i] + R[k,maker(i)]      for i made before t_k
-    (first)     S[k,i] + R[k,maker(i)] >= 1             for what interval k reads at first
-    (again)     R[k,n] <= S[k,i] + R[k,maker(i)]        for what n reads
+    (first)     S[k,i] + R[k,maker(i)] >= 1             for i that a first run in interval k reads
+    (again)     R[k,n] <= S[k,i] + R[k,maker(i)]        for i that n reads
 
-What is first computed within an interval is available throughout it. Every schedule with this
-order of first computations satisfies all rows - S is what it has in memory at the cuts, R what it
-recomputes between them - so the optimum (and any bound of it) is a **lower bound** for all of
-them. R is integral where S is, the least set closed under the rows; told so, the solver is up to a
-hundred times faster.
+An item that is first computed within an interval counts as available throughout the interval.
+Every schedule with this order of first computations satisfies all rows: S are the items that it has
+in memory at the cuts, R the nodes that it recomputes between them. So the optimum, and any bound of
+it, is a **lower bound** for all such schedules. R is integral where S is integral, because it is
+the least set closed under the rows. R is declared integral all the same, because that makes the
+solver up to a hundred times faster.
 
-With a bandwidth to and from a host, a value may come back by a copy instead of by its maker:
+With a bandwidth to and from a host, an item may be swapped in instead of recomputed:
 
-    B[k,i] in {0,1}   a copy of item i, made before t_k, begins to come back in interval k
-    W[k,i] in [0,1]   a copy of item i, made before t_k, is whole on the host at cut k
-    d[k] >= 0         how much later than without any recomputing or waiting t_k begins; d[K+1]: the
-                      program ends
+    B[k,i] in {0,1}   the swap-in of item i, made before t_k, begins in interval k
+    W[k,i] in [0,1]   the copy of item i, made before t_k, is complete on the host at cut k
+    d[k] >= 0         delay of the start of t_k, compared with no recomputing and waiting; d[K+1]:
+                      delay of the end of the program
 
     min  sum_n c_n + d[K+1]                                        subject to
     (clock)     d[k+1] >= d[k] + sum_n c_n R[k,n]
@@ -32,16 +36,17 @@ With a bandwidth to and from a host, a value may come back by a copy instead of 
     (out)       sum_i out_i W[k,i] <= time(k) - after(j)           over i made from t_j on; j < k
     (in)        sum_i in_i sum_{l>=k} B[l,i] <= time(K+1) - after(k)
     (by then)   sum_i in_i sum_{j<=l<k} F[l,i] <= time(k) - after(j),
-                F[l,i] >= B[l,i] - S[l,i] - R[l,maker(i)]          for what interval l and t_{l+1}
-                                                                   read at first
+                F[l,i] >= B[l,i] - S[l,i] - R[l,maker(i)]          for i that first runs in interval
+                                                                   l, or t_{l+1}, read
 
-where time(k) = d[k] + what comes before t_k costs, after(k) = time(k) + the cost of t_k, and
-after(0) is the cost of the first node. B[k,i] stands beside R[k,maker(i)] wherever that permits
-something. Memory that a copy to the host still reads counts as S: so what is neither there nor
-computed again was whole on the host before. Each way carries one copy at a time; what comes back in
-interval k and is read there is whole before it ends. Limits of the host's memory are left out.
-Every run satisfies these rows, whatever it overlaps, once copies back are taken out of it that
-nothing reads: a lower bound again, for every run that computes again and swaps as it likes.
+Here time(k) = d[k] + the cost of all nodes before t_k, after(k) = time(k) + the cost of t_k, and
+after(0) is the cost of the first node. out_i and in_i are the times of copies of item i. Wherever
+R[k,maker(i)] permits something, R[k,maker(i)] + B[k,i] does. Memory that a copy to the host still
+reads counts as S. So an item that is neither resident nor recomputed has a complete copy on the
+host. Each direction carries one copy at a time. An item that is swapped in and read in interval k
+is complete before the interval ends. Limits of the host's memory are left out.
+Every run satisfies these rows, whatever it overlaps, after swap-ins that nothing reads are removed
+from it. So the optimum is a lower bound for every run that recomputes and swaps in any way.
 
 We know of no publication of this relaxation. Checkmate (Jain et al., MLSys 2020) is the case of a
 cut at every node, with more rows for the memory between first computations.
@@ -65,7 +70,7 @@ from rekindle.planners._sequence import Timeline
 @final
 @dataclass(frozen=True)
 class Decisions:
-    """What a solution says: for each cut the items resident, and the nodes recomputed after it."""
+    """Decisions of a solution: for each cut, the resident items and the nodes recomputed after."""
 
     cuts: tuple[int, ...]
     resident: tuple[frozenset[int], ...]
@@ -75,7 +80,7 @@ class Decisions:
 @final
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Of the ways to the host and back, in bytes per second."""
+    """Bandwidth to the host and back, in bytes per second."""
 
     out: int
     back: int
@@ -83,7 +88,16 @@ class Bandwidth:
 
 @final
 class Relaxation:
-    """The integer program for `cuts`. Its objective is what is lost by recomputing and waiting."""
+    """The integer program for some cuts. Its objective is the time lost to recomputing and waiting.
+
+    Args:
+        problem: The problem.
+        cuts: The nodes whose first computations are cuts.
+        budget: The budget (bytes).
+        tight: Pairs (node, moment): rows that constrain memory while `node` is recomputed shortly
+            before the first run of node `moment`.
+        bandwidth: The bandwidth to the host, if values may be swapped.
+    """
 
     def __init__(
         self,
@@ -98,13 +112,13 @@ class Relaxation:
         self.cuts = tuple(sorted(cuts))
         self.budget = budget
         self.model = Model()
-        self._resident: list[dict[int, int]] = []  # for each cut: column of each item
-        self._again: list[dict[int, int]] = []  # for each cut: column of each node
-        self._back: list[dict[int, int]] = []  # likewise, if there is a host
-        self._whole: list[dict[int, int]] = []  # likewise
+        self._resident: list[dict[int, int]] = []  # S: for each cut, the column of each item
+        self._again: list[dict[int, int]] = []  # R: for each cut, the column of each node
+        self._back: list[dict[int, int]] = []  # B: for each cut, the column of each item
+        self._whole: list[dict[int, int]] = []  # W: for each cut, the column of each item
         self._unit = gcd(*problem.nbytes) or 1
         self.tick: float = problem.grain if bandwidth is None else problem.compute_ns / 1000 or 1.0
-        """What the objective counts in, in ns."""
+        """The unit of the objective, in ns."""
         last = _last_use(problem)
         for k in range(len(self.cuts)):
             self._columns(k, last)
@@ -133,7 +147,7 @@ class Relaxation:
         return Decisions(self.cuts, tuple(resident), tuple(again))
 
     def start(self, line: Timeline) -> Floats:
-        """The solution that a sequence is: what it has at the cuts, and what it recomputes."""
+        """Return the solution that corresponds to a sequence."""
         values = np.zeros(self.model.columns)
         at = line.first[list(self.cuts)]
         for copy in line.copies:
@@ -152,8 +166,13 @@ class Relaxation:
         return values
 
     def lean(self, price: float) -> None:
-        """Puts a price on what stays long after a cut: the whole budget, kept from the first cut
-        to the end, costs `price` times the program. The optimum is a bound no more.
+        """Put a price on items that are read long after a cut.
+
+        The optimum is no lower bound afterwards.
+
+        Args:
+            price: The price of keeping the whole budget from the first cut to the end, as a
+                multiple of the cost of the program.
         """
         problem = self.problem
         scale = price * problem.compute_ns / self.tick / self.budget / len(self.cuts)
@@ -164,7 +183,13 @@ class Relaxation:
                     self.model.price(column, scale * problem.nbytes[item] * share)
 
     def fix(self, cut: int, items: Set[int], free: Set[int] = frozenset()) -> None:
-        """What is resident at `cut` is `items`, and what has to be; those in `free` stay open."""
+        """Fix the items that are resident at a cut.
+
+        Args:
+            cut: The cut.
+            items: The resident items; items that must be resident are added.
+            free: Items whose residency stays open.
+        """
         k = self.cuts.index(cut)
         forced = self._forced(cut)
         for item, column in self._resident[k].items():
@@ -195,11 +220,14 @@ class Relaxation:
         )
 
     def _price(self, node: int) -> float:
-        """Of computing `node` again; with a host that is a part of a row, not of the objective."""
+        """Return the price of recomputing `node` in the objective.
+
+        With a host it is 0, because the clock rows contain the cost.
+        """
         return 0.0 if self.bandwidth else self.problem.cost[node] / self.tick
 
     def _backs(self) -> None:
-        """Columns and rows for what comes back from the host, and what is there."""
+        """Add columns and rows for swap-ins, and for complete copies on the host."""
         model = self.model
         for columns in self._resident:
             self._back.append({item: model.column(integer=True) for item in columns})
@@ -214,18 +242,18 @@ class Relaxation:
                     model.row([whole, *sources], [-1.0] + [1.0] * len(sources), lower=0.0)
 
     def _clock(self, bandwidth: Bandwidth) -> None:
-        """Columns for the times of the cuts, and rows for what takes time."""
+        """Add columns for the delays of the cuts, and rows for recomputation and copies."""
         problem, model, cuts = self.problem, self.model, self.cuts
         before = np.concatenate(([0.0], np.cumsum(problem.cost))) / self.tick
         begin = [float(before[cut]) for cut in (*cuts, len(problem))]
-        after = [float(before[cut + 1]) for cut in cuts]  # when what follows can begin
+        after = [float(before[cut + 1]) for cut in cuts]  # the end of each cut's node
         end = len(cuts)
         late = [model.column(upper=np.inf) for _ in cuts] + [model.column(1.0, upper=np.inf)]
         out, back = (1e9 / rate / self.tick for rate in (bandwidth.out, bandwidth.back))
         fetched = [self._fetched(k) for k in range(end)]
 
         def takes(lengths: list[tuple[int, float]], since: int, until: int) -> None:
-            """From after cut `since` (-1: the first node) to cut `until` there is time for them."""
+            """Add the row that copies fit between cut `since` (-1: first node) and cut `until`."""
             if not lengths:
                 return
             columns = [late[until], *(column for column, _ in lengths)]
@@ -249,7 +277,7 @@ class Relaxation:
     def _lengths(
         self, columns: Sequence[Mapping[int, int]], tick: float, first: int = 0
     ) -> list[tuple[int, float]]:
-        """How long copies take of the items that node `first` or a later one makes."""
+        """Return (column, copy time) of the items that node `first` or a later one makes."""
         problem = self.problem
         return [
             (column, problem.nbytes[item] * tick)
@@ -259,8 +287,11 @@ class Relaxation:
         ]
 
     def _fetched(self, k: int) -> dict[int, int]:
-        """For each item that has to be there before interval k ends: a column that is 1 if only a
-        copy brings it."""
+        """Add F[k,i] for each item that is needed before interval k ends.
+
+        Returns:
+            For each item, the column, which is at least 1 if only a swap-in makes it available.
+        """
         needed = set(self._needed(k))
         if k + 1 < len(self.cuts):
             needed.update(self.problem.reads[self.cuts[k + 1]])
@@ -285,14 +316,14 @@ class Relaxation:
         )
 
     def _available(self, k: int, item: int) -> list[int]:
-        """The columns of which one must be 1 for `item` to be there in interval k."""
+        """Return the columns of which one must be 1 for `item` to be available in interval k."""
         columns = self._made(k, item)
         if self._back and item in self._back[k]:
             columns.append(self._back[k][item])
         return columns
 
     def _made(self, k: int, item: int) -> list[int]:
-        """Likewise, without a copy."""
+        """Return the same columns without that of the swap-in."""
         maker = self.problem.maker[item]
         columns = [self._resident[k][item]] if item in self._resident[k] else []
         if maker in self._again[k]:
@@ -306,7 +337,7 @@ class Relaxation:
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
     def _needed(self, k: int) -> list[int]:
-        """What is made before cut k and read by first computations of interval k."""
+        """Return the items made before cut k that first computations of interval k read."""
         cut = self.cuts[k]
         end = self.cuts[k + 1] if k + 1 < len(self.cuts) else len(self.problem)
         reads = {item for node in range(cut + 1, end) for item in self.problem.reads[node]}
@@ -324,10 +355,11 @@ class Relaxation:
                 self.model.row([column, *there], [-1.0] + [1.0] * len(there), lower=0.0)
 
     def _interval(self, before: int) -> int:
-        """The interval in which something happens shortly before node `before` first runs."""
+        """Return the interval just before the first run of node `before`."""
         return int(np.searchsorted(self.cuts, before, side="left")) - 1
 
     def _while_again(self, k: int, node: int, budget: Bytes) -> None:
+        """Add the row that constrains memory while `node` is recomputed in interval k."""
         if not 0 <= k < len(self.cuts) - 1 or node not in self._again[k]:
             return
         problem = self.problem
@@ -345,8 +377,10 @@ class Relaxation:
         )
 
     def _keep(self, k: int, item: int) -> int:
-        """At least 1 where `item` is resident throughout interval k: it is at the next cut, and
-        is not made again, nor comes back, between."""
+        """Return a column that is at least 1 if `item` is resident throughout interval k.
+
+        It is if it is resident at the next cut, and neither recomputed nor swapped in before it.
+        """
         if (k, item) not in self._kept:
             column = self._kept[k, item] = self.model.column()
             here = self._resident[k].get(item)
@@ -360,7 +394,7 @@ class Relaxation:
 
 
 def _last_use(problem: Problem) -> list[int]:
-    """The last node that an item matters to, read directly or through recomputations."""
+    """Return for each item the last node that needs it, directly or through recomputations."""
     last = [-1] * len(problem.nbytes)
     for node in range(len(problem) - 1, -1, -1):
         reach = max([node, *(last[item] for item in problem.makes[node])])
@@ -370,10 +404,10 @@ def _last_use(problem: Problem) -> list[int]:
 
 
 def decode(problem: Problem, decisions: Decisions) -> list[int]:
-    """A sequence that follows the decisions, recomputing as late as possible.
+    """Make a sequence that follows the decisions and recomputes as late as possible.
 
-    Whatever a reader misses is recomputed just before it, with what that needs; whatever the next
-    cut wants, just before the cut. Always a sequence; whether it fits is for its timeline to say.
+    Missing inputs of a node are recomputed just before it, with their own inputs. Items that should
+    be resident at a cut are recomputed just before the cut. The sequence may exceed the budget.
     """
     steps: list[int] = []
     available: set[int] = set()

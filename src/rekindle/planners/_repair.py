@@ -1,15 +1,15 @@
-"""Plans from the cut relaxation when its optimum does not fit: fix what was decided, add cuts.
+"""Make plans from the cut relaxation when its optimum does not fit: fix its decisions, add cuts.
 
-*Repair*: take the solution with one cut, keep what it has in memory there, and cut again where its
-sequence is over the budget. With the earlier cuts fixed only the new ones are open, so a round
-takes a fraction of a second, and a dozen rounds end in a plan that costs a little more.
+*Repair*: take the solution with one cut, fix the items that are resident there, and add cuts where
+its sequence exceeds the budget. Only the decisions at the new cuts are open, so a round takes a
+fraction of a second. A dozen rounds end in a plan that costs a little more.
 
-*Leaning*: solutions of nearly the same cost differ in when they need memory. A small price on
-keeping what is read late decides between them: what is still kept late in the backward pass is
-there beside what is recomputed for it, and what was let go comes back to an emptier memory.
+*Leaning*: solutions of nearly the same cost differ in when they need memory. A small price on items
+that are read late decides between them. An item that is kept until late in the backward pass takes
+memory while other items are recomputed. An evicted item returns when memory is emptier.
 
-*Neighbourhoods* (Shaw 1998): take the best plan, leave most items as they are at every cut and a
-random few open, solve, repair. Small programs again, and each answer is a plan no worse.
+*Neighbourhoods* (Shaw 1998): take the best plan, fix most items at every cut, leave a random few
+open, solve, repair. These programs are small too, and no result is worse than the best plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_ROUNDS = 25
 
 @final
 class Repairer:
-    """Turns solutions into plans for one problem and one budget, those of `fitter`."""
+    """Maker of plans from solutions, for the problem and the budget of `fitter`."""
 
     def __init__(self, problem: Problem, fitter: Fitter) -> None:
         self.problem = problem
@@ -41,9 +41,15 @@ class Repairer:
         self.left = fitter.left
 
     def lean(self, cuts: list[int], price: float, margin: float) -> Timeline | None:
-        """A plan, or None, from the relaxation with a price on what is kept late.
+        """Make a plan from the relaxation with a price on items that are read late.
 
-        `margin` is the share of the budget to plan with.
+        Args:
+            cuts: The cuts.
+            price: The price, as for `Relaxation.lean`.
+            margin: The share of the budget to plan with.
+
+        Returns:
+            A plan, or None.
         """
         budget = int(self.budget * margin)
         relaxation = Relaxation(self.problem, cuts, budget)
@@ -54,11 +60,16 @@ class Repairer:
         return self._repair(relaxation, solution.values, budget, price)
 
     def neighbour(self, best: Timeline, rng: random.Random, share: float) -> Timeline | None:
-        """A plan that differs from `best` in about `share` of the items, or None."""
+        """Search for a plan that differs from `best` in about `share` of the items.
+
+        Returns:
+            A plan that costs less than `best`, or None.
+        """
         cuts = self._busy(best, rng)
         relaxation = Relaxation(self.problem, cuts, self.budget)
         start = relaxation.start(best)
-        # Items that are made near each other are let go for each other: a stretch and a sample.
+        # Items that are made close together compete for memory, so half of the open items are a
+        # contiguous range. The others are a random sample.
         items = len(self.problem.nbytes)
         width = max(1, int(items * share / 2))
         center = rng.randrange(items)
@@ -75,7 +86,7 @@ class Repairer:
         return self._repair(relaxation, solution.values, self.budget, 0.0, most=best.cost)
 
     def _busy(self, line: Timeline, rng: random.Random) -> list[int]:
-        """Moments at which a plan uses much of its memory, spread out; not the same each time."""
+        """Choose cuts at moments of high memory use, spread out, with some randomness."""
         apart = max(3, len(self.problem) // 60)
         wanted = rng.randint(4, 10)
         noise = np.array([rng.uniform(0.9, 1.0) for _ in line.steps])
@@ -124,7 +135,7 @@ class Repairer:
         price: float,
         tight: set[tuple[int, int]],
     ) -> tuple[Relaxation, Floats] | None:
-        """Solves with the earlier cuts fixed; if that cannot be, with the nearest ones open too."""
+        """Solve with the earlier cuts fixed; if that is infeasible, also open the nearest ones."""
         cuts = sorted({*before, *added})
         near = sorted(before, key=lambda cut: min(abs(cut - other) for other in added))
         for opened in (0, 2, 6):
@@ -147,9 +158,16 @@ def worst_moments(
     wanted: int = 2,
     apart: int = 3,
 ) -> list[int]:
-    """New cuts where `line` is most over the budget, spread out.
+    """Choose new cuts where a sequence exceeds the budget most, spread out.
 
-    What is recomputed there goes into `tight`, with the moment: rows for the next relaxation.
+    Args:
+        line: The sequence.
+        cuts: The existing cuts.
+        budget: The budget (bytes).
+        tight: Pairs (node, moment) for rows of the next relaxation. Nodes that are recomputed at
+            the worst moments are added.
+        wanted: The most new cuts.
+        apart: The least distance between new cuts, in nodes.
     """
     added: list[int] = []
     rows = 0
@@ -170,11 +188,11 @@ def worst_moments(
 
 
 def moment_of(line: Timeline, step: int) -> int:
-    """The next node to be computed for the first time at a step, or the one that is."""
+    """Return the node whose first computation is at `step` or next after it."""
     return min(int(line.first.searchsorted(step)), len(line.problem) - 1)
 
 
 def residents(line: Timeline, cut: int) -> set[int]:
-    """What is in memory when node `cut` first runs."""
+    """Return the items that are resident when node `cut` first runs."""
     step = int(np.asarray(line.first)[cut])
     return {copy.item for copy in line.copies if copy.start < step <= copy.end}

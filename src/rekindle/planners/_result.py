@@ -1,4 +1,4 @@
-"""What a planner returns: a status, a schedule, its cost, how far from the best it can be."""
+"""Define the result of a planner: a status, a schedule, its cost, a lower bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.schedule import Schedule
 
 @final
 class Status(Enum):
-    """How a planner ended. The value of each member is its message."""
+    """Outcome of a planner. The value of each member is its message."""
 
     OPTIMAL = "proven optimal: no schedule with this order of first computations costs less"
     FEASIBLE = "a valid plan; the lower bound leaves a gap"
@@ -27,13 +27,13 @@ class Status(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a planner stands.
+    """State of a running planner.
 
     Attributes:
-        seconds: Seconds since it began.
-        incumbent_ns: The cost (ns) of its best plan so far, or None.
-        bound_ns: Its lower bound (ns).
-        note: What it did last.
+        seconds: Seconds since the start.
+        incumbent_ns: The cost (ns) of the best plan so far, or None.
+        bound_ns: The lower bound (ns) so far.
+        note: The last action of the planner.
     """
 
     seconds: float
@@ -45,15 +45,15 @@ class Progress:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """The answer of one planner. Times are in ns, memory in bytes; costs include running once."""
+    """Result of one planner. Times are in ns, memory in bytes; costs include running once."""
 
     planner: str
     status: Status
     budget: Bytes
     compute_ns: Nanoseconds
-    """What running everything once costs."""
+    """The cost of running everything once."""
     bound_ns: Nanoseconds
-    """No schedule costs less; at least `compute_ns`."""
+    """The lower bound of the cost of any schedule; at least `compute_ns`."""
     seconds: float
     schedule: Schedule | None = None
     recompute_ns: Nanoseconds | None = None
@@ -61,11 +61,11 @@ class Plan:
     smallest_budget: Bytes | None = None
     """Without a schedule: the smallest budget for which this planner knows one."""
     needed: Bytes = 0
-    """A floor: no budget below it is enough for any schedule."""
+    """The budget below which no schedule exists."""
     waiting_ns: Nanoseconds = 0
-    """What the program waits for copies to and from the host; 0 without a host."""
+    """Time that the program waits for copies to and from the host; 0 without swapping."""
     swapped_out: Bytes = 0
-    """What is copied to the host."""
+    """Bytes that are copied to the host."""
     detail: str = ""
     progress: tuple[Progress, ...] = ()
 
@@ -86,12 +86,12 @@ class Plan:
 
     @property
     def lower_bound(self) -> float:
-        """The overhead below which no schedule can be."""
+        """The lower bound of the overhead of any schedule."""
         return self.bound_ns / self.compute_ns - 1 if self.compute_ns else 0.0
 
     @property
     def gap(self) -> float | None:
-        """How far the cost may be above the best: (cost - bound) / cost."""
+        """The largest possible distance to the best schedule: (cost - bound) / cost."""
         if self.cost_ns is None:
             return None
         return (self.cost_ns - self.bound_ns) / self.cost_ns if self.cost_ns else 0.0

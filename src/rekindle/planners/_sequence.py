@@ -1,10 +1,10 @@
-"""A plan before it is written down: nodes in the order in which they are computed.
+"""Define sequences, the internal form of plans: nodes in the order in which they run.
 
-The first occurrence of a node is its first computation. Nothing else needs to be said: given the
-order, the best moment to free a copy of an item is right after its last reader before the item is
-made again. From that follow the memory at every step and the schedule (`_writer.py`).
+The first occurrence of a node is its first computation, later ones are recomputations. The order
+determines everything else: the best moment to free an item is right after its last reader before
+it is made again. From that follow the memory at every step and the schedule (`_writer.py`).
 
-Where there is a host a step may also be ~i, a number below zero: item i comes back from there.
+With swapping, a step may also be ~i, a number below zero: item i is swapped in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rekindle.planners._problem import Hold, Problem
 @final
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One life of an item: made at step `start`, last needed at step `end`."""
+    """One life of an item: made or swapped in at step `start`, last needed at step `end`."""
 
     item: int
     start: int
@@ -33,7 +33,7 @@ class Copy:
 @final
 @dataclass(frozen=True)
 class Timeline:
-    """A sequence, the copies of items that it makes, and the memory while each step runs."""
+    """A sequence, the lives of its items, and the memory (bytes) while each step runs."""
 
     problem: Problem
     steps: tuple[int, ...]
@@ -56,24 +56,33 @@ def cost_of(problem: Problem, steps: Iterable[int]) -> Nanoseconds:
 
 
 def results_of(problem: Problem, step: int) -> tuple[int, ...]:
-    """The items that a step makes or brings."""
+    """Return the items that a step makes or swaps in."""
     return problem.makes[step] if step >= 0 else (~step,)
 
 
 def inputs_of(problem: Problem, step: int) -> tuple[int, ...]:
-    """The items that a step reads."""
+    """Return the items that a step reads."""
     return problem.reads[step] if step >= 0 else ()
 
 
 def timeline(problem: Problem, steps: Sequence[int]) -> Timeline:
-    """Follows every item through `steps`; raises ValueError where an item is read that is gone."""
-    made: dict[int, int] = {}  # the step at which the present copy of an item was made
-    needed: dict[int, int] = {}  # the step at which that copy was last read
+    """Follow every item through a sequence.
+
+    Args:
+        problem: The problem.
+        steps: The sequence.
+
+    Raises:
+        ValueError: A step reads an item that is not resident, or swaps in an item without a copy on
+            the host.
+    """
+    made: dict[int, int] = {}  # the step at which the current life of an item began
+    needed: dict[int, int] = {}  # the step at which it was last read in that life
     first = np.full(len(problem), len(steps), dtype=np.int64)
     copies: list[Copy] = []
     freed_by_lending: list[tuple[int, int]] = []
     held: dict[int, int] = {}  # items on hold, and the node that ends the hold
-    ending: dict[int, list[int]] = {}  # by that node
+    ending: dict[int, list[int]] = {}  # the items whose holds end with each node
     starting: dict[int, list[Hold]] = {}
     for hold in problem.holds:
         starting.setdefault(hold.first, []).append(hold)
@@ -119,14 +128,14 @@ def _memory(
     sizes = np.array([problem.nbytes[copy.item] for copy in copies], dtype=np.int64)
     np.add.at(change, np.array([copy.start for copy in copies], dtype=np.int64), sizes)
     np.subtract.at(change, np.array([copy.end + 1 for copy in copies], dtype=np.int64), sizes)
-    for step, item in lent:  # taken over by the output of the same step, not counted beside it
+    for step, item in lent:  # the output of the same step has this memory and counts it
         change[step] -= problem.nbytes[item]
         change[step + 1] += problem.nbytes[item]
     return np.cumsum(change[:-1]) + problem.fixed
 
 
 def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
-    """Without the recomputations of which nobody reads anything before it is made again."""
+    """Remove recomputations and swap-ins whose results are not read before they are made again."""
     first: dict[int, int] = {}
     for step, node in enumerate(steps):
         first.setdefault(node, step)
@@ -144,9 +153,10 @@ def prune(problem: Problem, steps: Sequence[int]) -> list[int]:
 
 
 def settle(line: Timeline) -> Timeline:
-    """The program reads as soon as what it reads is there: it does not wait for recomputations.
+    """Move the program's own reads to the earliest step at which their items are resident.
 
-    (That matters where the program holds from then on what it has read.)
+    The verifier lets such reads happen as early as possible. That affects memory if the program
+    holds the value from then on.
     """
     problem, moved = line.problem, False
     for node, op in enumerate(problem.op):

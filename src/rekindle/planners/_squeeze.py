@@ -1,8 +1,8 @@
-"""A sequence that needs too much memory, made to fit: what nobody reads for long goes to the host.
+"""Make a sequence fit by swapping: items that are not read for long are swapped out.
 
-Belady's rule (1966): of what could go where memory is short, that goes which is not read for
-longest. In a program whose backward pass retraces its forward pass those are the values made first,
-for whose copies both ways there is most time.
+Belady's rule (1966): of the items that could be evicted, evict the one that is not read for the
+longest time. If the backward pass retraces the forward pass, those are the items made first. They
+leave most time for copies in both directions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from rekindle.planners._sequence import Timeline
 
 
 def squeeze(line: Timeline, budget: Bytes) -> list[int] | None:
-    """The steps with so many copies back that no moment needs more than `budget`.
+    """Add swap-ins to a sequence until no step needs more than `budget`.
 
-    None: that cannot be.
+    Returns:
+        The steps, or None if no sequence is found.
     """
     problem = line.problem
     memory = line.memory.copy()

@@ -1,9 +1,9 @@
-"""A program as a chain of stages: cut at the articulation points of its forward pass.
+"""Describe a program as a chain of stages, cut at the articulation points of its forward pass.
 
-Stage i runs from one articulation value to the next; what follows the last one, up to the first
-backward node that needs a stage, is the loss. Sizes and transients are what running the stage's
-nodes alone needs. Programs that are no chains (skips over articulation points, gradients larger
-than values) are described approximately: whoever uses this looks at the timeline of the result.
+Stage i runs from one articulation value to the next. The nodes after the last one, up to the first
+backward node that needs a stage, are the loss. Sizes and transients are those of running the
+stage's nodes alone. Programs that are not chains (skips over articulation points, gradients larger
+than values) are described approximately. So `rotor.py` checks the timeline of its result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stages:
     chain: Chain
 
     def steps(self, operations: Sequence[Operation]) -> list[int]:
-        """The nodes that a sequence of chain operations runs."""
+        """Return the nodes that a sequence of chain operations runs."""
         steps: list[int] = []
         for operation in operations:
             ending = operation.kind in (Kind.BACK, Kind.LOSS)
@@ -37,6 +37,7 @@ class Stages:
 
 
 def stages_of(problem: Problem) -> Stages:
+    """Cut a program into stages, and measure them."""
     backward = backward_start(problem)
     line = candidates(problem, "articulation")
     ends = [problem.maker[item] + 1 for item in line]
@@ -92,7 +93,7 @@ def _measure(
 
 
 def _peak(problem: Problem, nodes: Sequence[int], stay: set[int]) -> int:
-    """The most that `nodes` make at once, run alone; what is in `stay` is there to the end."""
+    """Return the peak (bytes) of the results of `nodes` run alone; items in `stay` remain."""
     last: dict[int, int] = {}
     for node in nodes:
         for item in (*problem.makes[node], *problem.reads[node]):

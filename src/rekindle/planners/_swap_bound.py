@@ -1,8 +1,8 @@
-"""How early a program can end at best if it may recompute and swap: the cut relaxation with copies.
+"""Compute a lower bound for programs that recompute and swap, by the cut relaxation with copies.
 
-Only a bound, no plan: nothing is decoded from its solution. What it leaves out makes it smaller,
-never wrong: when within an interval a copy runs, limits of the host's memory, and memory between
-the cuts.
+It gives only a bound and no plan. The relaxation leaves out the times of copies within an interval,
+limits of the host's memory, and memory between the cuts. That makes the bound smaller, but it stays
+valid.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ def swap_bound(
     cuts: int = 6,
     time_limit: float = 30.0,
 ) -> Nanoseconds | None:
-    """No run of `problem` within `budget` bytes ends before so many ns; None: there is none at all.
+    """Return a lower bound (ns) for the end of any run within a budget.
 
-    `cuts`: so many moments at which memory counts, the peak of keep-all and others spread evenly.
+    Args:
+        problem: The problem.
+        budget: The budget (bytes).
+        bandwidth: The bandwidth to the host and back.
+        cuts: The number of cuts: the peak of keep-all, and others spread evenly.
+        time_limit: The most seconds for the solver.
+
+    Returns:
+        The bound, or None if no run fits the budget.
     """
     memory = timeline(problem, range(len(problem))).memory
     spread = (len(problem) * number // cuts for number in range(1, cuts))

@@ -1,16 +1,17 @@
-"""Plans that recompute and swap: from the best of both alone to a better mixture.
+"""Search for plans that recompute and swap.
 
-Sequences in which items also come back by copies (`_sequence.py`), written down with each copy as
-early as memory allows (`_carrier.py`) and timed by the one timeline. The search begins with
+A plan is a sequence with swap-ins (`_sequence.py`). `_carrier.py` starts each copy as early as
+memory allows, and `rekindle.schedule.Timeline` computes the time. The search starts from
 
-- what is known: runs of the online engine, as they are and with their copies put in better places;
+- known schedules: runs of the online engine, unchanged and with their copies moved;
 - the best sequence that only recomputes;
-- sequences that recompute as if there were more memory than there is, up to all that is wanted, and
-  swap for the difference (`_squeeze.py`): the faster the host, the more pays,
+- sequences that are planned for more memory than the budget and swap the difference
+  (`_squeeze.py`): the faster the host, the larger the best difference.
 
-and then changes the best of them: recomputations into copies, copies into recomputations, what
-stayed into copies that make room for others. What makes the program end sooner is kept, so that a
-plan is never slower than what the search began with. The bound is that of `_swap_bound.py`.
+Then it changes the best of them: recomputations become swap-ins, swap-ins become recomputations,
+and resident items are swapped out to make room for others. Only changes that make the program end
+sooner are kept, so that a plan is never slower than the start of the search. The bound is that of
+`_swap_bound.py`.
 """
 
 from __future__ import annotations
@@ -31,23 +32,30 @@ from rekindle.schedule import Schedule
 
 # Shares of the time limit.
 _ALONE: Final = 0.15  # for a plan that only recomputes
-_WIDER: Final = 0.03  # for each one with more memory
-_BOUND: Final = 0.15
+_WIDER: Final = 0.03  # for each plan with more memory
+_BOUND: Final = 0.15  # for the lower bound
 
-_PARTS: Final = (1.0, 0.5, 0.25, 0.125)  # of the memory that is missing
-_SIDES: Final = (1, -1, 1, -1)  # of the best part: where to look next
-_MARGINS: Final = (1.0, 0.9)  # of the budget, so that copies can come back ahead
-_MOST_AT_ONCE: Final = 64  # changes
-_AGAIN: Final = 4  # changes at once, after a single one failed
-_PATIENCE: Final = 300  # changes in vain after which the search ends
+_PARTS: Final = (1.0, 0.5, 0.25, 0.125)  # shares of the missing memory to swap, tried first
+_SIDES: Final = (1, -1, 1, -1)  # the side of the best share to try next
+_MARGINS: Final = (1.0, 0.9)  # shares of the budget to fill; the rest is for early swap-ins
+_MOST_AT_ONCE: Final = 64  # most edits at once
+_AGAIN: Final = 4  # number of edits at once after a single edit failed
+_PATIENCE: Final = 300  # failed attempts after which the search ends
 
 Alone = Callable[[Bytes, float], Sequence[int] | None]
-"""From a budget and so many seconds: a sequence that fits, and only recomputes."""
+"""Function of a budget and seconds that returns a sequence that fits and only recomputes."""
 
 
 @final
 class Mixer:
-    """One search. `gap`: what is so near to the bound, as a share of the cost, is good enough."""
+    """Search for a mixture of recomputing and swapping.
+
+    Args:
+        search: The state of the search.
+        alone: The planner that only recomputes.
+        gap: Stop when cost and bound are this close, as a share of the cost.
+        seed: The seed of the random choices.
+    """
 
     def __init__(self, search: Search, alone: Alone, gap: float, seed: int) -> None:
         self.search = search
@@ -77,7 +85,11 @@ class Mixer:
         return near or self.search.left <= 0
 
     def _try(self, steps: Sequence[int] | None, note: str) -> Nanoseconds | None:
-        """When a sequence ends; None if it does not fit, or brings back what stays."""
+        """Offer a sequence to the search.
+
+        Returns:
+            The end (ns) of the sequence, or None if the sequence is invalid or does not fit.
+        """
         if steps is None:
             return None
         try:
@@ -87,10 +99,10 @@ class Mixer:
         return self.search.time(line, note) if line.peak <= self.search.budget else None
 
     def _widen(self) -> None:
-        """Plans for more memory, with copies for the difference: a part of what is missing.
+        """Try plans for more memory that swap the difference, a share of the missing memory.
 
-        All of it is to swap alone. First some parts far apart, then between the best one and its
-        neighbours.
+        With a share of 1 nothing is recomputed. First some distant shares are tried, then shares
+        between the best one and its neighbours.
         """
         found: dict[float, Nanoseconds] = {}
         if self.search.cost is not None:
@@ -105,7 +117,7 @@ class Mixer:
                 self._squeezed((best + nearest) / 2, found)
 
     def _squeezed(self, part: float, found: dict[float, Nanoseconds]) -> None:
-        """Enters when the fastest plan found with so much more memory ends, if there is one."""
+        """Try a share `part`, and enter the end (ns) of its fastest plan into `found`."""
         search, problem = self.search, self.problem
         more = int(part * (problem.keep_all_peak - search.budget))
         steps: Sequence[int] | None = range(len(problem))
@@ -123,6 +135,7 @@ class Mixer:
                 found[part] = min(end, found.get(part, end))
 
     def _prove(self) -> None:
+        """Raise the lower bound by the relaxation with copies."""
         search, swap = self.search, self.search.swap
         assert swap is not None
         seconds = min(search.left, _BOUND * search.time_limit)
@@ -132,7 +145,7 @@ class Mixer:
             search.raise_bound(bound, "relaxation with copies")
 
     def _improve(self) -> None:
-        """Changes the best sequence, many values at a time or one, while that helps."""
+        """Change the best sequence, by many edits at once or by one, as long as that helps."""
         search = self.search
         at_once = dict.fromkeys(KINDS, _MOST_AT_ONCE)
         failures = 0
@@ -151,13 +164,14 @@ class Mixer:
                     failures += 1
 
     def _change(self, line: Timeline, kind: str, edits: Sequence[Edit], number: int) -> bool:
-        """Makes about so many of the most promising changes of a kind. Whether that helped."""
+        """Make about `number` of the most promising edits. Return True if the plan got faster."""
         search = self.search
         before = search.best_ns
         noisy = [(edit.promise * self._rng.random(), edit) for edit in edits]
         noisy.sort(key=lambda pair: -pair[0])
         steps = changed(line.steps, [edit for _, edit in noisy[:number]])
         if self._try(steps, kind) is not None and search.best_ns >= before:
-            room = timeline(self.problem, prune(self.problem, steps))  # it may be of use to others
+            # The edits may have freed memory in which results of other recomputations can stay.
+            room = timeline(self.problem, prune(self.problem, steps))
             self._try(changed(room.steps, keep_instead(room, search.budget)), f"{kind}, keep")
         return search.best_ns < before

@@ -1,4 +1,8 @@
-"""A sequence written down as a schedule: what it computes, views again, frees, and copies when."""
+"""Convert a sequence to a schedule: add views, frees and copies.
+
+A sequence has no views, because its items are storages. Planners and searches call `to_schedule`,
+or `timed_schedule` if values may be swapped.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,26 @@ from rekindle.schedule import Action, Compute, Discard, Free, Schedule, SwapIn, 
 
 
 def to_schedule(line: Timeline, made_by: str) -> Schedule:
-    """The actions of a sequence that brings nothing back from a host."""
+    """Convert a sequence without swap-ins to a schedule."""
     return timed_schedule(line, made_by, budget=None, swap=None)[0]
 
 
 def timed_schedule(
     line: Timeline, made_by: str, *, budget: Bytes | None, swap: Swap | None
 ) -> tuple[Schedule, Nanoseconds]:
-    """The actions of a sequence, and when it ends.
+    """Convert a sequence to a schedule, and compute when it ends.
 
-    What it brings back from the host is copied there as soon as the way is idle, and begins to come
-    back as soon as there is room for it within `budget` until it is read.
+    An item that is swapped in later is copied out as soon as the direction is idle. It is swapped
+    in as soon as `budget` has room for it until it is read.
+
+    Args:
+        line: The sequence.
+        made_by: The name of the planner.
+        budget: The budget (bytes); used with `swap` only.
+        swap: The bandwidth. None: the sequence has no swap-ins.
+
+    Returns:
+        The schedule, and its end (ns).
     """
     carrier = None if swap is None else Carrier(line, budget, swap)
     schedule = _Writer(line, carrier).write(made_by)
@@ -61,13 +74,13 @@ class _Writer:
                 if self.carrier is not None and is_first:
                     self.carrier.made(problem.makes[node])
                 self._constants()
-            if step + 1 < len(steps):  # at the end the program may still hold what is there
+            if step + 1 < len(steps):  # the program may hold the items that remain at the end
                 for item in frees[step]:
                     self._free(item)
         return Schedule(tuple(self.actions), made_by)
 
     def _frees(self) -> list[list[int]]:
-        """What is let go after each step."""
+        """Return the items to free after each step."""
         problem, steps = self.line.problem, self.line.steps
         frees: list[list[int]] = [[] for _ in steps]
         for copy in self.line.copies:
@@ -88,10 +101,7 @@ class _Writer:
     # -- computing ------------------------------------------------------------------------------
 
     def _constants(self) -> None:
-        """Parameters are no nodes, but the program makes them in their place.
-
-        What it drops when they are there is held until then.
-        """
+        """Compute the operators that come next and are not nodes: those that make parameters."""
         while self.next_op < len(self.trace.ops) and self.next_op not in self.nodes:
             self._compute(OpId(self.next_op), True)
 
@@ -113,7 +123,7 @@ class _Writer:
             self.carrier.timeline.need(self.trace.values[value])
 
     def _define(self, value: ValueId) -> None:
-        """Runs the views again through which `value` is reached, if its storage was recomputed."""
+        """Run the views again that lead to `value`, if its storage was recomputed."""
         if self.defined[value]:
             return
         if self.trace.is_root(value):
@@ -128,7 +138,7 @@ class _Writer:
 
     def _free(self, item: int) -> None:
         storage = self.line.problem.storage[item]
-        if storage is None:  # a workspace is gone already
+        if storage is None:  # a workspace is not part of the schedule
             return
         if self.carrier is not None and self.carrier.must_send(item):
             self._act(SwapOut(storage))
@@ -145,7 +155,7 @@ class _Writer:
     # -- copying --------------------------------------------------------------------------------
 
     def _copy_ahead(self, step: int) -> None:
-        """What begins to be copied before `step`."""
+        """Start copies before `step`, ahead of time."""
         carrier = self.carrier
         if carrier is None:
             return
@@ -166,7 +176,7 @@ class _Writer:
             self.defined[value] = self.trace.maker[value] < self.next_op
 
     def _save(self, items: tuple[int, ...]) -> None:
-        """Copies of what the next operator overwrites, if they are wanted later."""
+        """Copy out items that the next operator overwrites, if they are swapped in later."""
         for item in items:
             if self.carrier is not None and self.carrier.must_send(item):
                 self._act(SwapOut(self._storage(item), keep=True))

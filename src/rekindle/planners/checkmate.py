@@ -1,4 +1,4 @@
-"""Checkmate: the optimal schedule by integer programming (Jain et al., MLSys 2020).
+"""Plan by Checkmate: the optimal schedule by integer programming (Jain et al., MLSys 2020).
 
 Stage t ends with the first computation of node t (frontier-advancing stages, their section 4.6):
 
@@ -8,7 +8,7 @@ Stage t ends with the first computation of node t (frontier-advancing stages, th
     U[t,n]       memory while node n is computed in stage t
 
     min sum c_n R[t,n]                                                            subject to
-    R[t,n] <= R[t,maker(i)] + S[t,i]       for what n reads                                 (1b)
+    R[t,n] <= R[t,maker(i)] + S[t,i]       for i that n reads                               (1b)
     S[t,i] <= R[t-1,maker(i)] + S[t-1,i]                                                    (1c)
     U[t,0]   = sum_i m_i S[t,i] + made(0) R[t,0]                                            (2)
     U[t,n+1] = U[t,n] - sum m_i FREE[t,i,n] + made(n+1) R[t,n+1]  <= budget                 (3)
@@ -16,11 +16,11 @@ Stage t ends with the first computation of node t (frontier-advancing stages, th
 
 (5) is linear through its number of hazards, (1 - R[t,n]) + S[t+1,i] + later readers: FREE is 1
 exactly where that is 0. Items may be freed after the nodes that read them and after the node that
-makes them. Nodes may make several items here (the paper: one); a copy made while another one is
-still there is counted beside it until the next free, as the verifier does.
+makes them. A node may make several items (in the paper: one). If a node runs while its item is
+resident, both copies count until the next free, as in the verifier.
 
-A stage computes a node at most once, in the program's order: the optimum, and the bound, are those
-of such schedules. O(n^2) columns and O(n E) rows: for small programs, and for the record.
+A stage computes a node at most once, in the program's order. The optimum and the bound hold for
+such schedules only. The program has O(n^2) columns and O(n E) rows, so it suits small problems.
 
 **Rounding** (section 5): solve the linear relaxation with a budget of (1 - epsilon), round S at a
 threshold, recompute the least R that S and the reads demand (two phases). Several epsilons and
@@ -73,7 +73,7 @@ class Checkmate:
         stages = Stages(problem, budget)
         solution = stages.model.solve(
             time_limit=search.left,
-            absolute_gap=0.999,  # costs are multiples of the grain: that is the optimum
+            absolute_gap=0.999,  # costs are multiples of the grain, so a smaller gap is optimal
             watch=lambda _, bound: search.raise_bound(bound * problem.grain),
             enough=lambda: search.solved,
         )
@@ -86,7 +86,11 @@ class Checkmate:
         return search.conclude(detail="of schedules that run a node at most once a stage, in order")
 
     def _smallest(self, problem: Problem, search: Search) -> str:
-        """Asks for the least budget that is enough; the search learns of its plan's peak."""
+        """Minimise the peak instead, so that the search knows a budget that suffices.
+
+        Returns:
+            A note for the plan if that peak is proven minimal, else an empty text.
+        """
         stages = Stages(problem, None)
         solution = stages.model.solve(time_limit=self.time_limit)
         if solution.values is None:
@@ -137,7 +141,7 @@ class Rounding:
 
 
 def _refusal(problem: Problem, most_columns: int) -> str:
-    """Why the stages cannot be written down, or nothing."""
+    """Return why the integer program cannot describe the problem, or an empty text."""
     if problem.holds or any(problem.lends):
         return "Checkmate's model knows no values that the program holds and no in-place writes"
     nodes, items = len(problem), len(problem.nbytes)
@@ -153,7 +157,15 @@ def _above(stays: Floats, threshold: float) -> Callable[[int, int], bool]:
 
 
 def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
-    """The least computations that keep what `kept(stage, item)` says from one stage to the next."""
+    """Compute the least recomputations for given residency (two-phase rounding, section 5).
+
+    Args:
+        problem: The problem.
+        kept: A function of (stage, item): True if the item stays from the previous stage to it.
+
+    Returns:
+        The sequence of nodes.
+    """
     steps: list[int] = []
     available: set[int] = set()
     for stage in range(len(problem)):
@@ -180,7 +192,7 @@ def two_phase(problem: Problem, kept: Callable[[int, int], bool]) -> list[int]:
 
 @final
 class Stages:
-    """The integer program. Without a budget it minimises the peak, and cost does not matter."""
+    """The integer program. Without a budget it minimises the peak and ignores the cost."""
 
     def __init__(self, problem: Problem, budget: Bytes | None) -> None:
         self.problem = problem
@@ -262,7 +274,7 @@ class Stages:
                     before.append((self._free(t, i, n), -problem.nbytes[i] / self._unit))
 
     def _free(self, t: int, i: int, n: int) -> int:
-        """FREE[t,i,n]: at most 1 - each hazard, and 1 where there is none."""
+        """Add FREE[t,i,n], which can be 1 only if no hazard is 1."""
         later = [self.run[t, reader] for reader in self.problem.readers[i] if n < reader <= t]
         stay = [self.stay[t + 1, i]] if (t + 1, i) in self.stay else []
         free = self.model.column()

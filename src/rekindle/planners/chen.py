@@ -1,15 +1,15 @@
-"""Sublinear memory by segments (Chen, Xu, Zhang and Guestrin, arXiv 1604.06174).
+"""Plan with sublinear memory by segments (Chen, Xu, Zhang and Guestrin, arXiv 1604.06174).
 
-The forward pass keeps some values; the others are recomputed once, segment by segment, when the
-backward pass first demands them.
+The forward pass keeps some values. The others are recomputed once, segment by segment, when the
+backward pass first reads them.
 
-- *sqrt(n)* (section 3): keep every k-th candidate with k about sqrt(n): O(sqrt n) memory for at
-  most one extra forward pass. Other k are tried as well, so that small budgets get a chance.
+- *sqrt(n)* (section 3): keep every k-th candidate, with k about sqrt(n). This needs O(sqrt n)
+  memory and at most one extra forward pass. Other k are tried as well, for smaller budgets.
 - *greedy* (section 4.3, algorithm 3): keep a candidate when the bytes since the last one kept
-  exceed b; b is searched, as the paper does in its figure 5.
+  exceed b. Several b are tried, as the paper does in its figure 5.
 
 Candidates are the articulation points of the forward graph (the paper's chains), or with
-`line="all"` every forward value in the program's order: Checkmate's AP and linearised variants.
+`line="all"` all forward values in the program's order: Checkmate's AP and linearised variants.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ChenSqrt:
 def sequences(
     problem: Problem, line: Literal["articulation", "all"] = "all"
 ) -> Iterator[list[int]]:
-    """One sequence for each k: up to 2 sqrt(n), and nothing kept at all."""
+    """Yield one sequence for each k up to 2 sqrt(n), and one that keeps nothing."""
     candidates = _line.candidates(problem, line)
     root = max(1, isqrt(len(candidates)))
     return _sequences(

@@ -1,22 +1,22 @@
-"""The planner that scales, and the default: the cut relaxation, solved again with more cuts.
+"""Plan by the cut relaxation, solved repeatedly with more cuts: the default planner.
 
 A round solves the relaxation (`_relaxation.py`) with memory constrained at K moments. Its bound
-holds for every schedule. Its solution is decoded into a sequence, always a valid one; if the
-sequence fits the budget, it is a plan, and if its cost meets the bound, it is optimal. If it does
-not fit, the worst moments become cuts, and the next round begins. K starts at one, the peak of
-keep-all, and ends between 1 and about 15: that is why programs of thousands of operators are
-planned in seconds, where a program with all moments (Checkmate) takes hours.
+holds for every schedule. Its solution is decoded into a sequence that is always executable. If the
+sequence fits the budget, it is a plan; if its cost also meets the bound, it is optimal. If it does
+not fit, the worst moments become cuts, and the next round begins. K starts at 1, the peak of
+keep-all, and ends between 1 and about 15. So programs of thousands of operators are planned in
+seconds, where an integer program with all moments (Checkmate) takes hours.
 
-Plans on the way there come from `_fitting.py`, which makes keep-all and solutions that do not fit
-fit by letting go of more, and from `_repair.py`: overshoots repaired by more cuts, with those
-before them fixed, and better plans in the neighbourhood of the best. They matter on programs whose
-relaxation has many solutions of nearly the same cost, and where recomputations have little room.
+Further plans come from two sources. `_fitting.py` takes keep-all, or a solution that does not fit,
+and evicts more until it fits. `_repair.py` adds cuts to a solution that does not fit, with the
+earlier cuts fixed, and searches the neighbourhood of the best plan. These plans matter if the
+relaxation has many solutions of nearly the same cost, or if recomputations have little room.
 
-With a host to swap to, plans that only recompute are where `_swapping.py` begins, and the bound is
-that of the relaxation with copies (`_swap_bound.py`).
+With swapping, `_swapping.py` starts from plans that only recompute, and the bound is that of the
+relaxation with copies (`_swap_bound.py`).
 
-Two programs of known optimum do not need all that: keep-all where it fits, and the homogeneous
-chain (`revolve.py`), on which the relaxation is at its weakest.
+Two kinds of problems have known optima: those where keep-all fits, and homogeneous chains
+(`revolve.py`), for which the relaxation is weakest.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from rekindle.planners.given import steps_of
 from rekindle.policies.swap import Swap
 from rekindle.schedule import Schedule
 
-# Prices of memory that is kept for long, as a share of the program's cost for the whole budget
-# kept to the end: from "decides ties" to "rules the choice".
+# Prices of keeping the whole budget to the end, as shares of the program's cost: the lowest only
+# decides ties, the highest dominates the choice.
 _PRICES = (0.003, 0.005, 0.01, 0.02, 0.03, 0.1, 0.3)
-_MARGINS = (1.0, 0.98, 0.93)
-_SHARES = (0.05, 0.1, 0.2, 0.4)
-_SHAKES, _SHAKING = 10, 2.0  # tries between two neighbourhoods, and their seconds
+_MARGINS = (1.0, 0.98, 0.93)  # shares of the budget to plan with; less leaves room for repairs
+_SHARES = (0.05, 0.1, 0.2, 0.4)  # shares of the items that a neighbourhood leaves open
+_SHAKES, _SHAKING = 10, 2.0  # attempts to shake between two neighbourhoods, and their seconds
 _MOST_CUTS = 24
-_GAP = 0.001  # of plans that only recompute, where they are but a beginning
-_ASIDE = 0.25  # share of the time, beside it, for a budget that would do, where this one does not
-_CLASSICS = 0.01  # share of the time for plans of Chen and Revolve: any plan, for the beginning
-_BEGINNING = 0.25  # share of the time to make keep-all fit: solutions of relaxations are nearer
+_GAP = 0.001  # gap for plans that only recompute and start a search with swapping
+_ASIDE = 0.25  # additional share of the time to find a budget with a plan, if this one has none
+_CLASSICS = 0.01  # share of the time for plans of Chen and Revolve, to have any plan at first
+_BEGINNING = 0.25  # share of the time to make keep-all fit; later starts are closer to fitting
 
 
 def _smaller(search: Search, seconds: float) -> None:
-    """Where there is no plan: looks for the smallest budget for which there would be one."""
+    """If there is no plan, search for the smallest budget that has one, for `seconds`."""
     problem, until = search.problem, search.seconds + seconds
     if search.best is not None or search.smallest is None:
         return
@@ -65,14 +65,16 @@ def _smaller(search: Search, seconds: float) -> None:
         line = Fitter(problem, middle, lambda: until - search.seconds).fit(everything)
         if line is None:
             low = middle
-        else:  # not its peak: whoever plans for that one might not find the same
+        else:
+            # The peak of `line` may be lower still. But a search that is given only that peak might
+            # not find the plan again.
             search.smallest = middle
 
 
 @final
 @dataclass(frozen=True)
 class Cuts:
-    """The cut relaxation, which constrains memory at a few chosen moments. The default planner.
+    """Planner by the cut relaxation, which constrains memory at a few chosen moments. The default.
 
     Args:
         time_limit: Seconds after which the best plan so far is returned.
@@ -127,11 +129,11 @@ class Cuts:
         return search.conclude(detail=detail)
 
     def _mix(self, search: Search) -> Plan:
-        """With a host: the best mixture of recomputing and swapping."""
+        """Search for the best mixture of recomputing and swapping."""
         problem = search.problem
 
         def alone(budget: Bytes, seconds: float) -> tuple[int, ...] | None:
-            """A sequence without copies that fits `budget`."""
+            """Return a sequence that only recomputes and fits `budget`, or None."""
             planner = replace(self, time_limit=seconds, gap=max(self.gap, _GAP), swap=None)
             plan = planner.plan(problem, budget)
             return None if plan.schedule is None else steps_of(problem, plan.schedule)
@@ -141,7 +143,7 @@ class Cuts:
 
 
 class _Rounds:
-    """The state of one search: the cuts so far and the rows for recomputations."""
+    """State of one search: the cuts so far and the rows for recomputations (`tight`)."""
 
     def __init__(self, planner: Cuts, search: Search) -> None:
         self.planner = planner
@@ -151,12 +153,12 @@ class _Rounds:
         self.cuts = [int(memory.argmax())]
         self.tight: set[tuple[int, int]] = set()
         self.rng = random.Random(planner.seed)
-        self.until = float("inf")  # when looking for better plans has to end, to prove some more
+        self.until = float("inf")  # when the current search for plans must end, in seconds
         self.fitter = Fitter(self.problem, search.budget, self._left)
         self.repairer = Repairer(self.problem, self.fitter)
 
     def begin(self) -> None:
-        """Keep-all, made to fit; where that fails, into a little less, for chance is in it."""
+        """Make keep-all fit; if that fails, try slightly smaller budgets, which may succeed."""
         everything = timeline(self.problem, range(len(self.problem)))
         self.until = self.search.seconds + _BEGINNING * self.planner.time_limit
         for margin in _MARGINS:
@@ -168,15 +170,16 @@ class _Rounds:
         self.until = float("inf")
 
     def fit(self, line: Timeline) -> None:
-        """Offers the plan that `line` becomes when it is made to fit."""
+        """Make `line` fit, and offer the result as a plan."""
         best = self.search.best
         plan = self.fitter.fit(line, best.cost if best else float("inf"))
         if plan is not None:
             self.search.offer(plan.steps, "made to fit")
 
     def run(self) -> int:
+        """Run rounds until the plan is good enough or time is over; return the number of cuts."""
         search = self.search
-        turn = self.planner.time_limit / 120  # doubled each time: a quick proof is not held up
+        turn = self.planner.time_limit / 120  # doubled each round, so as not to delay a quick proof
         while search.left > 0 and not self._close_enough():
             began = search.seconds
             line = self._exact()
@@ -196,10 +199,13 @@ class _Rounds:
         return best is not None and best.cost - self.search.bound <= self.planner.gap * best.cost
 
     def _exact(self) -> Timeline | None:
-        """The relaxation solved to the end; None when time is over before it has a solution.
+        """Solve the relaxation to optimality.
 
         The solver's time is heavy-tailed in its random seed (one program: 0.03 s with three seeds,
-        30 s with the fourth). So it is started again with another seed and twice the time.
+        30 s with the fourth). So it is restarted with another seed and twice the time.
+
+        Returns:
+            The sequence of the best solution, or None if time is over before there is one.
         """
         search, problem = self.search, self.problem
         note = f"{len(self.cuts)} cut{'s' * (len(self.cuts) != 1)}"
@@ -210,11 +216,11 @@ class _Rounds:
         while search.left > 0 and not self._close_enough():
             solution = relaxation.model.solve(
                 time_limit=min(search.left, seconds),
-                absolute_gap=0.999,  # costs are multiples of the grain: that is the optimum
+                absolute_gap=0.999,  # costs are multiples of the grain, so a smaller gap is optimal
                 start=start,
                 seed=seed,
                 watch=lambda _, bound: self._raise_bound(bound, note),
-                enough=self._close_enough,  # a plan may have met the bound that rises here
+                enough=self._close_enough,  # the rising bound may meet the cost of a known plan
             )
             self._raise_bound(solution.bound, note)
             if solution.values is not None:
@@ -235,9 +241,10 @@ class _Rounds:
         return min(self.search.left, max(0.0, self.until - self.search.seconds))
 
     def _lean(self) -> None:
-        """Plans from one cut. Smaller budgets, which make room for repairs, until there is one.
+        """Make plans from one cut, with several prices and shares of the budget.
 
-        The time that one takes is heavy-tailed in its price, so all get a little, then more.
+        The time of one attempt is heavy-tailed in its price. So all attempts get a short time
+        first, then a longer one.
         """
         search, limit = self.search, self.planner.time_limit
         end = search.seconds + limit / 6
@@ -255,7 +262,7 @@ class _Rounds:
                     return
 
     def _neighbours(self, seconds: float) -> None:
-        """Looks for better plans near the best one for about that long."""
+        """Search for better plans near the best one, for about `seconds`."""
         search = self.search
         self.until = search.seconds + seconds
         while search.best is not None and self._left() > 0 and not self._close_enough():
@@ -267,7 +274,7 @@ class _Rounds:
                 search.offer(line.steps, "neighbour")
 
     def _shake(self, best: Timeline) -> None:
-        """As long as a neighbour takes, if it takes its time."""
+        """Shake the best plan a few times, for about as long as one neighbourhood may take."""
         until = self.search.seconds + _SHAKING
         for _ in range(_SHAKES):
             line = self.fitter.shake(best, self.rng)
@@ -278,7 +285,7 @@ class _Rounds:
                 return
 
     def _add_cuts(self, line: Timeline) -> bool:
-        """The worst moments become cuts; whether there was anything to add."""
+        """Add cuts at the worst moments. Return True if anything was added."""
         rows = len(self.tight)
         added = worst_moments(
             line,

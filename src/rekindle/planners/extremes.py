@@ -1,4 +1,4 @@
-"""The two ends: let nothing go, and let everything go."""
+"""Define the two extreme planners, which evict nothing and everything, for comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.planners._result import Plan
 @final
 @dataclass(frozen=True)
 class KeepAll:
-    """Nothing is recomputed: optimal where it fits."""
+    """Planner that evicts nothing. Its plan is optimal if it fits."""
 
     @property
     def name(self) -> str:
@@ -29,7 +29,7 @@ class KeepAll:
 @final
 @dataclass(frozen=True)
 class RecomputeAll:
-    """Every backward node recomputes all that it needs from the beginning."""
+    """Planner in which every backward node recomputes all that it needs from the beginning."""
 
     @property
     def name(self) -> str:

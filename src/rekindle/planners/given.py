@@ -1,6 +1,7 @@
-"""A schedule that somebody else made, as a plan: a run of DTR, a record, a file.
+"""Make a plan of an existing schedule, such as a run of DTR or a record.
 
-So that online and ahead-of-time answers are compared on one problem, and to begin a search with.
+So online runs and plans can be compared on one problem. `steps_of` converts a schedule to a
+sequence, from which a search can start.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from rekindle.schedule import Compute, Free, Schedule, SwapIn, SwapOut, verify
 @final
 @dataclass(frozen=True)
 class Given:
-    """Judges `schedule` as it is, within the budget. None: whoever made it found none."""
+    """Planner that verifies a given schedule and returns it unchanged.
+
+    Args:
+        name: The name of the planner.
+        schedule: The schedule. None: its maker found none.
+        smallest_budget: The smallest budget for which its maker finds a schedule, if known.
+        swap: The bandwidth of copies, if the schedule has any.
+    """
 
     name: str
     schedule: Schedule | None
     smallest_budget: Bytes | None = None
     swap: Swap | None = None
-    """How fast the copies of the schedule are, if it has any."""
 
     def plan(self, problem: Problem, budget: Bytes, *, watch: Watch | None = None) -> Plan:
         search = Search(problem, budget, self.name, watch)
@@ -50,15 +57,15 @@ class Given:
 
 
 def steps_of(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """The steps of a schedule, in order; views and constants are no nodes.
+    """Convert a schedule to a sequence, without views and parameters, which are not nodes.
 
-    Moments at which the program reads follow the node before them. An item that comes back from the
-    host does so, here, just before it is read.
+    Moments at which the program reads follow the node before them. A swap-in moves to the step
+    before its first reader.
     """
     item_of = {storage: item for item, storage in enumerate(problem.storage)}
     node_of = {op: node for node, op in enumerate(problem.op) if op is not None}
     steps: list[int] = []
-    coming: set[int] = set()  # back from the host, and not read since then
+    coming: set[int] = set()  # items swapped in and not read since then
     following = 0  # the next node to run for the first time
 
     def run(node: int) -> None:

@@ -1,21 +1,22 @@
-"""Revolve: optimal checkpoints on a homogeneous chain (Griewank and Walther, TOMS 2000).
+"""Plan by Revolve: optimal checkpoints on a homogeneous chain (Griewank and Walther, TOMS 2000).
 
-To run l steps forward from an input that needs no slot, and then to visit the l values in reverse
-with s slots for values, the least number of forward steps is
+The task: run l steps forward from an input that needs no slot, then visit the l values in reverse
+order, with s slots for values. The least number of forward steps is
 
-    P(0, s) = 0,    P(l, s) = min over 1 <= j <= l of  j + P(l - j, s - 1) + P(j - 1, s):
+    P(0, s) = 0,    P(l, s) = min over 1 <= j <= l of  j + P(l - j, s - 1) + P(j - 1, s).
 
-advance to value j and keep it, reverse what comes after it with one slot less, and then, with its
-slot free again, what comes before. Griewank's t(l, s) counts the input as a slot and as a value,
-P(l, s) = t(l + 1, s), and has the closed form (their equation 2)
+That is: advance to value j and keep it, reverse the values after it with one slot less, then free
+its slot and reverse the values before it. Griewank's t(l, s) counts the input as a slot and as a
+value, so P(l, s) = t(l + 1, s). It has the closed form (their equation 2)
 
     t(l, s) = r l - C(s + r, r - 1)    with r the least number such that C(s + r, s) >= l.
 
-In a chain of equal values a saved value stays until its backward step has used it (persistence;
-Griewank, OMS 1992), so this is the optimum of all schedules, and its cost a proven bound.
+In a chain of equal values there is an optimal schedule in which each saved value stays until its
+backward step has used it (persistence; Griewank, OMS 1992). So this is the optimum of all
+schedules, and its cost is a proven bound.
 
-On programs that are no chains the same rule is applied to a line of candidates (`_line.py`): each
-counts as one step, whatever it costs. That is a heuristic, and its plans carry no bound.
+On programs that are not chains, the same rule is applied to a line of candidates (`_line.py`). Each
+candidate counts as one step, whatever its cost. That is a heuristic, and its plans have no bound.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rekindle.planners._result import Plan
 
 @cache
 def forwards(length: int, slots: int) -> int:
-    """P(l, s): the least number of forward steps that reverse `length` values in `slots` slots."""
+    """Return P(l, s), the least number of forward steps to reverse `length` values in `slots`."""
     if length == 0:
         return 0
     if slots < 1:
@@ -48,7 +49,7 @@ def forwards(length: int, slots: int) -> int:
 
 @cache
 def split(length: int, slots: int) -> int:
-    """The first value to keep; of several best ones the last."""
+    """Return the first value to keep; of several optimal ones, the last."""
     if slots == 1:
         return length
     return min(
@@ -58,10 +59,11 @@ def split(length: int, slots: int) -> int:
 
 
 def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
-    """An optimal sequence for a homogeneous chain that fits; None for anything else.
+    """Return an optimal sequence for a homogeneous chain, or None if it is none or does not fit.
 
-    While b_i runs, its gradient, its own result and s values are there, f_i among them; while f_i
-    runs again, one gradient, f_i and at most s values. So a budget of B values has s = B - 2 slots.
+    While b_i runs, memory holds its gradient, its own result, and s values including f_i. While f_i
+    is recomputed, memory holds one gradient, f_i, and at most s values. So a budget of B values has
+    s = B - 2 slots.
     """
     length = chain_length(problem)
     if length is None or not problem.nbytes[0]:
@@ -72,7 +74,7 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
     steps: list[int] = []
     todo: list[tuple[int, int, int]] = [(0, length, min(slots, length))]
     loss_is_due = True
-    while todo:  # (from where, how many values to reverse, slots); no values: a backward step
+    while todo:  # (start, number of values to reverse, slots); 0 values mean a backward step
         start, values, free = todo.pop()
         if values == 0:
             if loss_is_due:
@@ -92,7 +94,11 @@ def optimum(problem: Problem, budget: Bytes) -> list[int] | None:
 
 
 def chain_length(problem: Problem) -> int | None:
-    """N if the program is f_0 .. f_{N-1}, loss, b_{N-1} .. b_0 of equal sizes and forward costs."""
+    """Return the length N of a homogeneous chain, or None if the program is not one.
+
+    The program has to be f_0 .. f_{N-1}, loss, b_{N-1} .. b_0, with equal sizes and equal costs of
+    all f_i.
+    """
     nodes = len(problem)
     length = (nodes - 1) // 2
     if nodes < 3 or nodes % 2 == 0 or problem.holds or len(problem.nbytes) != nodes:
@@ -102,7 +108,7 @@ def chain_length(problem: Problem) -> int | None:
     if any(problem.makes[node] != (node,) for node in range(nodes)) or not all(problem.replayable):
         return None
     for node in range(nodes):
-        forward = 2 * length - node  # whose backward node this is
+        forward = 2 * length - node  # the forward node of a backward node
         wanted = {node - 1} if node else set[int]()
         if node > length:
             wanted.add(forward)
@@ -114,7 +120,7 @@ def chain_length(problem: Problem) -> int | None:
 @final
 @dataclass(frozen=True)
 class Revolve:
-    """Binomial checkpoints on a chain; on other programs, on a line of nodes through it.
+    """Planner of binomial checkpoints on a chain; on other programs, on a line of candidates.
 
     Args:
         line: The nodes that may be kept: "articulation" points, or "all".
@@ -144,7 +150,7 @@ class Revolve:
 def sequences(
     problem: Problem, line: Literal["articulation", "all"] = "all"
 ) -> Iterator[list[int]]:
-    """One sequence for each of many numbers of slots: more slots cost less, need more memory."""
+    """Yield one sequence for each of many numbers of slots. More slots cost less time."""
     candidates = _line.candidates(problem, line)
     slots = 1
     while slots <= 2 * len(candidates):

@@ -1,10 +1,10 @@
-"""Rotor: optimal checkpoints on heterogeneous chains by dynamic programming.
+"""Plan by Rotor: optimal checkpoints on heterogeneous chains by dynamic programming.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal re-materialization strategies for
 heterogeneous chains" (arXiv 1911.13214, TOMS 2024). Chain model and names: `_chain.py`.
 
-**Persistent** (`persistent`): what is saved stays until its backward step has used it.
-C(i, l, m) is the least time from {x_i, y_{l+1}} to {y_i}, with m counting all but x_i:
+**Persistent** (`persistent`): a saved value stays until its backward step has used it.
+C(i, l, m) is the least time from {x_i, y_{l+1}} to {y_i} in memory m, which excludes x_i:
 
     none(i, l) = y_{l+1} + max over i <= j < l of (x_j unless j = i) + x_{j+1} + extra_j
     all(i, l)  = max(y_{l+1} + X_{i+1} + forward_extra_i,
@@ -15,16 +15,16 @@ C(i, l, m) is the least time from {x_i, y_{l+1}} to {y_i}, with m counting all b
     tape:  f_i + b_i + C(i+1, l, m - X_{i+1})                                  if m >= all(i, l)
 
 The taped forward runs while y_{l+1} is held. The published code tests y_{i+1} there, which refuses
-some schedules that fit and, rarely, returns one that does not. Ties prefer the tape: with free
-stages the published order inserts checkpoints that save nothing.
+some schedules that fit and, rarely, returns one that does not. Ties prefer the tape: if stages cost
+nothing, the published order inserts checkpoints that save nothing.
 
-All m at once: a row is one numpy vector, all j of one (i, l) one addition and one minimum, so
-O(L^2) numpy calls for O(L^3 M) operations. Only C is stored; a choice is found again by the few
-states that a schedule visits.
+A row is one numpy vector over all m. All j of one (i, l) are one addition and one minimum. So
+O(L^2) numpy calls make O(L^3 M) operations. Only C is stored; the choices are found again for the
+few states that a schedule visits.
 
-**Weakly persistent** (`weakly_persistent`): a checkpoint may be given up for a later one before
-its backward step. That reaches the optimum of all schedules of the model, in O(L^5 M) time: for
-short chains, and to check the other.
+**Weakly persistent** (`weakly_persistent`): a checkpoint may be freed in favor of a later one
+before its backward step. That reaches the optimum of all schedules of the model, in O(L^5 M) time.
+It is for short chains, and to check the persistent program.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ from rekindle.planners._stages import stages_of
 
 Row = NDArray[np.float64]
 
-# Shares of the budget to plan a program with that is only nearly a chain, until a plan fits: the
-# model counts some memory twice (more than the budget can be right) and misses some (less).
+# Shares of the budget to try until a plan fits. They matter for programs that are only nearly
+# chains: the model counts some memory twice, so that more than the budget can be right, and misses
+# some, so that less can be right.
 _SHARES = (1.5, 1.3, 1.15, 1.05, 1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 
 
 @final
 @dataclass(frozen=True)
 class Rotor:
-    """The best persistent schedule of a program seen as a chain.
+    """Planner of the best persistent schedule of a program seen as a chain.
 
-    A stage of the chain is recomputed as a whole. Other schedules can be better, so the plan
-    carries no bound.
+    A stage of the chain is recomputed as a whole. Other schedules can be better, so the plan has no
+    bound.
 
     Args:
         slots: The resolution of memory. None counts exactly, which takes more time and memory.
@@ -88,17 +89,21 @@ class Rotor:
 @final
 @dataclass(frozen=True)
 class ChainPlan:
-    """What to do with a chain; `time` is infinite and `operations` empty where nothing fits."""
+    """Schedule for a chain; `time` is infinite and `operations` is empty if nothing fits."""
 
     time: float
     operations: tuple[Operation, ...]
 
 
 def persistent(chain: Chain, limit: int, *, slots: int | None = 500) -> ChainPlan:
-    """The best persistent schedule within `limit`, the input x_0 included.
+    """Find the best persistent schedule.
 
-    With `slots` memory is counted in limit / slots, sizes rounded up: safe, not always the best.
-    `slots=None` is exact: units are the greatest common divisor of all sizes.
+    Args:
+        chain: The chain.
+        limit: The memory limit, which includes the input x_0.
+        slots: The resolution: memory is counted in units of limit / slots, and sizes are rounded
+            up. The schedule is safe, but not always the best. None: exact, in units of the greatest
+            common divisor of all sizes.
     """
     unit = _exact_unit(chain)
     if slots is not None:
@@ -119,7 +124,7 @@ class Table:
         self.chain = chain
         self.room = limit - chain.value[0]
         last = len(chain)
-        self.forward = np.concatenate([[0.0], np.cumsum(chain.forward)])  # of stages before i
+        self.forward = np.concatenate([[0.0], np.cumsum(chain.forward)])  # time of stages before i
         self.rows: list[Row] = []
         if self.room >= 0:
             self.rows = [np.full((last + 1 - i, self.room + 1), np.inf) for i in range(last + 1)]
@@ -131,9 +136,9 @@ class Table:
         return float(self.rows[0][-1, self.room]) if self.rows else float("inf")
 
     def _column(self, l: int) -> None:  # noqa: E741 - the papers' name
-        """C(i, l, .) for all i, from i = l down."""
+        """Compute C(i, l, .) for all i, from i = l down."""
         chain, width = self.chain, self.room + 1
-        # shifted[j] is C(j, l, m - x_j) + f_0 + .. + f_{j-1}: what the right part adds.
+        # shifted[j] is C(j, l, m - x_j) + f_0 + .. + f_{j-1}, the part from stage j on.
         shifted = np.full((l + 1, width), np.inf)
         sums = np.empty((l + 1, width))
         none = self.none_needs(l)
@@ -161,12 +166,12 @@ class Table:
         return forward + self.chain.backward[i]
 
     def gradient(self, l: int) -> int:  # noqa: E741
-        """y_{l+1}; the loss has none."""
+        """Return y_{l+1}, or 0 for the loss, which has none."""
         return self.chain.value[l + 1] if l < len(self.chain) else 0
 
     def all_needs(self, i: int, l: int) -> int:  # noqa: E741
         chain = self.chain
-        if i == len(chain):  # the loss: y_L and its transient; x_L is held outside
+        if i == len(chain):  # the loss needs y_L and its transient; x_L is not part of m
             return chain.value[i] + chain.backward_extra[i]
         tape, x, y = chain.tape[i], chain.value[i], chain.value[i + 1]
         return max(
@@ -174,10 +179,10 @@ class Table:
         )
 
     def none_needs(self, l: int) -> list[int]:  # noqa: E741
-        """none(i, l) for every i < l."""
+        """Return none(i, l) for every i < l."""
         chain = self.chain
         needs = [0] * (l + 1)
-        rest = 0  # the most of the forwards after the first
+        rest = 0  # the largest need of the forwards after the first
         for i in range(l - 1, -1, -1):
             first = chain.value[i + 1] + chain.forward_extra[i]
             needs[i] = self.gradient(l) + max(first, rest)
@@ -185,7 +190,7 @@ class Table:
         return needs
 
     def operations(self) -> tuple[Operation, ...]:
-        """The schedule that the table stands for, its choices found again."""
+        """Return the optimal schedule, by finding the choices of the table again."""
         if not self.rows or not np.isfinite(self.time):
             return ()
         done: list[Operation] = []
@@ -212,7 +217,7 @@ class Table:
         return tuple(done)
 
     def _choice(self, i: int, l: int, m: int) -> int | None:  # noqa: E741
-        """The stage j whose input is kept, or None for the tape, which wins ties."""
+        """Return the stage j whose input is kept, or None for the tape, which wins ties."""
         tape, best, choice = self.chain.tape[i], float("inf"), None
         if m >= max(self.all_needs(i, l), tape):
             best = float(self.rows[i + 1][l - i - 1, m - tape]) + self.once(i)
@@ -223,24 +228,24 @@ class Table:
                     right = float(self.rows[j][l - j, m - x])
                     left = float(self.rows[i][j - 1 - i, m])
                     time = float(self.forward[j] - self.forward[i]) + right + left
-                    if time < best * (1 - 1e-12):  # sums in another order differ by a rounding
+                    if time < best * (1 - 1e-12):  # sums in another order differ by rounding
                         best, choice = time, j
         return choice
 
 
 def weakly_persistent(chain: Chain, limit: int) -> float:
-    """The least time of any schedule of the model within `limit`; infinite where none fits."""
+    """Return the least time of any schedule of the model within `limit`; infinite if none fits."""
     unit = _exact_unit(chain)
     return _Weak(chain.in_units(unit), limit // unit).time
 
 
 @final
 class _Weak:
-    """V(s, t, l, m), s <= t: x_s is held outside m, stages t..l are to be reversed.
+    """Table of V(s, t, l, m), s <= t: the least time to reverse stages t..l from x_s.
 
-    One of: tape (s = t); a new checkpoint s' and a first stage t' of what it serves; a slide, which
-    gives up x_s for x_r once only stages from t on matter. x_0 belongs to the caller and stays.
-    The case s = t = l is the base of the recurrence.
+    The memory m excludes x_s. Each state is the best of: a tape (if s = t); a new checkpoint s'
+    for the stages from t' on; a slide, which replaces x_s by x_r when only stages from t on remain.
+    The input x_0 belongs to the caller and stays. The case s = t = l is the base of the recurrence.
     """
 
     def __init__(self, chain: Chain, limit: int) -> None:
@@ -286,7 +291,7 @@ class _Weak:
         return row
 
     def _forward_needs(self, s: int, kept: int, l: int, *, slide: bool) -> int:  # noqa: E741
-        """What m must be for the forwards s .. kept-1 beside y_{l+1}."""
+        """Return the least m for the forwards s .. kept-1 while y_{l+1} is held."""
         chain = self.chain
         returned = chain.value[s] if slide and s else 0
         need = chain.value[s + 1] + chain.forward_extra[s]
@@ -296,7 +301,7 @@ class _Weak:
         return self.table.gradient(l) + need
 
     def _shifted(self, key: tuple[int, int, int], by: int) -> Row:
-        """The row m -> V(key, m - by); more memory than there is counts as all there is."""
+        """Return the row m -> V(key, m - by), where larger m than the limit count as the limit."""
         sources = np.arange(self.room + 1) - by
         row = self.rows[key][np.clip(sources, 0, self.room)]
         return np.where(sources >= 0, row, np.inf)
