@@ -6,8 +6,8 @@ ago. So its cost is the mean of two times: the least with warm caches, and the l
 caches were filled with other data. The same run shows views: a result in the storage of an argument
 is a view, whatever the schema says.
 
-Prices are kept in one file per device and version of torch, in the folder of
-`rekindle._cache.cache_folder`, so that the second plan of a model starts at once.
+One file per device and version of torch keeps the prices, so that the second plan of a model starts
+at once. It is in the folder of `rekindle._cache.cache_folder`.
 """
 
 from __future__ import annotations
