@@ -87,8 +87,8 @@ public:
     void release(Storage& storage);
     // The program's variables do not hold `storage` any more.
     void drop(Storage& storage);
-    // The program freed `storage`, which no handle refers to: its memory is freed already. Free it
-    // in the engine too, together with the calls that it alone needed.
+    // The program freed the memory of `storage`, and no other reference to it exists. Frees what
+    // only this storage needed, too.
     void gone(Storage& storage);
     // The source `storage` is about to be overwritten. Recomputes and pins the evicted values that
     // depend on its contents (R4, sources).

@@ -92,7 +92,7 @@ public:
     void take_bereft(std::vector<Storage*>& found);
     // Set whether `storage` may be evicted while the program holds it.
     void let_return(Storage& storage, bool returns);
-    // Permit it only if nothing else can be evicted.
+    // Let `storage` be evicted while the program holds it, but only if nothing else can be evicted.
     void let_return_last(Storage& storage);
     // Undo all calls of `let_return_last`.
     void clear_reserve() noexcept;
