@@ -10,8 +10,7 @@ from rekindle.engine._graph import Storage
 from rekindle.policies import Swap, Ways
 
 MOST_HIDDEN: Final = 0.9
-"""A copy is made ahead only if it pays even when at most this share of the transfer in is hidden.
-"""
+"""Largest share of a transfer in that counts as hidden when a copy is made ahead."""
 
 BACKWARD: Final = 2
 """Assumed duration of a backward pass, in units of its forward pass.

@@ -100,11 +100,11 @@ class Learning(ABC):
         return "\n".join(lines)
 
     def _start_clock(self, engine: Engine) -> None:
-        """Note the clocks at the begin of a step."""
+        """Note the clocks at the start of a step."""
         self._before = engine.compute_ns, engine.recompute_ns
 
     def _loss(self, engine: Engine) -> float:
-        """Return recomputation time over computation time since the begin of the step."""
+        """Return recomputation time over computation time since the start of the step."""
         computed, recomputed = self._before
         return (engine.recompute_ns - recomputed) / max(1, engine.compute_ns - computed)
 

@@ -1,7 +1,7 @@
 """Compare a running step with a recorded one.
 
 Operators of the autograd graph come in the same order in all steps of a shape. Other operators
-vary: a loader shuffles at the begin of an epoch, or a loss is printed now and then, within a step
+vary: a loader shuffles at the start of an epoch, or a loss is printed now and then, within a step
 or between two. Such operators are matched where they are expected, and ignored elsewhere.
 """
 

@@ -76,7 +76,7 @@ def written_down(words: Transcript) -> tuple[Trace, list[int], list[int]]:
 
 
 def acted(words: Transcript) -> Recorder:
-    """Return every action in a journal, each with clock and memory at its begin."""
+    """Return every action in a journal, each with clock and memory at its start."""
     recorder = Recorder()
     overwrites = False  # True if the call that follows writes in place
     for kind, number, _, flags, clock, memory in _rows(words.entries, 6):

@@ -1,7 +1,7 @@
 """Predict the memory of an optimizer's step by running the step on shapes.
 
 The optimizer's own code runs on stand-ins for parameters, gradients and state. Stand-ins have sizes
-but no memory. Only tensors of one element are computed, on copies: for example the step count. Each
+but no memory. Only tensors of one element, such as the step count, are computed, on copies. Each
 operator's results and workspace are counted as the runtime counts them.
 """
 

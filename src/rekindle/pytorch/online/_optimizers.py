@@ -154,7 +154,7 @@ class OptimizerSteps:
         return None if closure is None else ((optimizer, self._recorded(closure)), {})
 
     def _and_begin(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
-        """Return `closure` extended by the begin of the step at its end."""
+        """Return `closure` extended by the start of the step at its end."""
 
         @functools.wraps(closure)
         def close(*args: Any, **kwargs: Any) -> Any:

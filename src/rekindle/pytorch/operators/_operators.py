@@ -300,13 +300,13 @@ def _is_one_of(parts: tuple[str, ...], name: str) -> bool:
 
 
 def _check_collective(name: str, tells: bool) -> None:
-    """Refuse a collective of which it is unknown what it writes (R11)."""
+    """Refuse a collective whose writes are unknown (R11)."""
     if not tells and name not in COLLECTIVES_WITHOUT_RESULT:
         raise unseen_collective(name)
 
 
 def unseen_collective(name: str) -> Unsupported:
-    """Return the error for a collective of which it is unknown what it writes."""
+    """Return the error for a collective whose writes are unknown."""
     return Unsupported(
         f"the collective {name} inside rekindle.budget(...): its name says that it writes its "
         "arguments, and nothing says which. Leave the budget for it, or use its functional "

@@ -36,7 +36,7 @@ _CAPTURING = ("cudagraph_post_compile", "cudagraph_partition_post_compile")
 
 @contextmanager
 def regions_shown() -> Iterator[None]:
-    """Compile code inside the block such that dispatch modes see it, and without CUDA graphs.
+    """Let dispatch modes see code that is compiled inside the block, without CUDA graphs.
 
     The code stays visible after the block. torch 2.10 passes no graph with it, so code compiled
     there stays invisible.
