@@ -11,6 +11,11 @@ A program computes a value by a **call** of an operator. The value lies in a **s
 of eviction. An evicted storage is recomputed by running its call again, after the call's inputs
 have been recomputed in the same way.
 
+For example, a program computes a = f(x), b = g(a), c = h(b), and the budget holds x and two more
+storages. Before h runs, the policy has to choose a victim, say a, and the engine yields `Free(a)`.
+When the backward pass asks for a, another victim makes room and the engine yields `Compute(f)`
+again. The input x cannot be computed. It is a **source**, and is never evicted.
+
 Differences from the authors' prototype and simulator:
 
 - The budget is a cap. Room is made before an operator runs, not after, and includes the operator's

@@ -15,7 +15,17 @@ from rekindle._types import Bytes, Nanoseconds, OpId, StorageId
 
 @final
 class Storage:
-    """A piece of memory: the unit of eviction."""
+    """A piece of memory: the unit of eviction.
+
+    The engine distinguishes these states:
+
+    - resident: the storage is in memory.
+    - evicted: it is not in memory, but can be recomputed, or swapped in from the host.
+    - source: it has no recipe (`replayable` is False), so it is never evicted without a copy.
+    - dead: the program cannot reach it any more. Recomputing others may still need it.
+    - candidate: it is resident and can be brought back, and nothing needs it now. The policy
+      chooses the next victim among the candidates.
+    """
 
     __slots__ = (
         "consumers",

@@ -38,3 +38,4 @@ class Rules:
 
 
 RIGHT: Final = Rules()
+"""The rules of real runs."""

@@ -103,9 +103,10 @@ class Chooser(ABC):
 
 
 class Policy(ABC):
-    """Decides what to evict. A policy is frozen configuration; `bind()` makes the state of one run.
+    """A rule that decides what to evict.
 
-    Subclass it to write a policy of your own.
+    A policy is frozen configuration, and `bind()` makes the state of one run. Subclass it to write
+    a policy of your own: the guide "Write a policy or a planner" shows how.
     """
 
     @abstractmethod

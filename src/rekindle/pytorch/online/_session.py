@@ -1,4 +1,4 @@
-"""The interfaces of one run within a budget, which the C++ runtime implements (`native`)."""
+"""The interfaces of one run within a budget, which `pytorch/native` implements."""
 
 from __future__ import annotations
 
